@@ -1,17 +1,18 @@
 //! `stowage serve`: puts the edges together, runs them until told to stop, and takes them down in order.
 
-use crate::cluster::dump::{Dump, DumpControlPlane};
-use crate::cluster::index::ClusterIndex;
-use crate::cluster::{self, AccessReviews, AgentAccount, LeadWith, TokenReviews, conflicts, upkeep};
-use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
+use crate::extender::certificate_reload::{CertificateFiles, Renewal};
 use crate::extender::page_auth::PageAuth;
-use crate::extender::renewal::{CertificateFiles, Renewal};
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::RequestLimits;
 use crate::extender::server::limits::raise_descriptors;
 use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::tls::{ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
+use crate::kubernetes;
+use crate::kubernetes::dump::{Dump, DumpControlPlane};
+use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
+use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
@@ -185,9 +186,9 @@ async fn connect(
     match &options.source {
         ClusterSource::Dump(path) => load(path, service, shutdown),
         ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
-            let client = cluster::connect(kubeconfig.as_deref(), *times).await?;
+            let client = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
             // Connections of their own: however many tokens are shown, a Binding does not wait behind them.
-            let reviews = cluster::connect(kubeconfig.as_deref(), *times).await?;
+            let reviews = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
             let agent_auth = match options.agents.account.clone() {
                 None => AgentAuth::Anyone,
                 Some(account) => {
@@ -200,10 +201,11 @@ async fn connect(
                 true => PageAuth::by(Arc::new(AccessReviews::new(reviews)), service.clone()),
                 false => PageAuth::Anyone,
             };
-            let mut options = cluster::ClusterOptions::new(lead_with.clone(), identity.clone());
+            let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
-            let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
+            let (control_plane, tasks) =
+                kubernetes::start(client, service.clone(), options, shutdown.clone());
             Ok(Connected { control_plane, tasks, agent_auth, page_auth })
         }
     }
@@ -229,9 +231,9 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
         );
     }
     let mut tasks = JoinSet::new();
-    let upkeep = upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
+    let upkeep = tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop));
-    let audit = conflicts::run(service.clone(), control_plane.clone());
+    let audit = conflict_audit::run(service.clone(), control_plane.clone());
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(audit).map(drop));
     Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone, page_auth: PageAuth::Anyone })
 }

@@ -13,17 +13,18 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::device::{Device, Health};
 use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
-use stowage::scheduling::node::{Node, NodeKind};
-use stowage::scheduling::packing_model::PackingModel;
+use stowage::scheduling::placing::learned::PackingModel;
+use stowage::scheduling::placing::rank;
+use stowage::scheduling::placing::rank::{ScheduleAttempt, Score, shortlist};
+use stowage::scheduling::placing::score_cache::ScoreCache;
+use stowage::scheduling::placing::snapshot::Snapshot;
 use stowage::scheduling::policy::{Policy, TenantLimit};
-use stowage::scheduling::rank::{self, ScheduleAttempt, Score, shortlist};
-use stowage::scheduling::request::{
+use stowage::scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };
-use stowage::scheduling::score_cache::ScoreCache;
-use stowage::scheduling::snapshot::Snapshot;
+use stowage::scheduling::vocabulary::gpu::{Device, Health};
+use stowage::scheduling::vocabulary::node::{Node, NodeKind};
 use stowage::units::{Bytes, MilliCpu, Millis};
 
 const GPUS: u32 = 8;

@@ -11,17 +11,17 @@ use requests::BenchCluster;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::ClusterIndex;
-use stowage::cluster::upkeep;
 use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::ExtenderArgs;
 use stowage::extender::{Extender, filter};
 use stowage::ids::{PodKey, PodUid};
+use stowage::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage::kubernetes::index::ClusterIndex;
+use stowage::kubernetes::tick;
 use stowage::scheduling::kube_filters::Requirements;
 use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{Planning, Policy};
-use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
+use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use stowage::service::Service;
 use stowage::units::Millis;
 
@@ -47,7 +47,7 @@ pub fn time_filter_beside_planner() {
         Arc::new(DumpControlPlane::load(&dump, &service, &mut index).expect("the dump is one"));
     drop(dump);
     let extender = Extender::new(service.clone(), control_plane.clone(), RequestLimits::default());
-    runtime.spawn(upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane));
+    runtime.spawn(tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane));
     let (mut idle, mut busy) = (Samples::default(), Samples::default());
     for round in 0..2 * ROUNDS {
         let samples = if round % 2 == 0 { &mut idle } else { &mut busy };

@@ -4,19 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
-use stowage::scheduling::budget::DisruptionBudget;
-use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::disruption_info::{
+use stowage::lab::simulate::random::Random;
+use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage::scheduling::policy::{EvictionRates, Policy};
+use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
-use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use stowage::scheduling::loading::{ModelTier, NodeModel};
-use stowage::scheduling::node::NodeKind;
-use stowage::scheduling::policy::{EvictionRates, Policy};
-use stowage::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
-use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
-use stowage::scheduling::selector::{Requirement, Selector};
-use stowage::sim::random::Random;
+use stowage::scheduling::vocabulary::gpu::{Device, Health};
+use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
+use stowage::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use stowage::scheduling::vocabulary::node::NodeKind;
+use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::units::{Bytes, Millis, Moment};
 
 const GPUS: u64 = 8;

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
 use stowage::scheduling::kube_filters::FilterSnapshot;
-use stowage::scheduling::plan::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
+use stowage::scheduling::planning::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
 use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
 use stowage::units::{Bytes, Millis};
 

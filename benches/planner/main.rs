@@ -19,13 +19,13 @@ use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
 use stowage::ids::{NodeName, PodUid};
-use stowage::scheduling::decision::Reservation;
-use stowage::scheduling::preempt::{
+use stowage::lab::simulate::random::Random;
+use stowage::scheduling::evicting::{
     BudgetRules, EvictionCost, PotentialVictim, PreemptionCandidate, SearchEffort, VictimSet, cheapest,
     cheapest_among, discharge, seen,
 };
-use stowage::scheduling::request::Demand;
-use stowage::sim::random::Random;
+use stowage::scheduling::vocabulary::demand::Demand;
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::units::{Bytes, Millis};
 
 const DECISIONS: usize = 400;

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
 use stowage::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
-use stowage::scheduling::plan::{PlanStep, plan};
+use stowage::scheduling::planning::{PlanStep, plan};
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;

@@ -6,11 +6,11 @@ use crate::node::{Caches, ReportingNode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::ClusterIndex;
 use stowage::extender::Extender;
 use stowage::extender::reports::{Sender, reports};
 use stowage::extender::request::RequestLimits;
+use stowage::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage::kubernetes::index::ClusterIndex;
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 

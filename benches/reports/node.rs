@@ -3,8 +3,8 @@
 
 use crate::cluster::{GPUS, node_name, resident_on};
 use serde_json::json;
+use stowage::lab::simulate::random::Random;
 use stowage::report::NodeReport;
-use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis};
 
 const MIB: u64 = 1 << 20;

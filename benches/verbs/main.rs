@@ -31,11 +31,11 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Instant;
-use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::ClusterIndex;
 use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::{BindingArgs, ExtenderArgs};
 use stowage::extender::{Extender, bind, filter, prioritize};
+use stowage::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage::kubernetes::index::ClusterIndex;
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 

@@ -6,20 +6,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
-use stowage::contract;
 use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, NodeName, PodUid};
+use stowage::kubernetes::objects;
 use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::audit::{Violation, audit};
-use stowage::scheduling::budget::DisruptionBudget;
-use stowage::scheduling::decision::Reservation;
-use stowage::scheduling::device::{Device, GpuSet, Health};
+use stowage::scheduling::audit::ledger::{Violation, audit};
+use stowage::scheduling::evicting::{BudgetRules, cheapest_victims};
 use stowage::scheduling::ledger::{AssumeResult, Classifications, Ledger};
-use stowage::scheduling::loading::NodeModelSet;
-use stowage::scheduling::node::{NodeIdentity, NodeKind};
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::preempt::{BudgetRules, cheapest_victims};
-use stowage::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
-use stowage::scheduling::selector::{Requirement, Selector};
+use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
+use stowage::scheduling::vocabulary::model_tier::NodeModelSet;
+use stowage::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::units::{Bytes, Millis, Moment, Percent};
 
 type ApiPod = k8s_openapi::api::core::v1::Pod;
@@ -200,7 +200,7 @@ impl LedgerRace {
         let Ok(AssumeResult::New(placement)) = ledger.assume(uid, node) else { return };
         let entry = ledger.pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
-        let binding = contract::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
+        let binding = objects::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
         let annotations = binding.metadata.annotations.unwrap_or_default();
         let (uid, node) = (uid.clone(), node.clone());
         self.writes.push_back(Write::Binding { by, term, uid, annotations, node });
@@ -256,7 +256,7 @@ impl LedgerRace {
         let ledger = &mut self.replicas[by].ledger;
         let bound = self.pods.get(uid).map(|(pod, _)| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-            (node, contract::recorded_devices(pod))
+            (node, objects::recorded_devices(pod))
         });
         match bound {
             None => drop(ledger.release(uid)),
@@ -438,7 +438,7 @@ impl LedgerRace {
 
 impl FuzzedReplica {
     fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
-        let seen = contract::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
+        let seen = objects::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
         if let Some(seen) = seen {
             self.ledger.see(seen);
         }

@@ -17,9 +17,9 @@ pub fn wire(data: &[u8]) {
     use stowage::report::NodeReport;
     if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
         let policy = Policy::default();
-        let _ = stowage::contract::identity(&args.pod);
-        let _ = stowage::contract::demand(&args.pod, &policy);
-        let _ = stowage::contract::observation(&args.pod, &policy, None, Default::default());
+        let _ = stowage::kubernetes::objects::identity(&args.pod);
+        let _ = stowage::kubernetes::objects::demand(&args.pod, &policy);
+        let _ = stowage::kubernetes::objects::observation(&args.pod, &policy, None, Default::default());
         if let Some(Ok(nodes)) = args.asked_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }

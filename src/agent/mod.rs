@@ -13,8 +13,8 @@
 //! where a pod goes, and nothing here knows the extender but its address.
 
 pub mod blocking;
-pub mod cause;
 pub mod engines;
+pub mod error_text;
 pub mod findings;
 pub mod models;
 pub mod nvml;

@@ -6,8 +6,8 @@ use crate::report::{
     EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport, ReportFinding,
     ReportPart,
 };
-use crate::scheduling::device::Health;
-use crate::scheduling::loading::ModelTier;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::{Bytes, Millis};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};

@@ -1,7 +1,7 @@
 //! The part of `stowage serve`'s command line that is about agents: where they come in, and who is let in.
 
-use crate::cluster::AgentAccount;
 use crate::extender::tls::ServerFiles;
+use crate::kubernetes::AgentAccount;
 use crate::serve::AgentsOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};

@@ -8,9 +8,9 @@ use crate::agent::pods::watched::WatchedPods;
 use crate::agent::pods::{NoPods, PodSource};
 use crate::agent::publish::{Destination, Publisher};
 use crate::agent::run::{self, AgentOptions, Print};
-use crate::cluster;
-use crate::control_plane::WriteTimes;
 use crate::ids::NodeName;
+use crate::kubernetes;
+use crate::kubernetes::port::WriteTimes;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -117,7 +117,7 @@ impl AgentArgs {
         // Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named
         // must be there.
         let pods: Box<dyn PodSource> =
-            match cluster::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await {
+            match kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await {
                 Ok(client) => {
                     models.push(Box::new(NodeImages::start(client.clone(), &node)));
                     Box::new(WatchedPods::start(client, &node))

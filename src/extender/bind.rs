@@ -16,9 +16,9 @@
 
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
-use super::{Extender, settle, shadow};
-use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
+use super::{Extender, open_bindings, shadow};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::kubernetes::port::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
 use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
 use crate::scheduling::policy::Mode;
 use crate::units::Millis;
@@ -227,7 +227,7 @@ impl BindTask {
     async fn settle_in_time(&self, order: BindOrder) {
         let mut reads = 0;
         while !self.extender.service.gate.is_stopping() {
-            tokio::time::sleep(Duration::from_millis(settle::pause(&self.uid, reads).0)).await;
+            tokio::time::sleep(Duration::from_millis(open_bindings::pause(&self.uid, reads).0)).await;
             reads = reads.saturating_add(1);
             if !self.is_open() {
                 return;

@@ -3,15 +3,15 @@
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
 use super::{Extender, shadow};
-use crate::contract;
-use crate::control_plane::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::fit::Misfit;
+use crate::kubernetes::objects;
+use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, Shortlist};
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{Mode, Policy, TenantLimit};
-use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt, Shortlist};
-use crate::scheduling::request::{Demand, RequestError};
-use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::vocabulary::demand::{Demand, RequestError};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -47,7 +47,7 @@ pub struct FilterDecision {
 /// A view of the cluster with what the pod brings along, all of one moment and one policy.
 pub struct DecisionView {
     pub snapshot: Arc<Snapshot>,
-    pub reserved_placement: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
+    pub reserved_placement: Option<(NodeName, Result<crate::scheduling::vocabulary::gpu::GpuSet, Misfit>)>,
     pub policy: Arc<Policy>,
     pub allowance: TenantLimit,
 }
@@ -114,9 +114,9 @@ impl UnreadablePod {
 
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
-    let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    match contract::classified_demand(pod, |traits| extender.service.classify(traits)) {
-        Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: contract::waiting(pod) })),
+    let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
+        Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod) })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
     }

@@ -5,24 +5,24 @@
 //! object is fetched here, and nothing here waits for the API server except a bind's and a hold's one write.
 
 pub mod bind;
+pub mod certificate_reload;
 pub mod explain;
 pub mod filter;
-pub mod narrow;
+pub mod open_bindings;
 pub mod operators;
 pub mod page_auth;
 pub mod preempt;
+pub mod preempt_device_plugin;
 pub mod prioritize;
-pub mod renewal;
 pub mod reports;
 pub mod request;
-pub mod reviews;
 pub mod server;
-pub mod settle;
 pub mod shadow;
 pub mod tls;
+pub mod token_reviews;
 pub mod wire;
 
-use crate::control_plane::ControlPlane;
+use crate::kubernetes::port::ControlPlane;
 use crate::service::Service;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
@@ -44,7 +44,7 @@ pub struct Extender {
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
     pub writes: TaskTracker,
     /// Bindings whose fate is open.
-    pub bindings: Arc<settle::OpenBindings>,
+    pub bindings: Arc<open_bindings::OpenBindings>,
     pub limits: request::RequestLimits,
 }
 

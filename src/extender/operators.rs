@@ -4,17 +4,17 @@
 //! What is shown is made of a copy of the books, beside the lock, and no more pages at a time than there are [`PageLimits`]; the
 //! two pages that grow with the cluster are written in chunks as their reader takes them.
 
+mod page_limits;
 mod pages;
-mod turns;
 
-pub use turns::PageLimits;
-pub(super) use turns::held;
+pub use page_limits::PageLimits;
+pub(super) use page_limits::held;
 
 use super::Extender;
 use super::reports::tidy;
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
-use crate::control_plane::OperatorPage;
+use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Digest, Policy};
 use crate::service::{RefusedPolicy, Service};
@@ -24,11 +24,11 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use page_limits::streamed;
 use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
-use turns::streamed;
 
 pub fn router(extender: Extender) -> Router {
     Router::new()
@@ -64,7 +64,7 @@ impl Extender {
         turns: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         self.page_auth.admit(&asker.headers, asker.source, page).await?;
-        let turn = turns::turn(turns).await;
+        let turn = page_limits::turn(turns).await;
         turn.ok_or_else(|| {
             self.service.metrics.edge.turned_away.with_label_values(&["operators", "pages"]).inc();
             BadRequest::Crowded {
@@ -243,9 +243,9 @@ async fn reports(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::dump::{Dump, DumpControlPlane};
-    use crate::cluster::index::ClusterIndex;
     use crate::extender::request::RequestLimits;
+    use crate::kubernetes::dump::{Dump, DumpControlPlane};
+    use crate::kubernetes::index::ClusterIndex;
     use crate::units::Millis;
     use std::path::Path;
     use std::sync::mpsc::channel;

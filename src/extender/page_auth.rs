@@ -5,8 +5,9 @@
 //! namespace. `/healthz` and `/readyz` never come here: a kubelet has no token.
 
 use super::request::BadRequest;
-use super::reviews::{self, Rate, ReviewBounds, Reviews};
-use crate::control_plane::{AuthError, OperatorPage, PageAuthority};
+use super::token_reviews;
+use super::token_reviews::{Rate, ReviewBounds, Reviews};
+use crate::kubernetes::port::{AuthError, OperatorPage, PageAuthority};
 use crate::service::Service;
 use crate::units::Millis;
 use axum::http::{HeaderMap, header};
@@ -62,7 +63,7 @@ impl PageAuth {
         let Self::Token(guard) = self else { return Ok(()) };
         let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
         let (authority, asked) = (guard.authority.clone(), token.to_owned());
-        let key = reviews::key(token, &page.to_string());
+        let key = token_reviews::key(token, &page.to_string());
         let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
         guard.reviews.verdict(key, source, ask).await.map_err(|error| refusal(&error))
     }

@@ -5,21 +5,22 @@
 //! hands the GPUs out it cannot, and [`narrow`] chooses among the scheduler's.
 
 use super::filter::{VerbRequest, asking};
-use super::narrow::{self, narrow};
+use super::preempt_device_plugin::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
-use crate::contract;
-use crate::control_plane::{PodEvent, PodEventReason, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::decision::Reservation;
+use crate::kubernetes::objects;
+use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange};
+use crate::scheduling::evicting;
+use crate::scheduling::evicting::{
+    BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
+};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
 use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
-use crate::scheduling::preempt::{
-    self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
-};
-use crate::scheduling::request::{Demand, HostResources};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
@@ -73,7 +74,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
             return Ok(shadow::preempt(extender, &asking, &offered, &narrowed));
         }
         count(if narrowed.chosen.is_some() { "narrowed" } else { "none" }, narrowed.code);
-        return Ok(narrow::answer(&offered, &narrowed));
+        return Ok(preempt_device_plugin::answer(&offered, &narrowed));
     }
     if !asking.demand.may_preempt {
         count("none", "preemption-policy-never");
@@ -133,7 +134,7 @@ fn offers(
 ) -> Option<OfferedCandidates> {
     let kube_filters = extender.service.kube_filters().snapshot();
     // The scheduler may have seen the pod before the watch here did.
-    let wants = contract::kube_filters::requirements(pod);
+    let wants = objects::kube_filters::requirements(pod);
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
@@ -215,7 +216,7 @@ fn known_violations(room: &PreemptionCandidate, residents: &[PotentialVictim]) -
 /// them be.
 fn cheapest(offers: OfferedCandidates, demand: &Demand) -> Option<(Vec<String>, VictimSet)> {
     let OfferedCandidates { rooms, mut others, violate_budgets } = offers;
-    let by = |rules| preempt::cheapest(&rooms, demand, rules, SearchEffort::default());
+    let by = |rules| evicting::cheapest(&rooms, demand, rules, SearchEffort::default());
     let found = match violate_budgets {
         ViolateBudgets::Never => by(BudgetRules::Keep),
         ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),

@@ -4,8 +4,8 @@ use super::filter::{DecisionView, FilterDecision, asking};
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
 use super::{Extender, shadow};
+use crate::scheduling::placing::rank::{ScheduleAttempt, score_steps, shortlist};
 use crate::scheduling::policy::Mode;
-use crate::scheduling::rank::{ScheduleAttempt, score_steps, shortlist};
 
 pub fn prioritize<'a>(
     extender: &Extender,

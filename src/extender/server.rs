@@ -7,7 +7,7 @@
 
 pub mod accept;
 mod admission;
-mod apart;
+mod background_thread;
 pub mod limits;
 mod peer;
 
@@ -136,10 +136,10 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
     tokio::try_join!(
         accept::serve(scheduler.listener, for_scheduler, scheduler_router(extender.clone()), stop.clone()),
-        apart::apart("agents", stop.child_token(), |stop| {
+        background_thread::apart("agents", stop.child_token(), |stop| {
             accept::serve(agents.listener, for_agents, reports, stop)
         }),
-        apart::apart("operators", stop.child_token(), |stop| {
+        background_thread::apart("operators", stop.child_token(), |stop| {
             accept::serve(operators.listener, for_operators, pages, stop)
         }),
         async {
@@ -208,7 +208,7 @@ async fn reports_in(
         Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };
     let answer = answer(&extender, "reports", taken.await);
-    apart::give_way();
+    background_thread::give_way();
     answer
 }
 

@@ -6,16 +6,16 @@
 
 use super::Extender;
 use super::filter::{FilterDecision, UnreadablePod, VerbRequest, answer};
-use super::narrow::NarrowedCandidates;
+use super::preempt_device_plugin::NarrowedCandidates;
 use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, OfferedNode, PreemptionResult};
-use crate::contract;
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::fit::Misfit;
+use crate::kubernetes::objects;
 use crate::scheduling::ledger::{Ledger, ObservedWaiting, PodPhase};
-use crate::scheduling::plugin::Ask;
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank::Shortlist;
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{Digest, Mode};
-use crate::scheduling::rank::Shortlist;
-use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::vocabulary::device_plugin::Ask;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
@@ -151,7 +151,7 @@ pub fn filter_unclear<'a>(
     let UnreadablePod { uid, key, error } = unclear;
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the books.
-    let demand = contract::worst_case(pod, &extender.service.ledger().policy().clone());
+    let demand = objects::worst_case(pod, &extender.service.ledger().policy().clone());
     VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting: ObservedWaiting::default() }
         .enter(&mut extender.service.ledger());
     let subject = ShadowSubject { uid, key, verb: "filter", policy };
@@ -247,7 +247,7 @@ fn of<'a>(asking: &'a VerbRequest, verb: &'static str, policy: Digest) -> Shadow
 /// The policy's digest, if it is one of shadow mode and lets such a pod through.
 fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
     let policy = extender.service.ledger().policy().clone();
-    let is_let_through = contract::asks_device_plugin(pod) && !contract::asks_for_vram(pod);
+    let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
 }
 

@@ -3,7 +3,7 @@
 //! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are read,
 //! and those that pass are sent back byte for byte.
 
-use crate::scheduling::snapshot::{NodeSet, Snapshot};
+use crate::scheduling::placing::snapshot::{NodeSet, Snapshot};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

@@ -11,6 +11,7 @@ pub mod format;
 mod merge;
 mod nearest;
 mod parse;
+pub(crate) mod render;
 mod semantic;
 pub mod shape;
 pub mod show;

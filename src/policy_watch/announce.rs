@@ -5,8 +5,8 @@
 //! been said already: the counter comes last.
 
 use super::Problems;
-use crate::control_plane::{ControlPlane, PodEvent, PodEventReason};
 use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{ControlPlane, PodEvent, PodEventReason};
 use crate::scheduling::policy::{Digest, Policy};
 use crate::service::{RefusedPolicy, Service};
 use std::sync::Arc;

@@ -23,7 +23,7 @@ mod step;
 pub use announce::OwnPod;
 pub use last_good::LastGood;
 
-use crate::control_plane::ControlPlane;
+use crate::kubernetes::port::ControlPlane;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::diagnostic::{Diagnostic, Severity};
 use crate::policy_file::{self, PolicySources, SourceText};

@@ -1,7 +1,7 @@
 //! How much a report may say. Who writes one keeps to it, and who reads one refuses what does not.
 
 use super::{MissingPart, NodeReport, ReportPart};
-use crate::scheduling::request::MAX_GPUS;
+use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::units::Millis;
 use serde::Serialize;
 use std::collections::BTreeSet;

@@ -2,8 +2,8 @@
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
-use crate::scheduling::loading::{NodeModel, NodeModelSet};
-use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
 
@@ -215,7 +215,7 @@ mod tests {
         .unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
         let held: Vec<_> = reading.holdings.iter().map(|h| (h.model.as_str(), h.tier, h.bytes.0)).collect();
-        use crate::scheduling::loading::ModelTier;
+        use crate::scheduling::vocabulary::model_tier::ModelTier;
         assert_eq!(held, [("a", ModelTier::Partial, 3), ("b", ModelTier::Resident, 7)]);
     }
 

@@ -57,8 +57,8 @@ impl Drop for LedgerGuard<'_> {
 mod tests {
     use super::*;
     use crate::ids::NodeName;
-    use crate::scheduling::node::NodeKind;
     use crate::scheduling::policy::Policy;
+    use crate::scheduling::vocabulary::node::NodeKind;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     fn synced() -> std::sync::Arc<Service> {

@@ -1,7 +1,7 @@
 //! What can be measured of the continuous audit: the conflicts that stand, those that began, what became of evictions to end
 //! them, and how far the audit is behind.
 
-use crate::scheduling::conflicts::{AuditRound, Conflicts, GpuConflictKind};
+use crate::scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 

@@ -4,19 +4,19 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::events::EventRecorder;
-use stowage::cluster::{ApiControlPlane, CDI_KIND};
-use stowage::contract;
-use stowage::control_plane::WriteTimes;
-use stowage::control_plane::{
+use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage::kubernetes::events::EventRecorder;
+use stowage::kubernetes::objects;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, PodEvent,
     PodEventReason, StatusChange,
 };
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::decision::Reservation;
+use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::scheduling::policy::Policy;
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::service::Tenure;
 use stowage::units::Millis;
@@ -129,7 +129,7 @@ async fn a_victim_is_told_why_on_itself_and_in_an_event() {
     let uid = leader.running("victim");
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
     assert!(leader.is_leaving("victim"));
-    let condition = leader.condition("victim", contract::EVICTED_CONDITION).unwrap();
+    let condition = leader.condition("victim", objects::EVICTED_CONDITION).unwrap();
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("Preempted")));
     assert!(condition["message"].as_str().unwrap().contains("team-a/llama"), "{condition}");
     let notice = leader.notices.try_recv().unwrap();
@@ -146,7 +146,7 @@ async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_tou
     assert_eq!(leader.evict("victim", &foreign_pod()).await, EvictionOutcome::Gone);
     assert_eq!(leader.evict("nobody", &foreign_pod()).await, EvictionOutcome::Gone);
     assert!(!leader.is_leaving("victim"));
-    assert_eq!(leader.condition("victim", contract::EVICTED_CONDITION), None);
+    assert_eq!(leader.condition("victim", objects::EVICTED_CONDITION), None);
     assert!(leader.notices.try_recv().is_err());
     assert_eq!(
         leader.write("victim", &foreign_pod(), StatusChange::touch()).await,
@@ -184,7 +184,7 @@ async fn a_victim_is_told_before_it_leaves_and_trying_what_a_budget_does_not_all
     assert!(!leader.is_leaving("victim") && leader.notices.try_recv().is_err());
     let told = leader.pod("victim");
     assert_eq!(
-        leader.condition("victim", contract::EVICTED_CONDITION).unwrap()["status"],
+        leader.condition("victim", objects::EVICTED_CONDITION).unwrap()["status"],
         "True",
         "told first"
     );
@@ -241,7 +241,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
         assert!(is_so(outcome.clone()), "{fault:?}: {outcome:?}");
         assert!(!leader.is_leaving("victim"));
     }
-    let condition = leader.condition("victim", contract::EVICTED_CONDITION).unwrap();
+    let condition = leader.condition("victim", objects::EVICTED_CONDITION).unwrap();
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("CalledOff")));
     // It is evicted all the same.
     while !leader.is_leaving("victim") {
@@ -252,7 +252,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
 #[tokio::test]
 async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     let leader = Leader::start().await;
-    let uid = leader.waiting("p", &[contract::PLAN_GATE]);
+    let uid = leader.waiting("p", &[objects::PLAN_GATE]);
     let reservation = Reservation {
         node: node("n"),
         devices: [GpuUuid::from_index(0)].into(),
@@ -268,9 +268,9 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     assert_eq!(pod["status"]["nominatedNodeName"], "n");
     for (kind, status) in [
         ("PodScheduled", "False"),
-        (contract::RESERVED_CONDITION, "True"),
-        (contract::PLAN_CONDITION, "True"),
-        (contract::RETRY_CONDITION, "True"),
+        (objects::RESERVED_CONDITION, "True"),
+        (objects::PLAN_CONDITION, "True"),
+        (objects::RETRY_CONDITION, "True"),
     ] {
         assert_eq!(leader.condition("p", kind).unwrap()["status"], status, "{kind}");
     }
@@ -279,11 +279,11 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     assert_eq!(leader.pod("p")["status"]["nominatedNodeName"], "n", "not named, not changed");
     leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
     assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
-    assert_eq!(leader.condition("p", contract::RESERVED_CONDITION).unwrap()["status"], "False");
+    assert_eq!(leader.condition("p", objects::RESERVED_CONDITION).unwrap()["status"], "False");
     let told = EvictionCondition::Leaving(for_llama());
     leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
     leader.write("p", &uid, StatusChange::eviction(EvictionCondition::CalledOff)).await.unwrap();
-    assert_eq!(leader.condition("p", contract::EVICTED_CONDITION).unwrap()["status"], "False");
+    assert_eq!(leader.condition("p", objects::EVICTED_CONDITION).unwrap()["status"], "False");
 
     let writes = leader.api.calls().count("patch", "pods/status");
     leader.write("p", &uid, StatusChange::default()).await.unwrap();
@@ -306,7 +306,7 @@ async fn a_touch_is_a_change_every_time() {
 #[tokio::test]
 async fn a_write_that_met_another_is_tried_once_more_and_its_fate_is_told() {
     let leader = Leader::start().await;
-    let uid = leader.waiting("p", &[contract::PLAN_GATE]);
+    let uid = leader.waiting("p", &[objects::PLAN_GATE]);
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Conflicts);
     leader.write("p", &uid, StatusChange::touch()).await.unwrap();
     leader.api.faults().next(Operation::PodStatus, 2, InjectedFault::Conflicts);
@@ -335,9 +335,9 @@ fn gates(pod: &Value) -> Vec<&str> {
 async fn only_our_gate_is_lifted_wherever_it_stands_and_lifting_it_twice_is_no_error() {
     let leader = Leader::start().await;
     for (name, others, left) in [
-        ("first", vec![contract::PLAN_GATE, "quota"], vec!["quota"]),
-        ("last", vec!["quota", "team", contract::PLAN_GATE], vec!["quota", "team"]),
-        ("only", vec![contract::PLAN_GATE], vec![]),
+        ("first", vec![objects::PLAN_GATE, "quota"], vec!["quota"]),
+        ("last", vec!["quota", "team", objects::PLAN_GATE], vec!["quota", "team"]),
+        ("only", vec![objects::PLAN_GATE], vec![]),
         ("none", vec!["quota"], vec!["quota"]),
     ] {
         let uid = leader.waiting(name, &others);
@@ -353,7 +353,7 @@ async fn only_our_gate_is_lifted_wherever_it_stands_and_lifting_it_twice_is_no_e
 #[tokio::test]
 async fn who_does_not_lead_any_more_acts_on_nobody() {
     let leader = Leader::start().await;
-    let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[contract::PLAN_GATE]));
+    let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[objects::PLAN_GATE]));
     let version = leader.api.subscribe();
     let before = *version.borrow();
     leader.service.set_tenure(Tenure::Standby);

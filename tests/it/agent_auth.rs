@@ -5,11 +5,11 @@ use crate::served::{Served, ServedCluster, doors, node, report};
 use crate::tls::{Ca, TlsFixture};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::cluster::{AgentAccount, TokenReviews};
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
+use stowage::kubernetes::{AgentAccount, TokenReviews};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

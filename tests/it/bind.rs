@@ -4,8 +4,8 @@
 use crate::served::{Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::control_plane::{BindOutcome, ControlPlaneError, PodOnRecord};
 use stowage::ids::{GpuUuid, NodeName, PodUid};
+use stowage::kubernetes::port::{BindOutcome, ControlPlaneError, PodOnRecord};
 use stowage::scheduling::ledger::PodPhase;
 use stowage::units::Bytes;
 

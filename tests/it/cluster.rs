@@ -7,17 +7,20 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::events::EventRecorder;
-use stowage::cluster::{self, ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
-use stowage::control_plane::WriteTimes;
-use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, PodEvent, PodEventReason, StatusChange};
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::scheduling::audit::audit;
-use stowage::scheduling::decision::Reservation;
+use stowage::kubernetes;
+use stowage::kubernetes::events::EventRecorder;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::kubernetes::port::{
+    BindOrder, BindOutcome, ControlPlane, PodEvent, PodEventReason, StatusChange,
+};
+use stowage::kubernetes::{ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::{AssumeResult, PodPhase, PodState};
-use stowage::scheduling::node::Node;
+use stowage::scheduling::vocabulary::node::Node;
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::service::Tenure;
 use stowage::units::{Bytes, Millis, Moment};
@@ -45,7 +48,7 @@ impl TestReplica {
         let shutdown = CancellationToken::new();
         let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
         let client = server.client(name).unwrap();
-        let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
+        let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, shutdown.clone());
         Self { service, control_plane, tasks, shutdown }
     }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use stowage::control_plane::BindOutcome;
-use stowage::scheduling::audit::audit;
+use stowage::kubernetes::port::BindOutcome;
+use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::PodPhase;
 
 /// More than the 29 binds in flight that were seen of the real scheduler.

@@ -4,8 +4,9 @@
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::{self, ClusterOptions, LeadWith, LeaseName};
-use stowage::demo::api_server::ApiServer;
+use stowage::kubernetes;
+use stowage::kubernetes::{ClusterOptions, LeadWith, LeaseName};
+use stowage::lab::demo::api_server::ApiServer;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
@@ -34,7 +35,7 @@ impl AuditedReplica {
         let stop = CancellationToken::new();
         let (client, options) =
             (server.client("stowage").unwrap(), ClusterOptions::new(lead_with, "stowage".into()));
-        let (_, tasks) = cluster::start(client, service.clone(), options, stop.clone());
+        let (_, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
         eventually("the watches have synced", || service.gate.is_synced()).await;
         Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
     }

@@ -3,13 +3,13 @@
 
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
-use stowage::contract;
-use stowage::control_plane::PodEventReason;
 use stowage::ids::LeaderEpoch;
 use stowage::ids::NodeName;
-use stowage::scheduling::audit::audit;
-use stowage::scheduling::node::NodeKind;
+use stowage::kubernetes::objects;
+use stowage::kubernetes::port::PodEventReason;
+use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::policy::{Policy, Pool, Tenant, TenantLimit};
+use stowage::scheduling::vocabulary::node::NodeKind;
 use stowage::units::{Bytes, Millis};
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -164,7 +164,7 @@ fn the_binding_is_plain_and_the_pod_is_neither_unplaced_nor_vram() {
     assert_eq!(served.passed(&one, &["a"]), ["a"]);
     assert_eq!(served.bind(&one, "a"), "");
     let (order, _) = served.control_plane.orders.lock()[0].clone();
-    let binding = contract::binding(
+    let binding = objects::binding(
         &order.key,
         &order.uid,
         &order.demand,

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use stowage::contract;
 use stowage::ids::LeaderEpoch;
+use stowage::kubernetes::objects;
 
 const RECORDED: &str = "fixtures/kube-scheduler-v1.36.2";
 
@@ -67,7 +67,7 @@ fn every_recorded_request_gets_the_answer_that_is_committed() {
         let body = compact(fixture.request.get());
         let sent = fixture.http["headers"]["Content-Length"].as_str().unwrap();
         assert_eq!(body.len().to_string(), sent, "{name}: these are not the bytes the scheduler sent");
-        let body = body.replace("example.com/vram", contract::VRAM);
+        let body = body.replace("example.com/vram", objects::VRAM);
         check(&format!("recorded/{name}"), &fixture.verb, &body);
         let meant = as_meant(serde_json::from_str(&body).unwrap()).to_string();
         if meant.len() != body.len() {
@@ -133,7 +133,7 @@ fn golden(served: &Served, answer: &HttpAnswer) -> String {
         format!("  \"body\": {}", answer.text()),
     ];
     for (order, _) in served.control_plane.orders.lock().iter() {
-        let binding = contract::binding(
+        let binding = objects::binding(
             &order.key,
             &order.uid,
             &order.demand,
@@ -213,7 +213,7 @@ fn as_meant(mut value: Value) -> Value {
                 if key == "limits" || key == "requests" {
                     let amounts = field.as_object_mut().unwrap();
                     amounts.remove("nvidia.com/gpu");
-                    if let Some(vram) = amounts.get_mut(contract::VRAM) {
+                    if let Some(vram) = amounts.get_mut(objects::VRAM) {
                         *vram = json!(format!("{}Mi", vram.as_str().unwrap()));
                     }
                 } else if !key.starts_with("f:") {

@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::{self, ClusterOptions, LeadWith, LeaseName};
-use stowage::control_plane::WriteTimes;
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::BindingArgs;
 use stowage::extender::{Extender, bind};
 use stowage::ids::PodUid;
+use stowage::kubernetes;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::kubernetes::{ClusterOptions, LeadWith, LeaseName};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 use stowage::service::Service;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +44,7 @@ impl LeasedReplica {
         let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
         let client = server.client_with(name, TIMES).unwrap();
         let (control_plane, tasks) =
-            cluster::start(client, service.clone(), options, CancellationToken::new());
+            kubernetes::start(client, service.clone(), options, CancellationToken::new());
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         Self { name, service, extender, tasks }
     }

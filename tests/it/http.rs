@@ -8,8 +8,8 @@ use crate::served::{
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::Duration;
-use stowage::control_plane::PodEventReason;
 use stowage::extender::request::RequestLimits;
+use stowage::kubernetes::port::PodEventReason;
 use stowage::service::Tenure;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];

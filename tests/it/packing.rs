@@ -2,9 +2,10 @@
 //! the published policies come to what was published.
 
 use crate::shared;
-use stowage::sim::openb::published::{self, PUBLISHED};
-use stowage::sim::openb::{NODES, PODS, Trace, TraceText};
-use stowage::sim::packing::{
+use stowage::lab::simulate::openb::published;
+use stowage::lab::simulate::openb::published::PUBLISHED;
+use stowage::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
+use stowage::lab::simulate::packing::{
     Arrivals, CpuRule, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical, replay,
 };
 

@@ -6,7 +6,7 @@ use crate::served::{
     uid_of,
 };
 use serde_json::{Value, json};
-use stowage::control_plane::PodEventReason;
+use stowage::kubernetes::port::PodEventReason;
 use stowage::scheduling::ledger::PodPhase;
 use stowage::units::{Bytes, Moment};
 

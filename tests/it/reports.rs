@@ -3,7 +3,7 @@
 use crate::client::{Client, post_head};
 use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
-use stowage::control_plane::PodEventReason;
+use stowage::kubernetes::port::PodEventReason;
 use stowage::service::Tenure;
 
 fn served() -> Served {

@@ -13,22 +13,22 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::ClusterIndex;
-use stowage::control_plane::{
-    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
-};
 use stowage::extender::page_auth::PageAuth;
 use stowage::extender::reports::{AgentAuth, TokenGuard};
 use stowage::extender::request::RequestLimits;
 use stowage::extender::server::{Endpoint, Endpoints};
 use stowage::extender::{Extender, server};
 use stowage::ids::{PodKey, PodUid};
-use stowage::scheduling::audit::audit;
-use stowage::scheduling::decision::Reservation;
+use stowage::kubernetes::dump::{Dump, DumpControlPlane};
+use stowage::kubernetes::index::ClusterIndex;
+use stowage::kubernetes::port::{
+    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
+};
+use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::{PodPhase, PodState};
 use stowage::scheduling::policy::Policy;
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::units::{Bytes, Millis};
 use tokio::runtime::Runtime;

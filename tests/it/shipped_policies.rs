@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use stowage::policy_cases;
 use stowage::policy_file::{Loaded, SourceText, diagnostic, load};
 use stowage::scheduling::policy::Policy;
-use stowage::trial;
 
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
@@ -44,7 +44,7 @@ fn every_shipped_policy_is_sound_and_its_cases_hold() {
     for folder in &folders {
         let Loaded { policy, tests, .. } = loaded(folder);
         for test in &tests {
-            for outcome in trial::run(&policy, &test.test).unwrap() {
+            for outcome in policy_cases::run(&policy, &test.test).unwrap() {
                 cases += 1;
                 for difference in &outcome.differences {
                     let folder = folder.file_name().unwrap().to_str().unwrap();

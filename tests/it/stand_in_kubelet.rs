@@ -2,9 +2,9 @@
 
 use serde_json::json;
 use std::time::Duration;
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::dying;
-use stowage::demo::kubelet::{Kubelet, KubeletConfig};
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::kubelet::{Kubelet, KubeletConfig};
+use stowage::lab::demo::termination;
 
 #[tokio::test]
 async fn a_bound_pod_runs_and_a_deleted_one_ends() {
@@ -31,8 +31,8 @@ async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
     let api = ApiServer::start().await.unwrap();
     let config = KubeletConfig { grace_second: LONG, ..KubeletConfig::default() };
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
-    for (name, takes) in [("soon", "1"), ("never", dying::FOR_EVER)] {
-        let metadata = json!({"name": name, "annotations": {dying::TAKES: takes}});
+    for (name, takes) in [("soon", "1"), ("never", termination::FOR_EVER)] {
+        let metadata = json!({"name": name, "annotations": {termination::TAKES: takes}});
         api.create("pods", json!({"metadata": metadata, "spec": {"containers": []}})).unwrap();
         api.bind(&format!("pods/default/{name}"), &json!({"target": {"name": "n"}})).unwrap();
         api.delete(&format!("pods/default/{name}")).unwrap();

@@ -5,10 +5,10 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::scheduler::StandInScheduler;
-use stowage::demo::scheduler::config::SchedulerConfig;
-use stowage::demo::scheduler::observations::Verb;
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::scheduler::StandInScheduler;
+use stowage::lab::demo::scheduler::config::SchedulerConfig;
+use stowage::lab::demo::scheduler::observations::Verb;
 
 /// What the extender does beside agreeing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::demo::engines::{FakeEngine, StubEngineLoad};
-use stowage::demo::machine::DemoMachine;
-use stowage::demo::scheduler::observations::Verb;
-use stowage::demo::setup::Setup;
+use stowage::lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage::lab::demo::machine::DemoMachine;
+use stowage::lab::demo::scheduler::observations::Verb;
+use stowage::lab::demo::setup::Setup;
 use stowage::scheduling::policy::Policy;
 use stowage::units::Millis;
 

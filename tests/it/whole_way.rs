@@ -22,7 +22,7 @@ use stowage::agent::publish::Publisher;
 use stowage::agent::round::{ReportSources, Round, Rounds};
 use stowage::ids::NodeName;
 use stowage::report::{EngineReport, EngineState, GpuReport, MissingPart};
-use stowage::scheduling::reading::EngineLoad;
+use stowage::scheduling::vocabulary::node_reading::EngineLoad;
 use tokio::runtime::Runtime;
 
 /// What an engine does when its page is asked for.

@@ -6,7 +6,7 @@
 pub mod address;
 pub mod fetch;
 pub mod limits;
-pub mod visit;
+pub mod probe;
 pub mod watched;
 
 #[cfg(test)]
@@ -21,11 +21,11 @@ use crate::units::Millis;
 use address::{AddressOwner, BadAnnotation, sought};
 use fetch::Fetcher;
 use limits::EngineLimits;
+use probe::{ProbeKind, ProbeResult};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
-use visit::{ProbeKind, ProbeResult};
 use watched::{WatchedEngine, declared_model};
 
 /// The engines of one node, from round to round.

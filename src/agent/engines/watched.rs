@@ -4,7 +4,7 @@
 
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
-use super::visit::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
 use crate::ids::{GpuUuid, ModelId};

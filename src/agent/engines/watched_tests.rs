@@ -3,7 +3,7 @@
 use super::address::{AddressOwner, EngineEvidence, METRICS_PATH, METRICS_PORT, MetricsAddress, sought};
 use super::fetch::FetchError;
 use super::limits::EngineLimits;
-use super::visit::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::watched::WatchedEngine;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, read};

@@ -4,10 +4,10 @@
 //! pod that wants it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
 
 use super::{ModelScan, ModelSource};
-use crate::agent::cause::root_cause;
+use crate::agent::error_text::root_cause;
 use crate::ids::{ModelId, NodeName};
 use crate::report::ModelReport;
-use crate::scheduling::loading::ModelTier;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::{Api, Client};

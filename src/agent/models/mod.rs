@@ -12,7 +12,7 @@ pub mod weights;
 
 use crate::ids::ModelId;
 use crate::report::{EngineReport, EngineState, ModelReport};
-use crate::scheduling::loading::ModelTier;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::Bytes;
 use hugging_face::HuggingFace;
 use kserve::Kserve;

@@ -7,7 +7,7 @@ use super::NvmlOptions;
 use super::health;
 use crate::ids::{GpuModel, GpuUuid};
 use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
-use crate::scheduling::device::Health;
+use crate::scheduling::vocabulary::gpu::Health;
 use crate::units::Bytes;
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::UsedGpuMemory;

@@ -5,7 +5,7 @@
 
 use crate::ids::GpuUuid;
 use crate::report::GpuReport;
-use crate::scheduling::device::Health;
+use crate::scheduling::vocabulary::gpu::Health;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;

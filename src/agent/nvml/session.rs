@@ -9,7 +9,7 @@ use super::xids::XidWatch;
 use super::{LastRead, NvmlOptions, NvmlProblem, islands};
 use crate::ids::GpuUuid;
 use crate::report::{GpuReport, MissingPart, ReportPart};
-use crate::scheduling::device::Health;
+use crate::scheduling::vocabulary::gpu::Health;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ids::GpuUuid;
 use crate::report::{ProcessReport, ReportPart};
-use crate::scheduling::device::Health;
+use crate::scheduling::vocabulary::gpu::Health;
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
 use tempfile::TempDir;

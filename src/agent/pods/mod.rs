@@ -4,8 +4,8 @@
 
 pub mod watched;
 
-use crate::contract;
 use crate::ids::{GpuUuid, PodKey, PodUid};
+use crate::kubernetes::objects;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
@@ -63,10 +63,10 @@ impl PodSource for NoPods {
 impl PodOnNode {
     /// `None` for a pod that has ended or has no name to go by.
     pub fn of(pod: &Pod) -> Option<Self> {
-        if contract::is_finished(pod) {
+        if objects::is_finished(pod) {
             return None;
         }
-        let (uid, key) = contract::identity(pod).ok()?;
+        let (uid, key) = objects::identity(pod).ok()?;
         let status = pod.status.as_ref();
         let ready = status.iter().flat_map(|status| status.conditions.iter().flatten());
         let is_read =
@@ -75,7 +75,7 @@ impl PodOnNode {
         let labels = pod.metadata.labels.iter().flatten();
         let is_short = |(_, value): &(&String, &String)| value.len() <= MAX_VALUE;
         let owned = |(key, value): (&String, &String)| (key.clone(), value.clone());
-        let devices = contract::recorded_devices(pod);
+        let devices = objects::recorded_devices(pod);
         Some(Self {
             uid,
             key,
@@ -89,8 +89,8 @@ impl PodOnNode {
                 .collect(),
             ports: containers(pod).flat_map(ports).take(MAX_PORTS).collect(),
             devices: devices.map(|devices| devices.to_vec()),
-            granted: contract::granted(pod),
-            wants_gpu: contract::asks_for_vram(pod) || contract::asks_device_plugin(pod),
+            granted: objects::granted(pod),
+            wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             is_ready: ready.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
         })

@@ -3,7 +3,7 @@
 //! What was seen stays while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
-use crate::agent::cause::root_cause;
+use crate::agent::error_text::root_cause;
 use crate::ids::{NodeName, PodUid};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;

@@ -1,13 +1,13 @@
 //! Where an explanation comes from: the operators' address of a running service, or a dump that is loaded here.
 
 use super::access::Access;
-use crate::cluster::dump::{Dump, DumpControlPlane, DumpError};
-use crate::cluster::index::ClusterIndex;
-use crate::contract;
 use crate::ids::PodKey;
-use crate::scheduling::explain::{Explanation, ShownNodes, explain};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError};
+use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::objects;
+use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::request::RequestError;
+use crate::scheduling::vocabulary::demand::RequestError;
 use crate::service::Service;
 use bytes::Bytes;
 use http::{Request, StatusCode, Uri, header};
@@ -157,10 +157,10 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
     let Some(pod) = pod else {
         return format!("the dump has no pod {key}; write NAMESPACE/NAME, and dump with -A");
     };
-    if contract::is_finished(pod) {
+    if objects::is_finished(pod) {
         return format!("{key} has ended: it holds no GPU and asks for none");
     }
-    match contract::demand(pod, policy) {
+    match objects::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(
             "{key} is none of Stowage's: no container of it asks for stowage.dev/vram, nor a device plugin for a GPU; add it to the container's \
              resources.limits, such as stowage.dev/vram: 40Gi"

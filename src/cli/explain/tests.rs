@@ -2,11 +2,11 @@
 //! you commit it.
 
 use super::render::{Paint, text};
-use crate::scheduling::decision::Reservation;
-use crate::scheduling::explain::world::{ExplainedCluster, Sketch, name, pod};
-use crate::scheduling::explain::{ShownNodes, explain};
-use crate::scheduling::loading::ModelTier;
+use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
+use crate::scheduling::explaining::{ShownNodes, explain};
 use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::model_tier::ModelTier;
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! `stowage policy check`: everything that is wrong, for a person or for a CI job.
 
-use super::{print_diagnostics, source, unreadable};
+use super::{print_diagnostics, unreadable};
 use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
 use crate::policy_file::diagnostic::{Diagnostic, has_errors};
 use crate::policy_file::{PolicySources, SourceText, load};
+use crate::policy_watch::read;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -55,7 +56,7 @@ impl CheckArgs {
     pub fn run(self) -> Result<ExitCode> {
         let mut checked = Vec::new();
         for path in &self.paths {
-            match source::policies(path) {
+            match read::policies(path) {
                 Ok(policies) => checked.extend(policies.into_iter().map(check)),
                 Err(error) => return Ok(unreadable(&error)),
             }

@@ -1,12 +1,13 @@
 //! `stowage policy diff`: what changes for the pods of a cluster from one policy to another.
 
-use super::{print_diagnostics, source, unreadable};
-use crate::cluster::dump::{Dump, DumpControlPlane};
-use crate::cluster::index::ClusterIndex;
+use super::{print_diagnostics, unreadable};
+use crate::kubernetes::dump::{Dump, DumpControlPlane};
+use crate::kubernetes::index::ClusterIndex;
+use crate::policy_cases::{DecisionChange, PodDecision, PolicyComparison, compare};
 use crate::policy_file::load;
+use crate::policy_watch::read;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
-use crate::trial::{DecisionChange, PodDecision, PolicyComparison, compare};
 use anyhow::Result;
 use clap::Args;
 use std::io::Write;
@@ -55,7 +56,7 @@ impl DiffArgs {
 
 /// A policy that may be put into force, or, once what is wrong with it is printed, the exit code.
 pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
-    let files = match source::read(path) {
+    let files = match read::read(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),
     };

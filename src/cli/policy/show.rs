@@ -1,7 +1,8 @@
 //! `stowage policy show`: one policy in full.
 
-use super::{print_diagnostics, source, unreadable};
+use super::{print_diagnostics, unreadable};
 use crate::policy_file::load;
+use crate::policy_watch::read;
 use anyhow::Result;
 use clap::Args;
 use std::io::Write;
@@ -17,7 +18,7 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let files = match source::read(&self.path) {
+        let files = match read::read(&self.path) {
             Ok(files) => files,
             Err(error) => return Ok(unreadable(&error)),
         };

@@ -1,8 +1,10 @@
 //! `stowage policy test`: the cases that stand beside policies, each run through the core that will decide.
 
-use super::{print_diagnostics, source, unreadable};
+use super::{print_diagnostics, unreadable};
+use crate::policy_cases;
+use crate::policy_cases::{CaseOutcome, Difference};
 use crate::policy_file::{Loaded, SourceText, load};
-use crate::trial::{self, CaseOutcome, Difference};
+use crate::policy_watch::read;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -33,7 +35,7 @@ impl TestArgs {
     pub fn run(self) -> Result<ExitCode> {
         let (mut tried, mut refused) = (Vec::new(), 0);
         for path in &self.paths {
-            let policies = match source::policies(path) {
+            let policies = match read::policies(path) {
                 Ok(policies) => policies,
                 Err(error) => return Ok(unreadable(&error)),
             };
@@ -66,7 +68,7 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
     let mut tried = Vec::new();
     for test in &tests {
         let file = files.get(test.file.index()).map_or_else(String::new, |file| file.name.clone());
-        match trial::run(&policy, &test.test) {
+        match policy_cases::run(&policy, &test.test) {
             Ok(cases) => tried.push(Tried { file, cases }),
             Err(error) => {
                 eprintln!("{file}: {error}");

@@ -4,7 +4,7 @@
 mod packing;
 mod preemption;
 
-use crate::sim::openb::{NODES, Trace, TraceText};
+use crate::lab::simulate::openb::{NODES, Trace, TraceText};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use std::num::NonZeroUsize;
@@ -121,7 +121,7 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::openb::PODS;
+    use crate::lab::simulate::openb::PODS;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 

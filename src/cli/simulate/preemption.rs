@@ -2,9 +2,9 @@
 //! `sim::preemption`.
 
 use super::{Seeds, side_by_side, trace_in};
-use crate::sim::openb::{PODS, built_in};
-use crate::sim::preemption::report::{OrderLine, RunOutcome, Spread};
-use crate::sim::preemption::{Report, VictimOrder, Workload, WorkloadExtent, play};
+use crate::lab::simulate::openb::{PODS, built_in};
+use crate::lab::simulate::preemption::report::{OrderLine, RunOutcome, Spread};
+use crate::lab::simulate::preemption::{Report, VictimOrder, Workload, WorkloadExtent, play};
 use anyhow::Result;
 use clap::Args;
 use comfy_table::presets::NOTHING;
@@ -136,8 +136,8 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::preemption::PreemptionTally;
-    use crate::sim::preemption::tally::GpuTime;
+    use crate::lab::simulate::preemption::PreemptionTally;
+    use crate::lab::simulate::preemption::tally::GpuTime;
 
     fn report() -> Report {
         let extent = WorkloadExtent { node_step: 24, ..WorkloadExtent::BUILT_IN };

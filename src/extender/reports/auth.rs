@@ -3,11 +3,12 @@
 //! What a token says is asked of an [`AgentAuthority`] once and then remembered for a while ([`Reviews`]): agents report every
 //! second, and their tokens change every hour. A token that rules itself out costs no question.
 
-use crate::control_plane::{AgentAuthority, AuthError};
 use crate::extender::page_auth::{bearer, refusal};
 use crate::extender::request::BadRequest;
-use crate::extender::reviews::{self, Rate, ReviewBounds, Reviews};
+use crate::extender::token_reviews;
+use crate::extender::token_reviews::{Rate, ReviewBounds, Reviews};
 use crate::ids::NodeName;
+use crate::kubernetes::port::{AgentAuthority, AuthError};
 use crate::service::Service;
 use crate::units::Millis;
 use axum::http::HeaderMap;
@@ -91,6 +92,6 @@ impl TokenGuard {
         let ask = || {
             async move { authority.review(&asked).await.map(|agent| (agent.node, agent.remaining)) }.boxed()
         };
-        self.reviews.verdict(reviews::key(token, "reports"), source, ask).await
+        self.reviews.verdict(token_reviews::key(token, "reports"), source, ask).await
     }
 }

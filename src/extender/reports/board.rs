@@ -9,7 +9,7 @@
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{NodeReport, ReportFinding};
-use crate::scheduling::node::NodeIdentity;
+use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;

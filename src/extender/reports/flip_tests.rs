@@ -1,13 +1,13 @@
 //! An agent that changes its list of GPUs with every report: what it costs everyone else.
 
 use super::*;
-use crate::cluster::testing::Recorder;
-use crate::contract;
 use crate::extender::request::RequestLimits;
-use crate::scheduling::device::Health;
+use crate::kubernetes::objects;
+use crate::kubernetes::testing::Recorder;
 use crate::scheduling::ledger::PODS_PER_RUN;
-use crate::scheduling::node::{NodeIdentity, NodeKind};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::service::Service;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ fn crowded() -> Extender {
         ledger.set_node(&name(node), NodeKind::Stowage, None);
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
-            let seen = contract::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
+            let seen = objects::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
             ledger.see(seen.unwrap());
         }
     }

@@ -13,10 +13,10 @@ pub mod board;
 mod bodies;
 #[cfg(test)]
 mod flip_tests;
+mod pod_warnings;
 #[cfg(test)]
 mod tests;
 pub mod validate;
-mod warnings;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
@@ -27,9 +27,9 @@ use super::Extender;
 use super::request::BadRequest;
 use crate::ids::NodeName;
 use crate::report::NodeReport;
-use crate::scheduling::device::Device;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
-use crate::scheduling::node::NodeIdentity;
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::units::Moment;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -151,7 +151,7 @@ fn take(
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
         let machine = apply(extender, &report, received, before.machine)?;
-        warnings::of_report(extender, before.findings, &report);
+        pod_warnings::of_report(extender, before.findings, &report);
         Ok(machine)
     })
 }
@@ -196,7 +196,7 @@ fn apply(
         (before.filter(is_other), machine)
     };
     if let Some(before) = before {
-        warnings::of_losses(extender, &before, report);
+        pod_warnings::of_losses(extender, &before, report);
     }
     Ok(machine)
 }

@@ -3,9 +3,9 @@
 use super::auth::{AgentReviewResult, BOUNDS, TokenGuard};
 use super::validate::check;
 use super::*;
-use crate::control_plane::{AgentAuthority, AgentIdentity, AuthError};
-use crate::extender::reviews::{BAD_FOR, GOOD_FOR};
+use crate::extender::token_reviews::{BAD_FOR, GOOD_FOR};
 use crate::ids::GpuUuid;
+use crate::kubernetes::port::{AgentAuthority, AgentIdentity, AuthError};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use crate::units::Millis;

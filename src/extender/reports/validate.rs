@@ -9,8 +9,8 @@ use crate::report::limits::{
     MAX_TEXT,
 };
 use crate::report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
-use crate::scheduling::device::Device;
-use crate::scheduling::request::MAX_GPUS;
+use crate::scheduling::vocabulary::demand::MAX_GPUS;
+use crate::scheduling::vocabulary::gpu::Device;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeSet;
 

@@ -2,7 +2,7 @@
 
 use super::{Cel, Duration, LabelValue, Name, Percentage, QualifiedName, Subdomain};
 use crate::scheduling::policy::Protection;
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

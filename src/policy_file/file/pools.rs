@@ -1,7 +1,7 @@
 //! Node pools: kinds of nodes, told apart by their labels.
 
 use super::{LabelValue, MemoryQuantity, MigProfile, Name};
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::vocabulary::node::NodeKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -3,8 +3,8 @@
 use super::{
     ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
 };
-use crate::scheduling::device::Health;
-use crate::scheduling::loading::ModelTier;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

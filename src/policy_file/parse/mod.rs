@@ -4,11 +4,10 @@
 //! [`semantic`](super::semantic), before it becomes a policy. [`render`] is the way back.
 
 mod classes;
-mod planning;
-mod render;
+pub(super) mod planning;
 
+pub use super::render::render;
 pub use classes::SERVING;
-pub use render::render;
 
 use super::file::{self, AmountSpec};
 use crate::scheduling::policy::{Class, Policy, PolicyError, Pool, Tenant, TenantLimit, TenantUsage};
@@ -16,8 +15,8 @@ use crate::units::{Bytes, Percent};
 use std::collections::BTreeMap;
 
 /// Bounds nothing.
-const UNBOUNDED: u64 = u64::MAX;
-const MILLI: u64 = 1000;
+pub(super) const UNBOUNDED: u64 = u64::MAX;
+pub(super) const MILLI: u64 = 1000;
 
 /// A policy in its parts. Tenants and pools are in the order of the file.
 #[derive(Debug, Clone)]
@@ -194,7 +193,7 @@ fn texts(labels: &Option<BTreeMap<String, file::LabelValue>>) -> BTreeMap<String
 }
 
 /// For the way back.
-fn percentage<const MAX: u8>(percent: Percent) -> file::Percentage<MAX> {
+pub(super) fn percentage<const MAX: u8>(percent: Percent) -> file::Percentage<MAX> {
     file::Percentage(percent)
 }
 

@@ -6,8 +6,8 @@ use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::file::NodePool;
 use crate::policy_file::format::mig::{FAMILIES, Family};
 use crate::policy_file::tree::YamlNode;
-use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Mode, Pool};
+use crate::scheduling::vocabulary::node::NodeKind;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("nodePools");

@@ -9,7 +9,7 @@ use crate::policy_file::diagnostic::{Diagnostic, listed};
 use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
 use crate::scheduling::policy::{Match, Preemptibility};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 

@@ -11,7 +11,6 @@ pub use check::check;
 pub use schema::{policy_schema, test_schema};
 
 use super::diagnostic::{Diagnostic, quoted};
-use super::file;
 use super::format::TextFormat;
 use super::nearest::nearest;
 use super::tree::YamlNode;

@@ -1,6 +1,6 @@
 //! The JSON Schemas that editors read, made from the raw types, with the defaults that the core has.
 
-use super::file;
+use crate::policy_file::file;
 use crate::policy_file::parse::render;
 use crate::scheduling::policy::{self, Policy};
 use schemars::generate::SchemaSettings;

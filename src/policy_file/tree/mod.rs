@@ -5,11 +5,11 @@
 
 mod build;
 mod read;
+mod source_spans;
 mod syntax;
-mod written;
 
 pub use read::{MAX_NODES, read};
-pub use written::written;
+pub use source_spans::written;
 
 use super::source::Span;
 use serde_json::Value as Json;

@@ -9,29 +9,29 @@
 //! [`page`] is a node with its pods and [`repelling`] what bound pods hold against others; here is the view of them all.
 //! Nothing here knows a Kubernetes type: `contract` reads them.
 
-pub mod amounts;
-pub mod machine;
-mod page;
-pub mod ports;
-mod repelling;
+mod anti_affinity;
+pub mod filters;
+pub mod host_ports;
+pub mod node;
+mod node_state;
 pub mod requirements;
-pub mod verdict;
+pub mod resources;
 
-pub use amounts::Amounts;
-pub use machine::FilterNode;
+pub use filters::{FilterReason, FilterVerdict};
+pub use node::FilterNode;
 pub use requirements::{AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule};
-pub use verdict::{FilterReason, FilterVerdict};
+pub use resources::Amounts;
 
-use super::request::HostResources;
+use super::vocabulary::demand::HostResources;
 use crate::ids::{NodeName, PodUid};
 use crate::units::{Bytes, MilliCpu};
-use amounts::{CPU, MEMORY};
-use page::FilterNodeState;
-use repelling::AntiAffinityIndex;
+use anti_affinity::AntiAffinityIndex;
+use filters::{NodeOccupancy, classify};
+use node_state::FilterNodeState;
+use resources::{CPU, MEMORY};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use verdict::{NodeOccupancy, classify};
 
 /// The cluster as the stock filters see it.
 #[derive(Debug, Default)]

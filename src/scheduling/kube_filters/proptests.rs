@@ -1,11 +1,11 @@
 //! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: whatever was set, changed and
 //! removed before, in any order, both say the same.
 
-use super::amounts::NamedAmounts;
-use super::machine::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
-use super::ports::HostPort;
+use super::host_ports::HostPort;
+use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::resources::NamedAmounts;
 use super::*;
-use crate::scheduling::selector::{Requirement, Rule, Selector};
+use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
 use proptest::collection::vec;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;

@@ -1,10 +1,10 @@
 //! What a pod shows to the stock filters: of one that waits all of it, of one that is on a node only what others feel of it.
 
-use super::amounts::Amounts;
-use super::machine::{FilterNode, NodeTerm, ObjectLabels, Toleration};
-use super::ports::HostPort;
+use super::host_ports::HostPort;
+use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
+use super::resources::Amounts;
 use crate::ids::NodeName;
-use crate::scheduling::selector::Selector;
+use crate::scheduling::vocabulary::label_selector::Selector;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The stock filters one by one, and what of the view changes when.
 
-use super::machine::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
-use super::ports::HostPort;
+use super::host_ports::HostPort;
+use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::resources::{CPU, NamedAmounts};
 use super::*;
-use crate::scheduling::kube_filters::amounts::{CPU, NamedAmounts};
-use crate::scheduling::selector::{Requirement, Rule, Selector};
+use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
 
 fn node(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()

@@ -4,11 +4,11 @@
 use super::Ledger;
 use super::node_state::{NodeState, ResidentPod};
 use super::preemptor::Preemptor;
-use crate::scheduling::device::Gpu;
-use crate::scheduling::fit::usable;
+use crate::scheduling::evicting::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
+use crate::scheduling::placing::fit::usable;
 use crate::scheduling::policy::Preemptibility;
-use crate::scheduling::preempt::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::Bytes;
 
 impl Ledger {

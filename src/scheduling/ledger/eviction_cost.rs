@@ -6,10 +6,10 @@ use super::node_state::NodeState;
 use super::pod_state::PodState;
 use super::preemptor::Preemptor;
 use crate::ids::PodUid;
-use crate::scheduling::loading::time_to_ready;
+use crate::scheduling::evicting::PodEvictionCost;
 use crate::scheduling::policy::{Class, EvictionCosts, TenantUsage};
-use crate::scheduling::preempt::PodEvictionCost;
-use crate::scheduling::reading::Freshness;
+use crate::scheduling::vocabulary::model_tier::time_to_ready;
+use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Millis, Moment};
 
 impl Ledger {

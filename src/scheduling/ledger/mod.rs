@@ -15,69 +15,70 @@
 //! [`rates`] how many, [`queue`] knows who waits for a place and [`waiting_queue`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
-mod adopt;
-mod budgets;
+mod adopt_reservations;
+mod assume;
+mod budget_index;
+mod copy_on_write;
 mod cost_bounds;
-mod coverage;
-mod demanded;
-mod devices;
+mod demand_history;
+mod device_plugin;
+mod disruption_budgets;
+pub mod eviction_allowance;
 mod eviction_cost;
-mod evictions;
-mod groups;
-mod held;
-mod holding;
-mod measured;
+mod eviction_rates;
+mod node_devices;
 mod node_state;
+mod observe;
 mod occupants;
-mod plugin;
+mod owner_evictions;
+mod pod_groups;
 mod pod_state;
 mod preemptor;
-mod promise;
 mod query;
-mod queue;
-mod rates;
-mod reload;
-mod room;
-mod shared;
-mod sight;
-mod tenancy;
+mod reservation_status;
+mod reservations;
+mod set_policy;
+mod survey;
+mod tenant_usage;
+mod unaccounted_vram;
+mod waiting_pods;
 mod waiting_queue;
 mod without_evictable;
 
-pub use devices::DevicesRefused;
-pub use held::{RemainingVictim, ReservationStatus};
+pub use assume::{AssumeConflict, AssumeResult};
+pub use node_devices::DevicesRefused;
+pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
 };
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
-pub use promise::{AssumeConflict, AssumeResult};
 pub use query::Totals;
-pub use queue::{PendingPod, PodGroup, WaitKind};
-pub use reload::Classifications;
-pub use room::CandidateSurvey;
-pub use sight::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
-pub use tenancy::TenantShares;
-pub(super) use tenancy::is_allowed;
+pub use reservation_status::{RemainingVictim, ReservationStatus};
+pub use set_policy::Classifications;
+pub use survey::CandidateSurvey;
+pub use tenant_usage::TenantShares;
+pub(super) use tenant_usage::is_allowed;
+pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 pub use without_evictable::WithoutEvictable;
 
-use super::budget::{BudgetVisibility, DisruptionBudget};
-use super::decision::Reservation;
-use super::disruption_info::GroupKey;
-use super::node::Node;
-use super::packing_model::{DemandHistory, PackingModel};
+use super::evicting::ScopeKey;
+use super::placing::learned::{DemandHistory, PackingModel};
+use super::placing::snapshot::Snapshot;
 use super::policy::{ExpiredRule, Policy, TenantUsage};
-use super::preempt::ScopeKey;
-use super::reading::Freshness;
-use super::snapshot::Snapshot;
+use super::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use super::vocabulary::disruption_info::GroupKey;
+use super::vocabulary::node::Node;
+use super::vocabulary::node_reading::Freshness;
+use super::vocabulary::placement::Reservation;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::units::Moment;
-use evictions::OwnerEvictions;
-pub(super) use node_state::used_on;
 #[cfg(test)]
-pub(crate) use shared::PODS_PER_RUN;
-use shared::{NodeStates, PodStates};
+pub(crate) use copy_on_write::PODS_PER_RUN;
+use copy_on_write::{NodeStates, PodStates};
+pub(super) use node_state::used_on;
+use owner_evictions::OwnerEvictions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use waiting_queue::WaitingQueue;
@@ -112,9 +113,9 @@ pub struct Ledger {
     /// Who lost pods to eviction lately.
     evictions: Arc<OwnerEvictions>,
     /// Whom Stowage had evicted within the last minute.
-    ordered: rates::RecentEvictions,
+    ordered: eviction_rates::RecentEvictions,
     /// Scopes of evictions that are kept for pods that need a whole minute's.
-    reserved: BTreeMap<ScopeKey, rates::ScopeReservation>,
+    reserved: BTreeMap<ScopeKey, eviction_rates::ScopeReservation>,
     /// In order of namespace and name.
     budgets: Arc<Vec<DisruptionBudget>>,
     budget_visibility: BudgetVisibility,
@@ -371,10 +372,10 @@ fn footprint(pod_state: &PodState) -> PodFootprint {
 }
 
 #[cfg(test)]
+mod candidate_tests;
+#[cfg(test)]
 mod order_tests;
 #[cfg(test)]
 mod policy_tests;
-#[cfg(test)]
-mod room_tests;
 #[cfg(test)]
 mod tests;

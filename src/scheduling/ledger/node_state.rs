@@ -4,20 +4,20 @@
 //! measured. A node has a handful of pods, and sums that are never adjusted cannot drift. Reports come far more often than
 //! pods do: what only pods change is kept for them.
 
-use super::devices::GainLimit;
-use super::measured::UnaccountedVram;
+use super::copy_on_write::PodStates;
+use super::node_devices::GainLimit;
 use super::pod_state::{PodPhase, PodState};
-use super::shared::PodStates;
+use super::unaccounted_vram::UnaccountedVram;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
-use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::fit::{check_node_admission, usable};
-use crate::scheduling::loading::NodeModelSet;
-use crate::scheduling::node::{Node, NodeIdentity, NodeKind};
-use crate::scheduling::plugin::{PluginDevices, PluginShare};
+use crate::scheduling::evicting::ClassExclusion;
+use crate::scheduling::placing::fit::{check_node_admission, usable};
 use crate::scheduling::policy::{ClassId, Policy, PoolAdmission, TenantId, TenantUsage};
-use crate::scheduling::preempt::ClassExclusion;
-use crate::scheduling::reading::{Freshness, NodeReading};
-use crate::scheduling::request::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginShare};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::model_tier::NodeModelSet;
+use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
+use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -5,10 +5,10 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::device::GpuSet;
-use crate::scheduling::node::Node;
 use crate::scheduling::policy::{ClassId, Pool};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::ids::{GpuUuid, PodKey};
-use crate::scheduling::audit::audit;
-use crate::scheduling::disruption_info::{ObservedDisruptionInfo, PodDeletion};
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::policy::StartGate;
 use crate::scheduling::proptests::{demand_of, whole_gpu};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 

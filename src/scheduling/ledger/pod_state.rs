@@ -9,11 +9,11 @@
 //! ```
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
-use crate::scheduling::decision::{Placement, Reservation};
-use crate::scheduling::device::GpuSet;
-use crate::scheduling::disruption_info::{Checkpoint, DisruptionInfo};
-use crate::scheduling::request::Demand;
-use crate::scheduling::snapshot::NodeSet;
+use crate::scheduling::placing::snapshot::NodeSet;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo};
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -2,17 +2,17 @@
 
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
-use crate::scheduling::device::{Device, GpuSet, Health};
-use crate::scheduling::fit::{Misfit, fit};
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::testing::placed;
+use crate::scheduling::placing::fit::{Misfit, fit};
+use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
+use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{
     Class, Headroom, Match, PodTraits, Pool, Preemptibility, StartGate, Tenant, TenantLimit, TenantUsage,
     Weights,
 };
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {

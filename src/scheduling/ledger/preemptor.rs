@@ -2,13 +2,13 @@
 
 use super::Ledger;
 use super::pod_state::{BoundPod, PodPhase, PodState};
-use super::tenancy::{TenantHold, TenantShares};
+use super::tenant_usage::{TenantHold, TenantShares};
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::disruption_info::GroupKey;
-use crate::scheduling::loading::NodeModel;
+use crate::scheduling::evicting::TenantQuota;
 use crate::scheduling::policy::{Preemptibility, TenantUsage};
-use crate::scheduling::preempt::TenantQuota;
-use crate::scheduling::request::Demand;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::model_tier::NodeModel;
 use crate::units::Millis;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;

@@ -3,9 +3,9 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::node::Node;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::reading::NodeReading;
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;

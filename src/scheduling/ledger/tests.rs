@@ -2,15 +2,15 @@
 
 use super::*;
 use crate::ids::{GpuUuid, PodKey};
-use crate::scheduling::device::{Device, GpuSet, Health};
-use crate::scheduling::fit::Misfit;
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::testing::placed;
-use crate::scheduling::plugin::{Ask, PluginResource};
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{ClassTerms, Headroom};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::proptests::whole_gpu;
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {
@@ -348,7 +348,8 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let refused = ledger.assume(&uid("a"), &node_name("n"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
     let snapshot = ledger.snapshot();
-    let misfit = crate::scheduling::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
+    let misfit =
+        crate::scheduling::placing::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
     assert_eq!(misfit, Err(Misfit::DevicePluginNode));
 }
 
@@ -442,7 +443,7 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
 
 #[test]
 fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
-    use crate::scheduling::disruption_info::{
+    use crate::scheduling::vocabulary::disruption_info::{
         Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
     };
     let mut ledger = ledger();

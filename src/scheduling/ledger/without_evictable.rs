@@ -7,12 +7,12 @@
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::device::Gpu;
-use crate::scheduling::node::Node;
-use crate::scheduling::packing_model::NodeGpus;
+use crate::scheduling::evicting::{PotentialVictim, Shortfall, discharge};
+use crate::scheduling::placing::learned::NodeGpus;
 use crate::scheduling::policy::Preemptibility;
-use crate::scheduling::preempt::{PotentialVictim, Shortfall, discharge};
-use crate::scheduling::request::HostResources;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::scheduling::vocabulary::node::Node;
 use crate::units::MilliCpu;
 
 /// What a node has left when they have gone.

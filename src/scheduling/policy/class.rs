@@ -2,8 +2,8 @@
 //! ([`super::Traits`]), and the first class that matches takes it.
 
 use super::expression::{Expression, ExpressionPod};
-use crate::scheduling::reading::EngineLoad;
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Millis, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

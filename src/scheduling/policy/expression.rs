@@ -11,8 +11,8 @@ mod kind;
 
 pub use cost::Cost;
 
-use super::traits::PodTraits;
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::demand::Sharing;
 use cel::objects::{Key, Map};
 use cel::{Context, Env, Program, Value};
 use check::ExpressionCheck;

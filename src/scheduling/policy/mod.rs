@@ -13,8 +13,8 @@ pub mod planning;
 pub mod pool;
 pub mod scoring;
 pub mod tenant;
-pub mod traits;
 
+pub use super::vocabulary::classification::{Classification, PodTraits};
 pub use class::{
     Class, ClassId, ClassSet, ClassTerms, MAX_CLASSES, Match, Preemptibility, Protection, StartGate, Unmet,
 };
@@ -27,11 +27,10 @@ pub use planning::{
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::Weights;
 pub use tenant::{Borrowing, MAX_TENANTS, Reclaim, Tenant, TenantId, TenantLimit, TenantUsage};
-pub use traits::{Classification, PodTraits};
 
-use super::loading::LoadingSpeeds;
-use super::node::NodeKind;
-use super::request::Sharing;
+use super::vocabulary::demand::Sharing;
+use super::vocabulary::model_tier::LoadingSpeeds;
+use super::vocabulary::node::NodeKind;
 use crate::ids::GpuModel;
 use crate::units::{Millis, Percent};
 use schemars::JsonSchema;

@@ -1,6 +1,6 @@
 //! How GPUs are filled: by what free VRAM is worth to the pods seen lately, or by best fit.
 
-use crate::scheduling::packing_model::demand_history::WINDOW;
+use crate::scheduling::placing::learned::demand_history::WINDOW;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

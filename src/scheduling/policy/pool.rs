@@ -2,8 +2,8 @@
 
 use super::class::ClassSet;
 use super::tenant::TenantUsage;
-use crate::scheduling::device::Device;
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::node::NodeKind;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

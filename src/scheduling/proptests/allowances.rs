@@ -3,14 +3,16 @@
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::eviction_allowance::LimitedBecause;
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::testing::roomy;
-use crate::scheduling::plan::{Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::scheduling::planning::testing::roomy;
+use crate::scheduling::planning::{
+    Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
+};
 use crate::scheduling::policy::{EvictionRates, PodTraits, Policy, Tenant};
-use crate::scheduling::preempt::allowance::LimitedBecause;
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use proptest::prelude::*;
 use std::cell::Cell;

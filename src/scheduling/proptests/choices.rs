@@ -3,16 +3,17 @@
 use super::{demand, demand_of, device};
 
 use crate::ids::NodeName;
-use crate::scheduling::device::{Gpu, GpuSet, Health};
-use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::node::Node;
-use crate::scheduling::pack::{self, GpuChoice};
-use crate::scheduling::packing_model::{NodeEvaluation, PackingModel};
+use crate::scheduling::placing::fit::{Misfit, evictions_could_resolve, fit};
+use crate::scheduling::placing::learned::{NodeEvaluation, PackingModel};
+use crate::scheduling::placing::pack;
+use crate::scheduling::placing::pack::GpuChoice;
+use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
+use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{ClassSet, Headroom, Policy, TenantLimit};
-use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
-use crate::scheduling::reading::{EngineLoad, Freshness};
-use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -217,7 +218,7 @@ proptest! {
         let mut turned = names.clone();
         turned.rotate_left(seed as usize % names.len());
         let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
-        let gpu_candidates = |list: &crate::scheduling::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
+        let gpu_candidates = |list: &crate::scheduling::placing::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
         prop_assert_eq!(gpu_candidates(&again), gpu_candidates(&list));
     }
 }

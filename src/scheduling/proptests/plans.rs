@@ -4,25 +4,25 @@
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::audit::audit;
-use crate::scheduling::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::evicting::{
+    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
 };
-use crate::scheduling::fit::fit;
 use crate::scheduling::kube_filters::{
     Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
 };
 use crate::scheduling::ledger::{
     Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
 };
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::scheduling::placing::fit::fit;
+use crate::scheduling::planning::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
 use crate::scheduling::policy::{EvictionRates, Policy, Preemptibility};
-use crate::scheduling::preempt::{
-    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::selector::{Requirement, Selector};
+use crate::scheduling::vocabulary::label_selector::{Requirement, Selector};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,7 +154,7 @@ impl PlanFixture {
                 pods: 100,
             });
         }
-        ledger.set_budget(crate::scheduling::budget::DisruptionBudget {
+        ledger.set_budget(crate::scheduling::vocabulary::disruption_budget::DisruptionBudget {
             namespace: "default".into(),
             name: "covered".into(),
             selector: Selector::All(vec![Requirement::is("app", "covered")]),

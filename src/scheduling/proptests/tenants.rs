@@ -3,18 +3,18 @@
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::audit::audit;
-use crate::scheduling::decision::Reservation;
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::evicting::{BudgetRules, QuotaStatus, cheapest_victims};
 use crate::scheduling::ledger::{
     AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
-use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
     Borrowing, Class, Match, PodTraits, Policy, Pool, Preemptibility, Reclaim, Tenant, TenantLimit,
     TenantUsage,
 };
-use crate::scheduling::preempt::{BudgetRules, QuotaStatus, cheapest_victims};
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

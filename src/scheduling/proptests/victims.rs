@@ -3,16 +3,16 @@
 
 use super::demand_of;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::device::{Gpu, GpuSet, Health};
-use crate::scheduling::policy::{ClassId, ClassSet, TenantLimit, TenantUsage};
-use crate::scheduling::preempt::{
+use crate::lab::simulate::random::Random;
+use crate::scheduling::evicting::{
     BudgetRules, ClassExclusion, EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate,
     QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest,
     settle_class_exclusions,
 };
-use crate::scheduling::reading::EngineLoad;
-use crate::scheduling::request::{Demand, HostResources, Sharing};
-use crate::sim::random::Random;
+use crate::scheduling::policy::{ClassId, ClassSet, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,7 +7,7 @@ use crate::client::NOBODYS;
 use crate::served::eventually;
 use serde_json::{Value, json};
 use std::net::TcpListener;
-use stowage::scheduling::reading::EngineLoad;
+use stowage::scheduling::vocabulary::node_reading::EngineLoad;
 use stowage::units::Percent;
 
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");

@@ -6,9 +6,9 @@ use super::world::{
 use crate::served::{Served, eventually, pod};
 use mock_nvml::{NvmlScript, ScriptedGpu, Slice, Xid};
 use serde_json::{Value, json};
-use stowage::control_plane::PodEventReason;
 use stowage::ids::NodeName;
-use stowage::scheduling::device::Health;
+use stowage::kubernetes::port::PodEventReason;
+use stowage::scheduling::vocabulary::gpu::Health;
 
 /// The health of a node's GPUs in the books, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {

@@ -8,21 +8,22 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::cluster::events::EventRecorder;
-use stowage::cluster::{self, ApiControlPlane, CDI_KIND};
-use stowage::contract;
-use stowage::control_plane::WriteTimes;
-use stowage::control_plane::{
+use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage::kubernetes;
+use stowage::kubernetes::events::EventRecorder;
+use stowage::kubernetes::objects;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
     StatusChange,
 };
-use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::decision::Reservation;
+use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::scheduling::policy::{Class, Policy, Protection};
+use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::units::Millis;
 
-const HOLD: &str = contract::RESERVED_CONDITION;
+const HOLD: &str = objects::RESERVED_CONDITION;
 const OURS_ALONE: &str = "only Stowage writes them";
 
 /// A cluster with the manifests applied; its owner, and Stowage.
@@ -38,7 +39,8 @@ impl InstalledCluster {
     async fn start() -> Option<Self> {
         let world = RealControlPlane::start().await?;
         world.install();
-        let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let stowage =
+            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
         let service = Service::new(Policy::default());
         service.lead_from_the_start();
         let (notices, _) = EventRecorder::new(service.clone());
@@ -89,7 +91,7 @@ impl InstalledCluster {
         let mut pod = self.pod(name).await;
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
         let pod = serde_json::from_value(pod).unwrap();
-        let seen = contract::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
+        let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
         self.service.ledger().see(seen.expect("it is bound"));
     }
 
@@ -160,7 +162,7 @@ async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_e
 }
 
 async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
-    let uid = cluster.create("waits", &[contract::PLAN_GATE]).await;
+    let uid = cluster.create("waits", &[objects::PLAN_GATE]).await;
     let node = NodeName::parse("n").unwrap();
     let reservation = Reservation {
         node: node.clone(),
@@ -178,7 +180,7 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     cluster.write("waits", &uid, change).await.unwrap();
     let pod = cluster.pod("waits").await;
     assert_eq!(pod["status"]["nominatedNodeName"], "n", "on a gated pod, too");
-    for kind in contract::CONDITIONS.iter().chain(&["PodScheduled"]) {
+    for kind in objects::CONDITIONS.iter().chain(&["PodScheduled"]) {
         assert!(cluster.condition("waits", kind).await.is_some(), "{kind}");
     }
     cluster.write("waits", &uid, StatusChange::clear_nomination()).await.unwrap();
@@ -193,8 +195,8 @@ async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
     let lift =
         async |name: &str, uid: &PodUid| cluster.control_plane.remove_scheduling_gate(&key(name), uid).await;
     for (name, gates, left) in [
-        ("gated-1", vec![contract::PLAN_GATE], vec![]),
-        ("gated-2", vec!["example.com/quota", contract::PLAN_GATE], vec!["example.com/quota"]),
+        ("gated-1", vec![objects::PLAN_GATE], vec![]),
+        ("gated-2", vec!["example.com/quota", objects::PLAN_GATE], vec!["example.com/quota"]),
     ] {
         let uid = cluster.create(name, &gates).await;
         let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
@@ -232,7 +234,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     };
     allow(0);
     assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
-    let told = cluster.condition("victim", contract::EVICTED_CONDITION).await.unwrap();
+    let told = cluster.condition("victim", objects::EVICTED_CONDITION).await.unwrap();
     assert_eq!((&told["status"], &told["reason"]), (&json!("True"), &json!("Preempted")));
     let version = cluster.pod("victim").await["metadata"]["resourceVersion"].clone();
     cluster.evict("victim", &uid).await;
@@ -253,7 +255,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
 async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
     let uid = cluster.create("forged", &[]).await;
     let owner = &cluster.owner;
-    for kind in [HOLD, contract::PLAN_CONDITION] {
+    for kind in [HOLD, objects::PLAN_CONDITION] {
         let refused = cluster.status_by(owner, "forged", condition(kind)).await.unwrap_err();
         assert!(refused.contains(OURS_ALONE), "{refused}");
     }
@@ -271,7 +273,7 @@ async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
 }
 
 async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
-    cluster.create("minded", &[contract::PLAN_GATE]).await;
+    cluster.create("minded", &[objects::PLAN_GATE]).await;
     let stowage = &cluster.stowage;
     // Those that the API server gave it stay.
     let mut tolerations = cluster.pod("minded").await["spec"]["tolerations"].clone();

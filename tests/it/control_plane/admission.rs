@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use stowage::cluster;
-use stowage::control_plane::WriteTimes;
+use stowage::kubernetes;
+use stowage::kubernetes::port::WriteTimes;
 
 const NOT_BY_HAND: &str = "NVIDIA_VISIBLE_DEVICES";
 const ONLY_STOWAGE: &str = "only Stowage writes";
@@ -179,7 +179,7 @@ async fn s6_no_annotation_puts_devices_into_a_container() {
 async fn s6_stowage_writes_its_own_amounts_of_a_nodes_status_and_nothing_else() {
     let Some(world) = installed().await else { return };
     world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
-    let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
     let write = async |client: &Client, status: Value| {
         let nodes: Api<Node> = Api::all(client.clone());
         let patch = Patch::Strategic(status);

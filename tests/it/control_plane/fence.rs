@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use stowage::cluster;
-use stowage::control_plane::WriteTimes;
+use stowage::kubernetes;
+use stowage::kubernetes::port::WriteTimes;
 
 const PASSED_ON: &str = "the Lease has passed on";
 
@@ -27,7 +27,8 @@ impl Fenced {
         let world = RealControlPlane::start().await?;
         world.install();
         raise(&world);
-        let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let stowage =
+            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
         Some(Self { world, stowage })
     }
 

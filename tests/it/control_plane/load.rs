@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::contract;
+use stowage::kubernetes::objects;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
@@ -286,7 +286,7 @@ fn asks(name: &str, way: LoadKind) -> Pod {
     let spec = pod.spec.as_mut().unwrap();
     match way {
         LoadKind::Planned => {
-            let gates = json!([{ "name": contract::PLAN_GATE }]);
+            let gates = json!([{ "name": objects::PLAN_GATE }]);
             spec.scheduling_gates = Some(serde_json::from_value(gates).unwrap());
         }
         LoadKind::Filtered => {}

@@ -11,8 +11,8 @@ use kube::Api;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use stowage::contract;
-use stowage::demo::dying;
+use stowage::kubernetes::objects;
+use stowage::lab::demo::termination;
 
 const H100: &str = "NVIDIA-H100-80GB-HBM3";
 const PCIE: &str = "NVIDIA-H100-PCIe";
@@ -30,13 +30,13 @@ fn on(mut pod: Pod, model: &str) -> Pod {
 }
 
 fn gated(mut pod: Pod) -> Pod {
-    let gates = serde_json::from_value(json!([{ "name": contract::PLAN_GATE }])).unwrap();
+    let gates = serde_json::from_value(json!([{ "name": objects::PLAN_GATE }])).unwrap();
     pod.spec.as_mut().unwrap().scheduling_gates = Some(gates);
     pod
 }
 
 fn job(name: &str, gib: u64) -> Pod {
-    pod(name, gib, &json!({ dying::TAKES: "4000" }), "stowage-opportunistic")
+    pod(name, gib, &json!({ termination::TAKES: "4000" }), "stowage-opportunistic")
 }
 
 fn serving(name: &str, gib: u64) -> Pod {
@@ -134,7 +134,7 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
     let planned = all_bound(&mut world, 32).await;
     let plan = |pod: &Pod| {
         let conditions = pod.status.as_ref().unwrap().conditions.as_ref().unwrap().iter();
-        let plan = conditions.clone().find(|condition| condition.type_ == contract::PLAN_CONDITION);
+        let plan = conditions.clone().find(|condition| condition.type_ == objects::PLAN_CONDITION);
         plan.and_then(|condition| condition.reason.clone())
     };
     assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Placed")));

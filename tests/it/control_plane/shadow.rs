@@ -10,10 +10,11 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
-use stowage::cluster::{self, ClusterOptions, LeadWith};
 use stowage::extender::request::RequestLimits;
 use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage::extender::{Extender, server};
+use stowage::kubernetes;
+use stowage::kubernetes::{ClusterOptions, LeadWith};
 use stowage::scheduling::policy::Mode;
 use stowage::service::Service;
 use tokio::task::JoinSet;
@@ -40,7 +41,7 @@ impl Shadow {
         let stop = CancellationToken::new();
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let (control_plane, tasks) =
-            cluster::start(world.client.clone(), service.clone(), options, stop.clone());
+            kubernetes::start(world.client.clone(), service.clone(), options, stop.clone());
         let router =
             server::scheduler_router(Extender::new(service.clone(), control_plane, RequestLimits::default()));
         let listener = TcpListener::bind(("127.0.0.1", world.ports.verbs)).unwrap();

@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stowage::cluster;
-use stowage::control_plane::WriteTimes;
-use stowage::demo::kubelet::{self, Kubelet};
+use stowage::kubernetes;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::lab::demo::kubelet;
+use stowage::lab::demo::kubelet::Kubelet;
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -73,7 +74,7 @@ impl RealControlPlane {
         let certificate = folder.path().join("certs/apiserver.crt");
         eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
-        let client = cluster::connect(Some(&admin), WriteTimes::default()).await.unwrap();
+        let client = kubernetes::connect(Some(&admin), WriteTimes::default()).await.unwrap();
         let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
         let mut world = Self {

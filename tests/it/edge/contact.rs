@@ -3,10 +3,11 @@
 use crate::client::{Client, PATIENCE};
 use crate::served::{doors, without_engines};
 use std::time::{Duration, Instant};
-use stowage::cluster::{self, ClusterOptions, LeadWith};
-use stowage::demo::api_server::ApiServer;
 use stowage::extender::request::RequestLimits;
 use stowage::extender::{Extender, server};
+use stowage::kubernetes;
+use stowage::kubernetes::{ClusterOptions, LeadWith};
+use stowage::lab::demo::api_server::ApiServer;
 use stowage::service::Service;
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +32,7 @@ fn readyz_a_replica_whose_api_server_is_gone_is_not_ready_and_not_synced() {
     let (service, stop) = (Service::new(without_engines()), CancellationToken::new());
     let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
     let client = api.client("stowage").unwrap();
-    let (control_plane, _tasks) = cluster::start(client, service.clone(), options, stop.clone());
+    let (control_plane, _tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
     let (doors, [.., operators]) = doors();
     let extender = Extender::new(service, control_plane, RequestLimits::default());
     runtime.spawn(server::serve(extender, doors, stop.clone()));

@@ -8,11 +8,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use stowage::cluster::AccessReviews;
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
+use stowage::kubernetes::AccessReviews;
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

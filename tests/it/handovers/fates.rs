@@ -1,10 +1,10 @@
 //! What becomes of each request, drawn in advance: most are answered soon and truly, some are not.
 
 use std::time::Duration;
-use stowage::control_plane::WriteTimes;
-use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
-use stowage::sim::random::Random;
+use stowage::kubernetes::port::WriteTimes;
+use stowage::lab::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
+use stowage::lab::simulate::random::Random;
 
 /// More than a history has of any.
 const REQUESTS: usize = 600;

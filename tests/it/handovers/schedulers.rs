@@ -2,7 +2,7 @@
 //! other takes it when it was given up or has not been renewed for its duration.
 
 use serde_json::{Value, json};
-use stowage::demo::api_server::ApiServer;
+use stowage::lab::demo::api_server::ApiServer;
 use tokio::time::{Duration, Instant};
 
 pub const LEASE: &str = "leases/kube-system/kube-scheduler";

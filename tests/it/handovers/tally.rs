@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
-use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
+use stowage::lab::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 
 #[derive(Debug, Default)]
 pub struct HandoverTally {

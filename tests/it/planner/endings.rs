@@ -4,10 +4,10 @@
 use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::demo::agents::DemoAgents;
-use stowage::demo::api_server::faults::{InjectedFault, Operation};
-use stowage::demo::dying;
-use stowage::demo::stowage::Stowage;
+use stowage::lab::demo::agents::DemoAgents;
+use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage::lab::demo::stowage::Stowage;
+use stowage::lab::demo::termination;
 use stowage::scheduling::policy::Policy;
 use stowage::service::{Service, Tenure};
 
@@ -28,7 +28,7 @@ async fn two_nodes(on_a: impl Fn(Value) -> Value) -> PlannerCluster {
 /// It dies when the test says so, and its processes live on for so long.
 fn haunting(pod: Value, memory_stays: &str) -> Value {
     let mut pod = dying_when_told(pod);
-    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!(memory_stays);
+    pod["metadata"]["annotations"][termination::MEMORY_STAYS] = json!(memory_stays);
     pod
 }
 
@@ -53,7 +53,7 @@ async fn a_victim_that_never_goes_is_given_up_and_another_node_is_used() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
-    let world = two_nodes(|pod| haunting(pod, dying::FOR_EVER)).await;
+    let world = two_nodes(|pod| haunting(pod, termination::FOR_EVER)).await;
     // A process that no agent has seen leaves nothing behind.
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));

@@ -2,7 +2,7 @@
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::{Value, json};
-use stowage::demo::scheduler::observations::Verb;
+use stowage::lab::demo::scheduler::observations::Verb;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {

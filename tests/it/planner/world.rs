@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use stowage::contract;
-use stowage::demo::dying;
-use stowage::demo::machine::DemoMachine;
-use stowage::demo::scheduler::observations::Verb;
-use stowage::demo::setup::Setup;
 use stowage::ids::NodeName;
+use stowage::kubernetes::objects;
+use stowage::lab::demo::machine::DemoMachine;
+use stowage::lab::demo::scheduler::observations::Verb;
+use stowage::lab::demo::setup::Setup;
+use stowage::lab::demo::termination;
 use stowage::scheduling::policy::Policy;
 use stowage::units::Millis;
 
@@ -126,7 +126,7 @@ impl PlannerCluster {
 
     /// The reason in the condition that says how far the planner is with a gated pod.
     pub fn planned(&self, name: &str) -> Option<String> {
-        Some(self.condition(name, contract::PLAN_CONDITION)?["reason"].as_str()?.to_owned())
+        Some(self.condition(name, objects::PLAN_CONDITION)?["reason"].as_str()?.to_owned())
     }
 
     pub fn holds(&self) -> u64 {
@@ -233,20 +233,20 @@ fn pod(name: &str, gib: u64, priority: i64) -> Value {
 
 /// Behind the planner's gate.
 pub fn gated(mut pod: Value) -> Value {
-    pod["spec"]["schedulingGates"] = json!([{ "name": contract::PLAN_GATE }]);
+    pod["spec"]["schedulingGates"] = json!([{ "name": objects::PLAN_GATE }]);
     pod
 }
 
 /// It takes its time to die, and its processes take theirs to give memory back.
 pub fn dying_slowly(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"][dying::TAKES] = json!("1500");
-    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!("1500");
+    pod["metadata"]["annotations"][termination::TAKES] = json!("1500");
+    pod["metadata"]["annotations"][termination::MEMORY_STAYS] = json!("1500");
     pod
 }
 
 /// It dies when the test says so, and not before.
 pub fn dying_when_told(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"][dying::TAKES] = json!(dying::FOR_EVER);
+    pod["metadata"]["annotations"][termination::TAKES] = json!(termination::FOR_EVER);
     pod
 }
 

@@ -2,13 +2,13 @@
 
 mod node;
 
-use crate::scheduling::explain::shape::{
+use crate::scheduling::explaining::explanation::{
     ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, TenantPart,
 };
-use crate::scheduling::explain::words::{amount, length};
+use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
 use crate::scheduling::policy::Mode;
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use owo_colors::{OwoColorize, Style};

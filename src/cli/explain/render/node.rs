@@ -1,14 +1,14 @@
 //! One node of an explanation as text: its verdict, its GPUs' figures as a table, and what is to be said of each GPU.
 
 use super::{Paint, WIDTH, lines, pairs};
-use crate::scheduling::device::Health;
-use crate::scheduling::explain::shape::{
+use crate::scheduling::explaining::explanation::{
     DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart,
 };
-use crate::scheduling::explain::words::length;
+use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
-use crate::scheduling::loading::ModelTier;
-use crate::scheduling::reading::Freshness;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
+use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::Bytes;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};

@@ -10,12 +10,12 @@ mod table;
 mod through_extender;
 
 use super::{Seeds, side_by_side};
-use crate::sim::packing::bound::{AllocationBound, Beginning, ObservedPlacer};
-use crate::sim::packing::churn::churn;
-use crate::sim::packing::placer::Placer;
-use crate::sim::packing::replay::is_high;
-use crate::sim::packing::report::Losses;
-use crate::sim::packing::{
+use crate::lab::simulate::packing::bound::{AllocationBound, Beginning, ObservedPlacer};
+use crate::lab::simulate::packing::churn::churn;
+use crate::lab::simulate::packing::placer::Placer;
+use crate::lab::simulate::packing::replay::is_high;
+use crate::lab::simulate::packing::report::Losses;
+use crate::lab::simulate::packing::{
     Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
     replay,
 };

@@ -2,9 +2,10 @@
 //! beside the trace.
 
 use crate::cli::simulate::{file_in, trace_in};
-use crate::sim::openb::published::{self, PUBLISHED, PublishedRun, SeedMeans};
-use crate::sim::openb::{Trace, built_in, pods_of, variant_of};
-use crate::sim::packing::PlayedPolicy;
+use crate::lab::simulate::openb::published;
+use crate::lab::simulate::openb::published::{PUBLISHED, PublishedRun, SeedMeans};
+use crate::lab::simulate::openb::{Trace, built_in, pods_of, variant_of};
+use crate::lab::simulate::packing::PlayedPolicy;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 

@@ -1,10 +1,10 @@
 //! Results as people read them: one line for each policy, beside what was published of it.
 
 use super::source::PackingTrace;
-use crate::sim::openb::Trace;
-use crate::sim::openb::published::SeedMeans;
-use crate::sim::packing::report::Losses;
-use crate::sim::packing::{AllocationBound, PackingLine, PlayedTrace};
+use crate::lab::simulate::openb::Trace;
+use crate::lab::simulate::openb::published::SeedMeans;
+use crate::lab::simulate::packing::report::Losses;
+use crate::lab::simulate::packing::{AllocationBound, PackingLine, PlayedTrace};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 

@@ -2,25 +2,25 @@
 //! this process. Filter is asked about the nodes that the stock filters let the pod come to, prioritize about those that are
 //! left, and of the nodes with the highest of the scores 0 to 10 one is taken at random, as the scheduler takes it.
 
-use crate::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
-    PodOnRecord, StatusChange,
-};
 use crate::extender::Extender;
 use crate::extender::request::RequestLimits;
 use crate::extender::server::scheduler_router;
 use crate::ids::{GpuModel, NodeName, PodKey, PodUid};
+use crate::kubernetes::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
+    PodOnRecord, StatusChange,
+};
+use crate::lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
+use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::lab::simulate::packing::shipped::cpu_only::{CpuOnly, CpuRule};
+use crate::lab::simulate::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
+use crate::lab::simulate::packing::shipped::{accepted, ledger};
+use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::lab::simulate::random::Random;
 use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
-use crate::sim::packing::arrivals::{ArrivalDice, Arrivals};
-use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::sim::packing::kinds::{PlayedTrace, PodKind};
-use crate::sim::packing::placer::{Placed, Placer, PodArrival};
-use crate::sim::packing::shipped::cpu_only::{CpuOnly, CpuRule};
-use crate::sim::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
-use crate::sim::packing::shipped::{accepted, books};
-use crate::sim::random::Random;
 use anyhow::{Context, Result, ensure};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -54,8 +54,8 @@ impl<'s> ThroughExtender<'s> {
     ) -> Result<Self> {
         let policy = Policy::default();
         let service = Service::new(policy.clone());
-        let names = books::names(setting, &arrivals.ranks);
-        books::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
+        let names = ledger::names(setting, &arrivals.ranks);
+        ledger::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
         service.lead_from_the_start();
         let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), RequestLimits::default());
         Ok(Self {
@@ -116,9 +116,9 @@ impl<'s> ThroughExtender<'s> {
         let entry = ledger.pod_state(uid).context("a pod that was bound is in the books")?;
         let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
-        let seat = books::seat(&ledger, &self.names, &node, &devices);
+        let seat = ledger::seat(&ledger, &self.names, &node, &devices);
         let state = ObservedPhase::Bound { node, devices: Some(devices), starting: false, ran: None };
-        ledger.see(books::seen(uid, demand, state));
+        ledger.see(ledger::seen(uid, demand, state));
         Ok(seat)
     }
 
@@ -146,7 +146,7 @@ impl Placer for ThroughExtender<'_> {
         if kind.gpus == 0 {
             return self.cpu_only.place(&mut self.service.ledger(), cluster, arrival);
         }
-        let uid = books::uid(arrival.number);
+        let uid = ledger::uid(arrival.number);
         let seat = self.schedule(cluster, &uid, kind);
         let seat = seat.expect("the verbs answer a well-formed request from one who leads");
         if seat.is_none() {
@@ -156,7 +156,7 @@ impl Placer for ThroughExtender<'_> {
     }
 
     fn end(&mut self, number: usize) {
-        self.service.ledger().release(&books::uid(number));
+        self.service.ledger().release(&ledger::uid(number));
     }
 }
 
@@ -165,13 +165,13 @@ fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> 
     let resources = json!({
         "cpu": format!("{}m", kind.cpu),
         "memory": kind.memory.to_string(),
-        "stowage.dev/vram": books::vram(kind, policy).0.to_string(),
+        "stowage.dev/vram": ledger::vram(kind, policy).0.to_string(),
     });
     let annotations = json!({
         "stowage.dev/gpus": kind.gpus.to_string(),
-        "stowage.dev/exclusive": books::is_exclusive(kind).to_string(),
+        "stowage.dev/exclusive": ledger::is_exclusive(kind).to_string(),
     });
-    let models: Vec<&str> = books::models(setting, kind).map(GpuModel::as_str).collect();
+    let models: Vec<&str> = ledger::models(setting, kind).map(GpuModel::as_str).collect();
     let expression = json!({ "key": "nvidia.com/gpu.product", "operator": "In", "values": models });
     let terms = json!([{ "matchExpressions": [expression] }]);
     let required =
@@ -236,8 +236,8 @@ impl ControlPlane for AlwaysWritten {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::openb::built_in;
-    use crate::sim::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
+    use crate::lab::simulate::openb::built_in;
+    use crate::lab::simulate::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
 
     #[test]
     fn through_the_verbs_pods_go_where_the_core_puts_them() {

@@ -2,23 +2,23 @@
 
 use super::step::*;
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::decision::Reservation;
-use crate::scheduling::device::Health;
-use crate::scheduling::disruption_info::{
-    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
-};
-use crate::scheduling::fit::fit;
+use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::{
     AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
-use crate::scheduling::node::{Node, NodeKind};
-use crate::scheduling::packing_model::{DemandHistory, DemandShape, PackingModel};
-use crate::scheduling::plugin::{Ask, PluginDevices};
+use crate::scheduling::placing::fit::fit;
+use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::scheduling::preempt::{BudgetRules, cheapest_victims};
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::reading::{Freshness, NodeReading};
-use crate::scheduling::request::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
+use crate::scheduling::vocabulary::disruption_info::{
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;

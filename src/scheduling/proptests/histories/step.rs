@@ -1,12 +1,12 @@
 //! What can happen to a ledger, drawn at random, and the names that it happens under.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::device::Device;
-use crate::scheduling::loading::NodeModelSet;
-use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::proptests::{device, sharing};
-use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::model_tier::NodeModelSet;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;

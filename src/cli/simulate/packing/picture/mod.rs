@@ -4,8 +4,8 @@
 
 mod panel;
 
-use crate::sim::packing::PackingLine;
-use crate::sim::packing::curve::Point;
+use crate::lab::simulate::packing::PackingLine;
+use crate::lab::simulate::packing::curve::Point;
 use anyhow::{Context, Result, anyhow};
 use kuva::backend::raster::RasterBackend;
 use kuva::backend::svg::SvgBackend;
@@ -102,7 +102,7 @@ fn scene(title: &str, lines: &[PackingLine]) -> Scene {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::packing::PlayedPolicy;
+    use crate::lab::simulate::packing::PlayedPolicy;
 
     fn lines() -> Vec<PackingLine> {
         let point = |load| Point { load, allocated: (load as f64).min(92.0), fragmented: 5.0 };

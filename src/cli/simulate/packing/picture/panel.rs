@@ -1,9 +1,9 @@
 //! One panel: axes, a line for each policy, and at each line's end its name in its colour. Names that would lie on each other
 //! are moved apart.
 
-use crate::sim::packing::arrivals::LAST_LOAD;
-use crate::sim::packing::curve::Point;
-use crate::sim::packing::{PackingLine, PlayedPolicy};
+use crate::lab::simulate::packing::arrivals::LAST_LOAD;
+use crate::lab::simulate::packing::curve::Point;
+use crate::lab::simulate::packing::{PackingLine, PlayedPolicy};
 use kuva::plot::LinePlot;
 use kuva::render::layout::{ComputedLayout, Layout, TickFormat};
 use kuva::render::plots::Plot;

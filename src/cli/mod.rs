@@ -1,0 +1,317 @@
+//! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
+
+mod admin;
+mod agents;
+mod connections;
+mod explain;
+mod node_agent;
+mod policy;
+mod serve_policy;
+mod simulate;
+
+use crate::extender::request::RequestLimits;
+use crate::extender::tls::TlsFiles;
+use crate::kubernetes;
+use crate::kubernetes::port::WriteTimes;
+use crate::kubernetes::{LeadWith, LeaseName};
+use crate::lab::demo;
+use crate::lab::demo::Show;
+use crate::policy_file::format;
+use crate::report::NodeReport;
+use crate::serve::{self, ClusterSource, ServeOptions};
+use admin::AdminArgs;
+use agents::AgentsArgs;
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use connections::ConnectionArgs;
+use explain::ExplainArgs;
+use node_agent::AgentArgs;
+use policy::{PolicyArgs, print_policy_schema};
+use serve_policy::ServePolicyArgs;
+use simulate::SimulateArgs;
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+
+/// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer a kube-scheduler: filter, prioritize, preempt, bind
+    Serve(Box<ServeArgs>),
+    /// Report what this node's GPUs, engines and models are doing; runs on every GPU node
+    Agent(Box<AgentArgs>),
+    /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
+    Demo(DemoArgs),
+    /// Check, show and describe policies
+    Policy(PolicyArgs),
+    /// Say why a pod is where it is, or is nowhere, and what would have to change
+    Explain(ExplainArgs),
+    /// Play workloads in simulated time, on the code that decides, beside other ways to decide
+    Simulate(SimulateArgs),
+    /// Print the JSON Schema of something Stowage reads or writes
+    Schema {
+        #[arg(value_enum)]
+        of: SchemaOf,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SchemaOf {
+    /// What an agent posts to /v1/reports
+    Report,
+    /// A policy file
+    Policy,
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// The cluster to serve; without it the usual places are tried, then the pod's own service account
+    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Serve what `kubectl get nodes,pods -A -o yaml` printed, in place of an API server; binds change the copy
+    /// in memory
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+
+    /// Where the scheduler calls
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
+    listen: SocketAddr,
+
+    /// Certificate for --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "client_ca")]
+    tls_cert: Option<PathBuf>,
+
+    /// Private key for --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Whose clients may call --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
+
+    #[command(flatten)]
+    policy: ServePolicyArgs,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+
+    #[command(flatten)]
+    agents: AgentsArgs,
+
+    /// Allow plain HTTP on addresses other than loopback
+    #[arg(long)]
+    insecure: bool,
+
+    /// Largest request body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    body_limit: u16,
+
+    /// When to act: while the kube-scheduler beside this process holds its Lease, while a Lease of our own is held, or
+    /// always (one replica only)
+    #[arg(long, value_enum, default_value_t = Lead::KubeScheduler, conflicts_with = "cluster")]
+    lead_with: Lead,
+
+    /// The Lease to watch or hold, as NAMESPACE/NAME [default: kube-system/kube-scheduler or kube-system/stowage]
+    #[arg(long, value_name = "LEASE", conflicts_with = "cluster")]
+    lease: Option<String>,
+
+    /// What one part of a write may take: until the client gives up, until the kernel stops sending, until the API server
+    /// gives up. A new leader waits for all of them, and a fifth of one for the commit, before it acts
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = write_deadline, conflicts_with = "cluster")]
+    write_deadline: Duration,
+
+    /// This replica's host name, the part of the Lease holder's identity before the last underscore
+    #[arg(long, value_name = "NAME", env = "HOSTNAME")]
+    identity: Option<String>,
+
+    /// What stands before `=` in the CDI names written on pods
+    #[arg(long, value_name = "KIND", default_value = kubernetes::CDI_KIND)]
+    cdi_kind: String,
+
+    #[command(flatten)]
+    connections: ConnectionArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Lead {
+    KubeScheduler,
+    Lease,
+    Always,
+}
+
+#[derive(Debug, Args)]
+struct DemoArgs {
+    /// Play the story once and exit: 0 if every invariant held
+    #[arg(long)]
+    once: bool,
+
+    /// Play the story once, and print its summary on stdout as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Cli {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut runtime = match self.command {
+            // One thread is enough for a report a second, and each more costs memory on every node.
+            Command::Agent(_) => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        let runtime = runtime.enable_all().build().context("no threads")?;
+        match self.command {
+            Command::Serve(args) => {
+                log_to_stderr("info");
+                let outcome = runtime.block_on(serve::serve(args.validate()?));
+                // Whatever was to be finished is. A thread that is still at work works for nobody.
+                runtime.shutdown_timeout(LEFT_TO_THREADS);
+                outcome.map(|()| ExitCode::SUCCESS)
+            }
+            Command::Agent(args) => {
+                log_to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
+                let outcome = runtime.block_on(args.run());
+                // A driver or a name server that hangs has a thread, and nobody waits for it.
+                runtime.shutdown_background();
+                outcome.map(|()| ExitCode::SUCCESS)
+            }
+            Command::Demo(args) => {
+                log_to_stderr("error");
+                runtime.block_on(demo::run(args.show()))
+            }
+            Command::Policy(args) => args.run(),
+            Command::Simulate(args) => args.run(),
+            Command::Explain(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
+            Command::Schema { of: SchemaOf::Report } => {
+                let schema = schemars::schema_for!(NodeReport);
+                writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&schema)?)?;
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+}
+
+/// They are told to stop beforehand, and look at every node whether they are.
+const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
+
+/// The client's own log repeats at each try what the agent says once.
+const LOG_OF_AGENT: &str = "info,kube_client=off";
+const LOG_OF_LOOK: &str = "error,kube_client=off";
+
+impl DemoArgs {
+    fn show(&self) -> Show {
+        match (self.json, self.once) {
+            (true, _) => Show::Json,
+            (false, true) => Show::Once,
+            (false, false) => Show::Stay,
+        }
+    }
+}
+
+impl ServeArgs {
+    fn validate(self) -> Result<ServeOptions> {
+        let tls = match (self.tls_cert, self.tls_key, self.client_ca) {
+            (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles { cert, key, client_ca }),
+            _ => None,
+        };
+        if tls.is_none() && !self.listen.ip().is_loopback() && !self.insecure {
+            bail!(
+                "--listen {} can be reached from elsewhere, and whoever reaches it can bind pods: give --tls-cert, \
+                 --tls-key and --client-ca, or listen on 127.0.0.1, or say --insecure",
+                self.listen
+            );
+        }
+        let agents = self.agents.validate(self.cluster.is_some(), self.insecure)?;
+        let admin = self.admin.validate(self.cluster.is_some(), self.insecure)?;
+        let identity = self.identity.filter(|name| !name.is_empty());
+        let source = match self.cluster {
+            Some(dump) => ClusterSource::Dump(dump),
+            None => ClusterSource::ApiServer {
+                kubeconfig: self.kubeconfig,
+                lead_with: lead_with(self.lead_with, self.lease.as_deref(), identity.as_deref())?,
+                identity: identity.unwrap_or_else(|| "stowage".into()),
+                cdi_kind: self.cdi_kind,
+                times: WriteTimes::of(self.write_deadline),
+            },
+        };
+        let body = usize::from(self.body_limit) << 20;
+        let limits =
+            RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
+        let policy = self.policy.validate()?;
+        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy })
+    }
+}
+
+fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<LeadWith> {
+    let lease = lease.map(lease_name).transpose()?;
+    let identity = || {
+        identity
+            .map(str::to_owned)
+            .or_else(hostname)
+            .context("this machine tells no host name: give --identity, the host name of this replica's pod")
+    };
+    Ok(match lead {
+        Lead::Always => LeadWith::Always,
+        Lead::KubeScheduler => LeadWith::KubeScheduler {
+            lease: lease.unwrap_or_else(LeaseName::of_kube_scheduler),
+            hostname: identity()?,
+        },
+        Lead::Lease => LeadWith::Lease {
+            lease: lease.unwrap_or_else(|| LeaseName::own("kube-system")),
+            identity: identity()?,
+        },
+    })
+}
+
+/// What the kernel says; a pod's is its own.
+fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+fn lease_name(text: &str) -> Result<LeaseName> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(LeaseName { namespace: namespace.into(), name: name.into() })
+        }
+        _ => bail!("--lease is {text:?}; write NAMESPACE/NAME, such as kube-system/kube-scheduler"),
+    }
+}
+
+/// Shorter, an API server that is merely busy answers nothing in time; longer, a new leader waits for minutes.
+const WRITE_DEADLINES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+
+fn write_deadline(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    let deadline = Duration::from_millis(millis.0);
+    match WRITE_DEADLINES.contains(&deadline) {
+        true => Ok(deadline),
+        false => Err("write a duration from 100ms to 1m, such as 5s".into()),
+    }
+}
+
+/// `RUST_LOG` overrides the level.
+fn log_to_stderr(level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // A second logger in one process (tests) keeps the first.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
+}

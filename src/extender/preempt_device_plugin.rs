@@ -1,0 +1,71 @@
+//! `preempt` for pods that ask a device plugin: of the nodes the scheduler could preempt on, the best one that the policy
+//! allows, with exactly the victims the scheduler chose there.
+//!
+//! The kubelet picks the GPUs, so there is no better set of victims to find and no room to hold: the scheduler counts devices
+//! as Stowage does, and its nomination keeps them.
+
+use super::Extender;
+use super::filter::VerbRequest;
+use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionResult};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting::EvictionCost;
+use crate::scheduling::ledger::{Ledger, Preemptor};
+use crate::scheduling::policy::{Policy, ViolateBudgets};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is left of the candidates.
+pub struct NarrowedCandidates {
+    /// The place of the best one among those that were offered.
+    pub chosen: Option<usize>,
+    /// Why there is none; empty, if there is one.
+    pub code: &'static str,
+    pub policy: Arc<Policy>,
+}
+
+/// Fewest disruption budgets violated, and none unless the policy lets them be; then the least price, then the node's name.
+pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<'_>]) -> NarrowedCandidates {
+    let mut ledger = extender.service.ledger();
+    asking.enter(&mut ledger);
+    let policy = ledger.policy().clone();
+    let refused = |code| NarrowedCandidates { chosen: None, code, policy: policy.clone() };
+    if !asking.demand.may_preempt {
+        return refused("preemption-policy-never");
+    }
+    if ledger.reserved_placement(&asking.uid).is_some() {
+        return refused("already-placed");
+    }
+    let preemptor = ledger.preemptor(&asking.uid);
+    let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
+    let offered_to_us = || offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
+    let with_eviction_cost = offered_to_us().filter_map(|(place, node)| {
+        let eviction_cost = eviction_cost(&ledger, &preemptor, node)?;
+        Some((node.pdb_violations, eviction_cost, node.node, place))
+    });
+    match with_eviction_cost.min() {
+        Some((.., place)) => NarrowedCandidates { chosen: Some(place), code: "", policy: policy.clone() },
+        None => refused("no-candidate"),
+    }
+}
+
+/// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
+/// error of the whole preemption.
+fn eviction_cost(ledger: &Ledger, preemptor: &Preemptor, offered: &OfferedNode<'_>) -> Option<EvictionCost> {
+    let node = NodeName::parse(offered.node).ok()?;
+    let victims: Vec<PodUid> =
+        offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
+    if victims.is_empty() {
+        return None;
+    }
+    ledger.eviction_cost_of(preemptor, &node, &victims)
+}
+
+/// The chosen node with the scheduler's own victims.
+pub fn answer(offered: &[OfferedNode<'_>], narrowed: &NarrowedCandidates) -> PreemptionResult {
+    let answered = narrowed.chosen.map(|place| {
+        let OfferedNode { node, victims, pdb_violations } = &offered[place];
+        let pods = victims.iter().map(|uid| AnsweredVictim { uid: (*uid).to_owned() }).collect();
+        ((*node).to_owned(), AnsweredVictims { pods, num_pdb_violations: *pdb_violations })
+    });
+    PreemptionResult { node_name_to_meta_victims: BTreeMap::from_iter(answered) }
+}

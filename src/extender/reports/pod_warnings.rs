@@ -1,0 +1,167 @@
+//! What a report says of single pods, told to whoever looks at them: drift, use above the grant, and GPUs that were lost
+//! under them.
+//!
+//! Words only: nothing is decided or charged here. An agent is believed about pods that the books have on its own node, and
+//! of two replicas the one that leads speaks.
+
+use crate::extender::Extender;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::kubernetes::port::{PodEvent, PodEventReason};
+use crate::report::{GpuReport, NodeReport, ReportFinding, ReportPart};
+use crate::scheduling::ledger::{PodPhase, PodState};
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::units::Bytes;
+
+/// Counts what is missing and what is found, and tells the pods of the latter. `found_before`: by the node's report before
+/// this.
+pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
+    let metrics = &extender.service.metrics;
+    for missing in &report.missing {
+        metrics.report_missing.with_label_values(&[part(missing.part)]).inc();
+    }
+    for finding in &report.findings {
+        let (pod, kind) = subject(finding);
+        let is_known = found_before.iter().any(|found| subject(found) == (pod, kind));
+        if !is_known {
+            metrics.report_findings.with_label_values(&[kind]).inc();
+        }
+    }
+    if extender.service.gate.is_leading() {
+        report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
+    }
+}
+
+/// Tells the pods on GPUs that were there `before` this report and are not, or not as they were.
+pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
+    let Some(gpus) = report.gpus.as_deref() else { return };
+    let lost: Vec<(&Device, String)> =
+        before.iter().filter_map(|device| Some((device, loss(device, gpus)?))).collect();
+    if lost.is_empty() || !extender.service.gate.is_leading() {
+        return;
+    }
+    for (uid, entry, losses) in struck(extender, &report.node, &lost) {
+        let text = format!(
+            "On {}: {losses}. The pod keeps its charge there, and nothing new goes to a GPU that is lost. Delete the \
+             pod to have it placed anew; the node's agent and kernel log say more.",
+            report.node
+        );
+        record_event(extender, uid, &entry, PodEventReason::GpuLost, text);
+    }
+}
+
+fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
+    let (uid, _) = subject(finding);
+    let Some(entry) = bound_to(extender, node, uid) else { return };
+    let (kind, text) = match finding {
+        ReportFinding::Drift { recorded, actual, .. } => {
+            let recorded = entry.devices().map_or(&recorded[..], |devices| devices);
+            (PodEventReason::Drift, drift(node, recorded, actual))
+        }
+        ReportFinding::OverGrant { granted_bytes, used_bytes, .. } => {
+            (PodEventReason::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
+        }
+    };
+    record_event(extender, uid.clone(), &entry, kind, text);
+}
+
+fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
+    format!(
+        "The pod's processes run on {} of {node}; its Binding recorded {}. What it was promised counts where it \
+         was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
+         stowage.dev/visible-devices and that the node's runtime honours it, then delete the pod.",
+        list(actual),
+        list(recorded)
+    )
+}
+
+fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
+    format!(
+        "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). What is above is \
+         its neighbours'. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
+         more stowage.dev/vram.",
+        used.0, granted.0
+    )
+}
+
+fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
+    let ledger = extender.service.ledger();
+    let entry = ledger.pod_state(uid).filter(|entry| entry.node() == Some(node))?;
+    matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
+}
+
+/// What has become of a device for the worse. One that was lost before has been told of.
+fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
+    // Labels know indexes only: the first report replaces them.
+    if device.uuid.index().is_some() || device.health == Health::Lost {
+        return None;
+    }
+    let uuid = &device.uuid;
+    if gpus.iter().any(|gpu| gpu.parent.as_ref() == Some(uuid)) {
+        return Some(format!("GPU {uuid} has been cut into MIG slices"));
+    }
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
+        return Some(format!("GPU {uuid} is gone: the agent does not see it any more"));
+    };
+    if gpu.health == Health::Lost {
+        let reason = gpu.health_reason.as_deref().unwrap_or("the agent does not say why");
+        return Some(format!("GPU {uuid} is out of order: {reason}"));
+    }
+    (gpu.total_bytes < device.total)
+        .then(|| format!("GPU {uuid} has shrunk from {} to {}", device.total, gpu.total_bytes))
+}
+
+/// The pods on these devices, each with what it lost, in order of UID.
+fn struck(
+    extender: &Extender,
+    node: &NodeName,
+    lost: &[(&Device, String)],
+) -> Vec<(PodUid, PodState, String)> {
+    let ledger = extender.service.ledger();
+    let losses = |entry: &PodState| -> String {
+        let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
+        of_it.collect::<Vec<_>>().join("; ")
+    };
+    let here = ledger.pods_of(node);
+    here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
+        .filter(|(.., losses)| !losses.is_empty())
+        .collect()
+}
+
+fn is_on(entry: &PodState, device: &Device) -> bool {
+    let is_it = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => device.index == index && device.parent.is_none(),
+        None => *uuid == device.uuid,
+    };
+    entry.devices().is_some_and(|devices| devices.iter().any(is_it))
+}
+
+fn record_event(extender: &Extender, uid: PodUid, entry: &PodState, kind: PodEventReason, text: String) {
+    extender.control_plane.record_event(PodEvent { key: entry.key.clone(), uid, kind, text });
+}
+
+fn list(gpus: &[GpuUuid]) -> String {
+    match gpus {
+        [] => "no GPU".into(),
+        gpus => gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The pod a finding is about, and the finding's name in metrics.
+fn subject(finding: &ReportFinding) -> (&PodUid, &'static str) {
+    match finding {
+        ReportFinding::Drift { pod, .. } => (pod, "drift"),
+        ReportFinding::OverGrant { pod, .. } => (pod, "over-grant"),
+    }
+}
+
+fn part(part: ReportPart) -> &'static str {
+    match part {
+        ReportPart::Gpus => "gpus",
+        ReportPart::Processes => "processes",
+        ReportPart::Owners => "owners",
+        ReportPart::Pods => "pods",
+        ReportPart::Engines => "engines",
+        ReportPart::Models => "models",
+        ReportPart::Other => "other",
+    }
+}

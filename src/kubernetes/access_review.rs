@@ -1,0 +1,132 @@
+//! Who may see an operators' page, as the API server says: `TokenReview` for who asks, `SubjectAccessReview` for what for.
+//!
+//! Nothing is remembered here: who asks decides how often. A token is one for the API server itself: there is no audience of
+//! Stowage's own, so that the tokens which people and Prometheus have already will do.
+
+use super::port::{AuthError, OperatorPage, PageAuthority};
+use super::token_review::{LIMIT, unavailable};
+use crate::units::Millis;
+use futures::future::BoxFuture;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub struct AccessReviews {
+    client: Client,
+}
+
+impl AccessReviews {
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    async fn decide(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
+        let question = TokenReview {
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+            ..TokenReview::default()
+        };
+        let answer = ask(Api::all(self.client.clone()), &question).await?;
+        let user = known(answer.status.unwrap_or_default())?;
+        let name = user.username.clone().unwrap_or_default();
+        let answer = ask(Api::all(self.client.clone()), &question_about(user, page)).await?;
+        let status = answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))?;
+        match status.allowed && status.denied != Some(true) {
+            true => Ok(()),
+            false => Err(AuthError::NotAllowed { user: name, what: page.to_string() }),
+        }
+    }
+}
+
+impl PageAuthority for AccessReviews {
+    fn may_see<'a>(
+        &'a self,
+        token: &'a str,
+        page: &'a OperatorPage,
+    ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
+        Box::pin(async move {
+            self.decide(token, page).await?;
+            Ok(super::token_review::remaining(token, jiff::Timestamp::now()))
+        })
+    }
+}
+
+async fn ask<K>(reviews: Api<K>, question: &K) -> Result<K, AuthError>
+where
+    K: Serialize + DeserializeOwned + Clone + std::fmt::Debug,
+{
+    let params = PostParams::default();
+    match tokio::time::timeout(LIMIT, reviews.create(&params, question)).await {
+        Ok(answer) => answer.map_err(unavailable),
+        Err(_) => Err(unavailable(format_args!("the API server did not answer within {LIMIT:?}"))),
+    }
+}
+
+fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
+    if status.authenticated == Some(true) {
+        return Ok(status.user.unwrap_or_default());
+    }
+    let why = status.error.filter(|error| !error.is_empty());
+    Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())))
+}
+
+fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
+    let mut spec = SubjectAccessReviewSpec {
+        user: user.username,
+        groups: user.groups,
+        uid: user.uid,
+        extra: user.extra,
+        ..SubjectAccessReviewSpec::default()
+    };
+    match page {
+        OperatorPage::OfCluster(path) => {
+            spec.non_resource_attributes =
+                Some(NonResourceAttributes { path: Some((*path).into()), verb: Some("get".into()) });
+        }
+        OperatorPage::OfPod(pod) => {
+            spec.resource_attributes = Some(ResourceAttributes {
+                namespace: Some(pod.namespace.to_string()),
+                name: Some(pod.name.to_string()),
+                resource: Some("pods".into()),
+                version: Some("v1".into()),
+                verb: Some("get".into()),
+                ..ResourceAttributes::default()
+            });
+        }
+    }
+    SubjectAccessReview { spec, ..SubjectAccessReview::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+
+    #[test]
+    fn a_pod_asks_for_get_pods_in_its_namespace_and_a_page_of_the_cluster_for_its_path() {
+        let user = || UserInfo {
+            username: Some("jane".into()),
+            groups: Some(vec!["dev".into()]),
+            ..UserInfo::default()
+        };
+        let pod = question_about(user(), &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap())).spec;
+        let of_pod = pod.resource_attributes.unwrap();
+        assert_eq!(
+            [of_pod.verb, of_pod.resource, of_pod.namespace, of_pod.name, of_pod.group]
+                .map(Option::unwrap_or_default),
+            ["get", "pods", "team-a", "llm", ""]
+        );
+        assert_eq!(
+            (pod.user.as_deref(), pod.groups, pod.non_resource_attributes),
+            (Some("jane"), Some(vec!["dev".into()]), None)
+        );
+        let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
+        let of_page = page.non_resource_attributes.unwrap();
+        assert_eq!((of_page.verb.as_deref(), of_page.path.as_deref()), (Some("get"), Some("/metrics")));
+        assert_eq!(page.resource_attributes, None);
+    }
+}

@@ -1,0 +1,127 @@
+//! An eviction, from the word to the victim to what became of it.
+//!
+//! One try, and the only thing repeated here is a question. When to try again, and when to give up, is the planner's.
+
+use super::failure::{ApiFailure, FailureCause};
+use super::{ApiControlPlane, post, within};
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PodEvent,
+    PodEventReason, StatusChange,
+};
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::api::DeleteParams;
+use serde::de::IgnoredAny;
+
+impl ApiControlPlane {
+    pub(super) async fn mark_and_evict(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        why: &EvictionReason,
+    ) -> EvictionOutcome {
+        if self.open().is_err() {
+            return EvictionOutcome::TryLater { after: None };
+        }
+        // A victim that cannot be told leaves all the same: the Event says it too.
+        let told = self.mark(key, uid, EvictionCondition::Leaving(why.clone())).await;
+        if told == Err(ControlPlaneError::Gone) {
+            return EvictionOutcome::Gone;
+        }
+        // Telling may have taken long.
+        if self.open().is_err() {
+            return EvictionOutcome::TryLater { after: None };
+        }
+        let outcome = match self.post_eviction_or_delete(key, uid).await {
+            Ok(()) => EvictionOutcome::Evicted,
+            Err(failure) => self.not_evicted(key, uid, failure).await,
+        };
+        match outcome {
+            EvictionOutcome::Evicted => self.record_event(evicted(key, uid, why)),
+            EvictionOutcome::Refused { .. } => {
+                // Should it fail, the condition is wrong about a pod that nobody evicts; the Events are not.
+                let _ = self.mark(key, uid, EvictionCondition::CalledOff).await;
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    async fn mark(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        mark: EvictionCondition,
+    ) -> Result<(), ControlPlaneError> {
+        self.write_status(key, uid, &StatusChange::eviction(mark)).await
+    }
+
+    /// The Eviction API, and past it only where a budget that the pod's class ignores is all that refuses.
+    async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
+        let refused = match self.post_eviction(key, uid).await {
+            Err(failure) if matches!(failure.why, FailureCause::TooMany { .. }) => failure,
+            answer => return answer,
+        };
+        // Of one statement, so that the lock is not held while the API server is asked.
+        let waits = self.service.ledger().waits_for_budgets(uid);
+        if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
+    }
+
+    /// With the pod's own grace period.
+    async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
+        let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
+        let params = DeleteParams::default().preconditions(preconditions);
+        let pods = self.pods(key);
+        within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
+    }
+
+    async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
+        let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
+        let eviction = Eviction {
+            metadata: ObjectMeta {
+                name: Some(key.name.to_string()),
+                namespace: Some(key.namespace.to_string()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(preconditions),
+                ..DeleteOptions::default()
+            }),
+        };
+        let (pods, params) = (self.pods(key), post());
+        let write = pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
+        within(self.times.client, write).await.map(drop)
+    }
+
+    async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: ApiFailure) -> EvictionOutcome {
+        let ApiFailure { why, message } = failure;
+        match why {
+            FailureCause::Gone => EvictionOutcome::Gone,
+            FailureCause::TooMany { after } => EvictionOutcome::TryLater { after },
+            FailureCause::Refused => EvictionOutcome::Refused { message },
+            FailureCause::Unknown => EvictionOutcome::Unknown { message },
+            // Another UID, or too many writes of the pod at the same time.
+            FailureCause::Conflict => match self.is_still(key, uid).await {
+                Ok(true) => EvictionOutcome::TryLater { after: None },
+                Ok(false) | Err(ControlPlaneError::Gone) => EvictionOutcome::Gone,
+                Err(error) => EvictionOutcome::Unknown { message: error.to_string() },
+            },
+        }
+    }
+}
+
+fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
+    PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::Evicted, text: why.to_string() }
+}
+
+/// As a label of metrics.
+pub fn code(outcome: &EvictionOutcome) -> &'static str {
+    match outcome {
+        EvictionOutcome::Evicted => "written",
+        EvictionOutcome::Gone => "gone",
+        EvictionOutcome::TryLater { .. } => "later",
+        EvictionOutcome::Refused { .. } => "refused",
+        EvictionOutcome::Unknown { .. } => "unknown",
+    }
+}

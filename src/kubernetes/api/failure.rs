@@ -1,0 +1,156 @@
+//! What an answer that is no success says of a write: whether it was written, and why not.
+
+use crate::kubernetes::port::{BindOutcome, ControlPlaneError};
+use kube::core::Status;
+use std::time::Duration;
+
+/// A request that came to nothing, or may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiFailure {
+    pub why: FailureCause,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureCause {
+    /// 404, or a patch that names a UID met another pod of the name.
+    Gone,
+    /// 409: what was written before or meanwhile; of what takes a UID as precondition also another UID.
+    Conflict,
+    /// 429, and how long to wait, if it says.
+    TooMany { after: Option<Duration> },
+    /// Nothing was written: it was refused, or never sent.
+    Refused,
+    /// It may have been written.
+    Unknown,
+}
+
+impl ApiFailure {
+    pub fn too_late(limit: Duration) -> Self {
+        Self {
+            why: FailureCause::Unknown,
+            message: format!("the API server did not answer within {limit:?}"),
+        }
+    }
+}
+
+impl From<kube::Error> for ApiFailure {
+    fn from(error: kube::Error) -> Self {
+        Self { why: why(&error), message: error.to_string() }
+    }
+}
+
+/// Whatever leaves it open is unknown, and has to be read.
+fn why(error: &kube::Error) -> FailureCause {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            404 => FailureCause::Gone,
+            409 => FailureCause::Conflict,
+            429 => {
+                let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+                FailureCause::TooMany { after: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
+            }
+            // An overloaded server or a proxy before it answers this, whatever became of the request.
+            408 => FailureCause::Unknown,
+            422 if is_about_uid(status) => FailureCause::Gone,
+            400..500 => FailureCause::Refused,
+            _ => FailureCause::Unknown,
+        },
+        // It was never sent.
+        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => FailureCause::Refused,
+        _ => FailureCause::Unknown,
+    }
+}
+
+/// A patch cannot change a UID, and so it is refused where it names another than the pod has.
+fn is_about_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.field == "metadata.uid")
+}
+
+impl From<ApiFailure> for BindOutcome {
+    fn from(ApiFailure { why, message }: ApiFailure) -> Self {
+        match why {
+            FailureCause::Conflict => Self::Conflict,
+            FailureCause::Gone | FailureCause::Refused => Self::Refused { message },
+            // A proxy may say so after it has passed the request on, and a Binding is not to be repeated unread.
+            FailureCause::TooMany { .. } | FailureCause::Unknown => Self::Unknown { message },
+        }
+    }
+}
+
+impl From<ApiFailure> for ControlPlaneError {
+    fn from(ApiFailure { why, message }: ApiFailure) -> Self {
+        match why {
+            FailureCause::Gone => Self::Gone,
+            FailureCause::Refused => Self::Refused(message),
+            FailureCause::Conflict | FailureCause::TooMany { .. } | FailureCause::Unknown => {
+                Self::Unknown(message)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(code: u16) -> ApiFailure {
+        let status = kube::core::Status::failure("no", "Because").with_code(code);
+        kube::Error::Api(Box::new(status)).into()
+    }
+
+    #[test]
+    fn only_what_says_that_nothing_was_written_counts_as_refused() {
+        let outcome = |code| match answered(code).into() {
+            BindOutcome::Written => "written",
+            BindOutcome::Conflict => "conflict",
+            BindOutcome::Refused { .. } => "refused",
+            BindOutcome::Unknown { .. } => "unknown",
+        };
+        assert_eq!(outcome(409), "conflict");
+        for refused in [400, 401, 403, 404, 422] {
+            assert_eq!(outcome(refused), "refused", "{refused}");
+        }
+        for unknown in [0, 302, 408, 429, 500, 502, 503, 504] {
+            assert_eq!(outcome(unknown), "unknown", "{unknown}");
+        }
+        let garbled = serde_json::from_str::<u8>("<html>").unwrap_err();
+        let failure = ApiFailure::from(kube::Error::SerdeError(garbled));
+        assert_eq!(failure.why, FailureCause::Unknown, "an answer that cannot be read says nothing");
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_is_no_failure_to_be_repeated() {
+        assert_eq!(ControlPlaneError::from(answered(404)), ControlPlaneError::Gone);
+        assert!(matches!(answered(403).into(), ControlPlaneError::Refused(_)));
+        for unknown in [409, 429, 500] {
+            assert!(matches!(answered(unknown).into(), ControlPlaneError::Unknown(_)), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_patch_that_would_change_the_uid_met_another_pod() {
+        let refused = |field: &str| {
+            let mut status = Status::failure("no", "Invalid").with_code(422);
+            status.details =
+                Some(serde_json::from_value(serde_json::json!({ "causes": [{ "field": field }] })).unwrap());
+            ApiFailure::from(kube::Error::Api(Box::new(status))).why
+        };
+        assert_eq!(refused("metadata.uid"), FailureCause::Gone);
+        assert_eq!(refused("spec.nodeName"), FailureCause::Refused);
+    }
+
+    #[test]
+    fn a_server_that_names_a_time_to_wait_is_believed() {
+        let told = |seconds: u32| {
+            let mut status = kube::core::Status::failure("no", "TooManyRequests").with_code(429);
+            status.details =
+                serde_json::from_value(serde_json::json!({ "retryAfterSeconds": seconds })).unwrap();
+            ApiFailure::from(kube::Error::Api(Box::new(status))).why
+        };
+        assert_eq!(told(10), FailureCause::TooMany { after: Some(Duration::from_secs(10)) });
+        assert_eq!(told(0), FailureCause::TooMany { after: None });
+        assert_eq!(answered(429).why, FailureCause::TooMany { after: None });
+    }
+}

@@ -1,0 +1,264 @@
+//! The control plane that is a real API server: what Stowage asks of it, each in one request with a limit of its own.
+//!
+//! No list, and a read only where a caller asks for one or a conflict has to be told from another. Nothing here decides:
+//! an outcome says what is known of a write, and who asked for it knows what to do. The client is not throttled: the
+//! scheduler sets the pace.
+
+mod evict;
+mod failure;
+mod status;
+
+use super::events::EventRecorder;
+use super::objects;
+use super::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
+    PodOnRecord, StatusChange, WriteTimes,
+};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
+use crate::service::Service;
+use failure::{ApiFailure, FailureCause};
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who wrote, in `managedFields`.
+const FIELD_MANAGER: &str = "stowage";
+
+pub struct ApiControlPlane {
+    client: Client,
+    service: Arc<Service>,
+    notices: EventRecorder,
+    /// The vendor and class before the `=` of a CDI name, such as `nvidia.com/gpu`.
+    cdi_kind: String,
+    times: WriteTimes,
+}
+
+impl ApiControlPlane {
+    pub fn new(
+        client: Client,
+        service: Arc<Service>,
+        notices: EventRecorder,
+        cdi_kind: String,
+        times: WriteTimes,
+    ) -> Self {
+        Self { client, service, notices, cdi_kind, times }
+    }
+
+    fn pods(&self, key: &PodKey) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    async fn post_binding(&self, order: &BindOrder) -> BindOutcome {
+        let epoch = match self.open() {
+            Ok(epoch) => epoch,
+            Err(reason) => return BindOutcome::Refused { message: reason.into() },
+        };
+        let BindOrder { key, uid, demand, placement, .. } = order;
+        let binding = objects::binding(key, uid, demand, placement, &self.cdi_kind, &epoch);
+        let (pods, params) = (self.pods(key), post());
+        let write = pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
+        match within(self.times.client, write).await {
+            Ok(_) => BindOutcome::Written,
+            Err(failure) => failure.into(),
+        }
+    }
+
+    async fn get_pod(&self, key: &PodKey) -> Result<Option<PodOnRecord>, ControlPlaneError> {
+        let pods = self.pods(key);
+        let pod = within(self.times.client, pods.get_opt(&key.name)).await?;
+        pod.map(|pod| on_record(&pod)).transpose()
+    }
+
+    async fn patch_status(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        change: &StatusChange,
+    ) -> Result<(), ControlPlaneError> {
+        let epoch = self.open().map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
+        let patch = status::status_patch(uid, change, &epoch, &self.service.clock, jiff::Timestamp::now());
+        self.patch(key, uid, Subresource::Status, &patch).await
+    }
+
+    async fn patch_scheduling_gate(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        self.patch(key, uid, Subresource::None, &status::scheduling_gate_patch(uid)).await
+    }
+
+    /// A patch conflicts with writes at the same time when the API server has tried several times to go around them: once
+    /// more is worth it if the pod is still the one that is meant.
+    async fn patch(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        subresource: Subresource,
+        patch: &Value,
+    ) -> Result<(), ControlPlaneError> {
+        match self.patch_once(key, subresource, patch).await {
+            Err(ApiFailure { why: FailureCause::Conflict, .. }) if self.is_still(key, uid).await? => {
+                self.patch_once(key, subresource, patch).await.map_err(ControlPlaneError::from)
+            }
+            Err(ApiFailure { why: FailureCause::Conflict, .. }) => Err(ControlPlaneError::Gone),
+            outcome => outcome.map_err(ControlPlaneError::from),
+        }
+    }
+
+    async fn patch_once(
+        &self,
+        key: &PodKey,
+        subresource: Subresource,
+        patch: &Value,
+    ) -> Result<(), ApiFailure> {
+        if let Err(reason) = self.open() {
+            return Err(ApiFailure { why: FailureCause::Refused, message: reason.into() });
+        }
+        let (pods, patch) = (self.pods(key), Patch::Strategic(patch));
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let answer = match subresource {
+            Subresource::None => within(self.times.client, pods.patch(&key.name, &params, &patch)).await,
+            Subresource::Status => {
+                within(self.times.client, pods.patch_status(&key.name, &params, &patch)).await
+            }
+        };
+        answer.map(drop)
+    }
+
+    /// Whether the pod is there and is the one that is meant.
+    async fn is_still(&self, key: &PodKey, uid: &PodUid) -> Result<bool, ControlPlaneError> {
+        Ok(self.get_pod(key).await?.is_some_and(|pod| pod.uid == *uid))
+    }
+
+    /// As whom a write that begins now is made, or why none may begin: the Lease may have ended since it was decided.
+    fn open(&self) -> Result<LeaderEpoch, &'static str> {
+        let gate = &self.service.gate;
+        match gate.reason_not_leading() {
+            Some(reason) => Err(reason),
+            None => gate.epoch().ok_or("the Lease has just ended"),
+        }
+    }
+
+    fn count(&self, kind: &str, outcome: &str) {
+        self.service.metrics.writes.with_label_values(&[kind, outcome]).inc();
+    }
+
+    fn count_result(&self, kind: &str, result: &Result<(), ControlPlaneError>) {
+        let outcome = match result {
+            Ok(()) => "written",
+            Err(ControlPlaneError::Gone) => "gone",
+            Err(_) => "failed",
+        };
+        self.count(kind, outcome);
+    }
+}
+
+/// Which part of a pod a patch goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subresource {
+    None,
+    Status,
+}
+
+impl ControlPlane for ApiControlPlane {
+    fn latest_landing(&self) -> Duration {
+        self.times.latest_landing()
+    }
+
+    fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        Box::pin(async move {
+            let outcome = self.post_binding(order).await;
+            self.count("bind", code(&outcome));
+            outcome
+        })
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        Box::pin(self.get_pod(key))
+    }
+
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        change: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(async move {
+            if change.is_empty() {
+                return Ok(());
+            }
+            let written = self.patch_status(key, uid, change).await;
+            self.count_result(change.kind(), &written);
+            written
+        })
+    }
+
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        why: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        Box::pin(async move {
+            let outcome = self.mark_and_evict(key, uid, why).await;
+            self.count("evict", evict::code(&outcome));
+            outcome
+        })
+    }
+
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(async move {
+            let lifted = self.patch_scheduling_gate(key, uid).await;
+            self.count_result("gate", &lifted);
+            lifted
+        })
+    }
+
+    fn record_event(&self, event: PodEvent) {
+        self.notices.record_event(event);
+    }
+}
+
+async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
+    match tokio::time::timeout(limit, request).await {
+        Ok(answer) => answer.map_err(ApiFailure::from),
+        Err(_) => Err(ApiFailure::too_late(limit)),
+    }
+}
+
+fn post() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }
+}
+
+fn code(outcome: &BindOutcome) -> &'static str {
+    match outcome {
+        BindOutcome::Written => "written",
+        BindOutcome::Conflict => "conflict",
+        BindOutcome::Refused { .. } => "refused",
+        BindOutcome::Unknown { .. } => "unknown",
+    }
+}
+
+fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
+    let unreadable = |error: &dyn std::error::Error| ControlPlaneError::Unknown(error.to_string());
+    let (uid, _) = objects::identity(pod).map_err(|error| unreadable(&error))?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let node = node.map(NodeName::parse).transpose().map_err(|error| unreadable(&error))?;
+    Ok(PodOnRecord { uid, node, devices: objects::recorded_devices(pod), refusal: refusal(pod) })
+}
+
+/// The scheduler's condition, as long as it says that the pod is not scheduled.
+fn refusal(pod: &Pod) -> Option<Arc<str>> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let says = conditions.iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
+    says.message.as_deref().filter(|message| !message.is_empty()).map(Arc::from)
+}

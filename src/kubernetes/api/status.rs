@@ -1,0 +1,131 @@
+//! A change of a pod's status as one patch of `pods/status`, and the patch that takes the planner's gate off.
+//!
+//! Both name the pod's UID, which no patch can change: another pod of the same name refuses them and is left alone. Pure.
+
+use crate::ids::{LeaderEpoch, PodUid};
+use crate::kubernetes::objects;
+use crate::kubernetes::objects::ReservationMessage;
+use crate::kubernetes::port::{NominationChange, ReservationChange, StatusChange};
+use crate::service::Clock;
+use k8s_openapi::api::core::v1::PodCondition;
+use serde_json::{Value, json};
+
+/// The condition's reason once nothing is held any more.
+const RESERVATION_ENDED: &str = "Ended";
+
+/// A strategic merge patch: conditions merge by type, and what is not named stays.
+pub fn status_patch(
+    uid: &PodUid,
+    change: &StatusChange,
+    epoch: &LeaderEpoch,
+    clock: &Clock,
+    now: jiff::Timestamp,
+) -> Value {
+    let conditions: Vec<PodCondition> = [
+        change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
+        change.plan.as_ref().map(|state| objects::plan_condition(state, now)),
+        change.eviction.as_ref().map(objects::evicted_condition),
+        change.touch.map(|_| objects::retry_condition(now)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut status = json!({});
+    if !conditions.is_empty() {
+        status["conditions"] = json!(conditions);
+    }
+    match &change.nomination {
+        None => {}
+        Some(NominationChange::To(node)) => status["nominatedNodeName"] = json!(node),
+        // A null takes the field away.
+        Some(NominationChange::Cleared) => status["nominatedNodeName"] = Value::Null,
+    }
+    json!({ "metadata": { "uid": uid }, "status": status })
+}
+
+pub fn scheduling_gate_patch(uid: &PodUid) -> Value {
+    json!({ "metadata": { "uid": uid }, "spec": objects::without_our_gate() })
+}
+
+fn reserved_condition(
+    change: &ReservationChange,
+    epoch: &LeaderEpoch,
+    clock: &Clock,
+    now: jiff::Timestamp,
+) -> PodCondition {
+    match change {
+        ReservationChange::Ended => objects::ended_reserved_condition(RESERVATION_ENDED, now),
+        ReservationChange::Held(reservation) => {
+            let message = ReservationMessage {
+                node: reservation.node.clone(),
+                devices: reservation.devices.clone(),
+                victims: reservation.victims.clone(),
+                deadline: clock.to_wall(reservation.deadline),
+                epoch: Some(epoch.clone()),
+            };
+            message.condition(now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{NodeName, PodKey};
+    use crate::kubernetes::port::{EvictionCondition, EvictionReason, PlanState};
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::vocabulary::placement::Reservation;
+    use crate::service::Service;
+
+    fn patch(change: &StatusChange) -> Value {
+        let service = Service::new(Policy::default());
+        let uid = PodUid::parse("uid-1").unwrap();
+        let epoch = LeaderEpoch::new("lease", 3, "nonce");
+        status_patch(&uid, change, &epoch, &service.clock, jiff::Timestamp::UNIX_EPOCH)
+    }
+
+    fn node() -> NodeName {
+        NodeName::parse("node-a").unwrap()
+    }
+
+    #[test]
+    fn any_parts_of_a_change_make_one_patch_that_names_the_pod() {
+        let change = StatusChange {
+            eviction: Some(EvictionCondition::Leaving(EvictionReason::Preempted {
+                by: PodKey::parse("team-a", "llama").unwrap(),
+            })),
+            ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Placed { node: node() })
+        };
+        let patch = patch(&change);
+        assert_eq!(patch["metadata"], json!({ "uid": "uid-1" }));
+        assert_eq!(patch["status"]["nominatedNodeName"], "node-a");
+        let types: Vec<&Value> =
+            patch["status"]["conditions"].as_array().unwrap().iter().map(|one| &one["type"]).collect();
+        assert_eq!(types, ["stowage.dev/Plan", "stowage.dev/Evicted", "stowage.dev/Retry"]);
+    }
+
+    #[test]
+    fn b5_a_hold_says_which_leader_made_it() {
+        let reservation = Reservation {
+            node: node(),
+            devices: [].into(),
+            victims: [].into(),
+            deadline: crate::units::Moment::default(),
+        };
+        let patch = patch(&StatusChange::reservation(reservation));
+        let message = patch["status"]["conditions"][0]["message"].as_str().unwrap();
+        let message: Value = serde_json::from_str(message).unwrap();
+        assert_eq!(message["epoch"], "lease/3/nonce");
+    }
+
+    #[test]
+    fn what_is_not_changed_is_not_named() {
+        assert_eq!(
+            patch(&StatusChange::nominate(node()))["status"],
+            json!({ "nominatedNodeName": "node-a" })
+        );
+        assert_eq!(patch(&StatusChange::clear_nomination())["status"], json!({ "nominatedNodeName": null }));
+        assert_eq!(patch(&StatusChange::touch())["status"].get("nominatedNodeName"), None);
+        assert_eq!(patch(&StatusChange::default())["status"], json!({}));
+    }
+}

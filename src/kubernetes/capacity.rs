@@ -1,0 +1,336 @@
+//! `stowage.dev/vram` in `node.status.capacity`: patched where it differs from what the node's GPUs add up to, and kept.
+//!
+//! The scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it: it is
+//! never lowered below what is bound. What differs is written once the difference has stood for a while; where nothing is
+//! advertised at once. Placement does not read any of this. Nodes of which a device plugin hands out the GPUs are left alone,
+//! and so are all in shadow mode.
+
+use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
+use super::objects::VRAM;
+use super::port::WriteTimes;
+use crate::ids::NodeName;
+use crate::scheduling::policy::Mode;
+use crate::service::Service;
+use crate::units::{Bytes, Millis, Moment};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long another figure has to stand before it replaces one that is advertised. After a restart labels speak before
+/// agents do, and both are nearly right: nobody is served by a figure that goes down and up again.
+const SETTLED_AFTER: Millis = Millis::seconds(10);
+/// How long a write may take to show in the watch before it is repeated.
+const SHOWS_WITHIN: Millis = Millis::seconds(5);
+/// After a failed write: doubled each time, up to a minute.
+const FIRST_PAUSE: Millis = Millis::seconds(1);
+const LONGEST_PAUSE: Millis = Millis::seconds(60);
+/// The largest amount of an extended resource that the API knows.
+const LARGEST: Bytes = Bytes(i64::MAX as u64);
+/// Writes at a time: a thousand new nodes take seconds, and the API server hardly notices.
+const WRITES: usize = 8;
+
+/// Runs until it is dropped.
+pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<ClusterIndex>>, times: WriteTimes) {
+    let nodes: Api<Node> = Api::all(client);
+    let mut capacity = CapacityWriter::default();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if service.gate.is_open() {
+            let due = capacity.look(&service, &index.lock(), service.now());
+            capacity.write(&service, &nodes, due, times.client).await;
+        } else {
+            capacity = CapacityWriter::default();
+        }
+    }
+}
+
+/// What is true of a node, and what it says.
+#[derive(Debug, Clone, Copy)]
+struct NodeCapacityState {
+    /// By what it shows and what its pool says.
+    kind: NodeKind,
+    advertised: Option<Bytes>,
+    /// Σ over its GPUs, healthy or not.
+    gpus: Bytes,
+    /// What is bound there or on its way.
+    reserved: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CapacityAction {
+    /// It says what it should, or nobody knows what it should say.
+    Right,
+    Advertise(Bytes),
+    /// An agent reports GPUs that a device plugin hands out.
+    ByPlugin,
+}
+
+fn verdict(standing: &NodeCapacityState) -> CapacityAction {
+    let NodeCapacityState { kind, advertised, gpus, reserved } = *standing;
+    // A pod that was bound although it cannot be understood counts as more than a quantity can say.
+    let bound = if reserved > LARGEST { advertised.unwrap_or_default() } else { reserved };
+    let wanted = gpus.max(bound);
+    match kind {
+        // Without a GPU nothing is known: after a restart an agent has yet to report.
+        _ if gpus == Bytes::ZERO => CapacityAction::Right,
+        NodeKind::DevicePlugin => CapacityAction::ByPlugin,
+        NodeKind::Stowage if advertised == Some(wanted) => CapacityAction::Right,
+        NodeKind::Stowage => CapacityAction::Advertise(wanted),
+    }
+}
+
+#[derive(Debug, Default)]
+struct CapacityWriter {
+    /// Nodes that do not say what they should.
+    pending: BTreeMap<NodeName, PendingPatch>,
+    /// Nodes of device plugins, already reported.
+    reported: BTreeSet<NodeName>,
+}
+
+/// A difference, and when to do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PendingPatch {
+    wanted: Bytes,
+    not_before: Moment,
+    failures: u32,
+}
+
+impl CapacityWriter {
+    /// What is to be written now.
+    fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
+        if service.ledger().policy().mode == Mode::Shadow {
+            *self = Self::default();
+            return Vec::new();
+        }
+        self.pending.retain(|name, _| index.nodes().contains_key(name));
+        self.reported.retain(|name| index.nodes().contains_key(name));
+        let mut due = Vec::new();
+        for (name, record) in index.nodes() {
+            let standing = standing(service, name, *record);
+            match verdict(&standing) {
+                CapacityAction::Right => drop(self.pending.remove(name)),
+                CapacityAction::ByPlugin => self.report(name),
+                CapacityAction::Advertise(wanted) => {
+                    if self.is_due(name, wanted, record.advertised, now) {
+                        due.push((name.clone(), wanted));
+                    }
+                }
+            }
+        }
+        due
+    }
+
+    fn is_due(&mut self, name: &NodeName, wanted: Bytes, advertised: Option<Bytes>, now: Moment) -> bool {
+        let says_nothing = advertised.is_none_or(|advertised| advertised == Bytes::ZERO);
+        let fresh = PendingPatch {
+            wanted,
+            not_before: if says_nothing { now } else { now + SETTLED_AFTER },
+            failures: 0,
+        };
+        let pending = self.pending.entry(name.clone()).or_insert(fresh);
+        if pending.wanted != wanted {
+            *pending = fresh;
+        }
+        now >= pending.not_before
+    }
+
+    fn report(&mut self, name: &NodeName) {
+        self.pending.remove(name);
+        if self.reported.insert(name.clone()) {
+            tracing::info!(
+                node = %name,
+                "an agent reports GPUs that a device plugin hands out: {VRAM} is not advertised, and what it reports is a hint. Take the plugin off the node for Stowage to hand them out"
+            );
+        }
+    }
+
+    async fn write(
+        &mut self,
+        service: &Service,
+        nodes: &Api<Node>,
+        due: Vec<(NodeName, Bytes)>,
+        limit: Duration,
+    ) {
+        let writes = futures::stream::iter(due).map(async |(name, wanted)| {
+            let written = patch(service, nodes, &name, wanted, limit).await;
+            (name, written)
+        });
+        let outcomes: Vec<(NodeName, Result<(), String>)> = writes.buffer_unordered(WRITES).collect().await;
+        for (name, outcome) in outcomes {
+            self.note(service, &name, outcome);
+        }
+    }
+
+    fn note(&mut self, service: &Service, name: &NodeName, outcome: Result<(), String>) {
+        let code = if outcome.is_ok() { "written" } else { "failed" };
+        service.metrics.writes.with_label_values(&["capacity", code]).inc();
+        if let Err(error) = &outcome {
+            tracing::warn!(node = %name, %error, "the capacity was not patched");
+        }
+        let now = service.now();
+        if let Some(pending) = self.pending.get_mut(name) {
+            pending.failures = if outcome.is_ok() { 0 } else { pending.failures.saturating_add(1) };
+            pending.not_before = now + pause(pending.failures);
+        }
+    }
+}
+
+fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
+    let ledger = service.ledger();
+    let node = ledger.node(name);
+    let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
+    let kind = node.map_or(record.kind, |node| node.kind);
+    NodeCapacityState { kind, advertised: record.advertised, gpus, reserved: ledger.reserved_sum_on(name) }
+}
+
+/// Until a node is written to again, after so many failures in a row.
+fn pause(failures: u32) -> Millis {
+    match failures {
+        0 => SHOWS_WITHIN,
+        _ => Millis((FIRST_PAUSE.0 << (failures - 1).min(16)).min(LONGEST_PAUSE.0)),
+    }
+}
+
+async fn patch(
+    service: &Service,
+    nodes: &Api<Node>,
+    name: &NodeName,
+    wanted: Bytes,
+    limit: Duration,
+) -> Result<(), String> {
+    // There may be many nodes before this one, and the lease may have passed on meanwhile.
+    if let Some(reason) = service.gate.reason_not_leading() {
+        return Err(reason.into());
+    }
+    let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));
+    let params = PatchParams::default();
+    match tokio::time::timeout(limit, nodes.patch_status(name.as_str(), &params, &patch)).await {
+        Ok(answer) => answer.map(|_| ()).map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {limit:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::{Policy, Pool};
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, reserved: u64) -> NodeCapacityState {
+        NodeCapacityState {
+            kind,
+            advertised: advertised.map(Bytes),
+            gpus: Bytes(gpus),
+            reserved: Bytes(reserved),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn capacity_is_never_advertised_below_what_is_bound(
+            advertised in proptest::option::of(0u64..10),
+            gpus in 0u64..10,
+            reserved in 0u64..10,
+        ) {
+            match verdict(&says(NodeKind::Stowage, advertised, gpus, reserved)) {
+                CapacityAction::Advertise(wanted) => {
+                    prop_assert!(wanted >= Bytes(reserved) && wanted >= Bytes(gpus));
+                    prop_assert_ne!(Some(wanted), advertised.map(Bytes));
+                }
+                CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(reserved))),
+                CapacityAction::ByPlugin => prop_assert!(false, "the node is Stowage's"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_gpu_lowers_capacity_to_what_is_bound_and_no_further() {
+        let standing = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
+        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(100)));
+    }
+
+    #[test]
+    fn a_bound_pod_that_cannot_be_understood_keeps_capacity_from_falling_and_does_not_raise_it() {
+        let standing = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
+        assert_eq!(verdict(&standing), CapacityAction::Right);
+        let standing = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
+        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(80)));
+    }
+
+    #[test]
+    fn a_node_without_a_known_gpu_is_left_as_it_is() {
+        for advertised in [None, Some(0), Some(160 * GIB)] {
+            assert_eq!(verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)), CapacityAction::Right);
+            assert_eq!(verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)), CapacityAction::Right);
+        }
+    }
+
+    #[test]
+    fn a_device_plugin_node_is_never_advertised_on() {
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), CapacityAction::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), CapacityAction::ByPlugin);
+    }
+
+    #[test]
+    fn only_stowages_nodes_are_advertised_on_and_none_in_shadow_mode() {
+        let labels = serde_json::json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+        });
+        let node = |name: &str, pool: &str| -> Node {
+            let mut labels = labels.clone();
+            labels["pool"] = pool.into();
+            let metadata = serde_json::json!({ "name": name, "labels": labels });
+            serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
+        };
+        let due = |mode| {
+            let pool = Pool {
+                selector: BTreeMap::from([("pool".into(), "plugin".into())]),
+                nodes: NodeKind::DevicePlugin,
+                ..Pool::named("plugin")
+            };
+            let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
+            policy.mode = mode;
+            let service = Service::new(policy);
+            let mut index = ClusterIndex::default();
+            index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
+            let due = CapacityWriter::default().look(&service, &index, service.now());
+            due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");
+        assert!(due(Mode::Shadow).is_empty());
+    }
+
+    #[test]
+    fn what_says_nothing_is_written_at_once_and_another_figure_once_it_has_settled() {
+        let mut capacity = CapacityWriter::default();
+        let (a, b) = (NodeName::parse("a").unwrap(), NodeName::parse("b").unwrap());
+        let at = |seconds| Moment(0) + Millis::seconds(seconds);
+        assert!(capacity.is_due(&a, Bytes::gib(80), None, at(0)));
+        let old = Some(Bytes::gib(90));
+        assert!(!capacity.is_due(&b, Bytes::gib(80), old, at(0)));
+        assert!(!capacity.is_due(&b, Bytes::gib(79), old, at(9)), "it moves, so it has not settled");
+        assert!(!capacity.is_due(&b, Bytes::gib(79), old, at(18)));
+        assert!(capacity.is_due(&b, Bytes::gib(79), old, at(19)));
+    }
+
+    #[test]
+    fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
+        assert_eq!([1, 2, 3, 6, 7, 99].map(|failures| pause(failures).0 / 1000), [1, 2, 4, 32, 60, 60]);
+        let service = Service::new(Policy::default());
+        let mut capacity = CapacityWriter::default();
+        let node = NodeName::parse("a").unwrap();
+        let now = service.now();
+        assert!(capacity.is_due(&node, Bytes::gib(80), None, now));
+        capacity.note(&service, &node, Err("503".into()));
+        assert!(!capacity.is_due(&node, Bytes::gib(80), None, now));
+        assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + FIRST_PAUSE));
+    }
+}

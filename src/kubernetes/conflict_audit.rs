@@ -1,0 +1,257 @@
+//! The continuous audit at work: looks once a second, says what it finds in metrics, in the log and on the pods concerned, and,
+//! where the policy says so, evicts the pod that has not started.
+//!
+//! Which promises conflict and which pod leaves is decided in [`conflicts`](crate::scheduling::conflicts), from what the watches
+//! show. Every replica looks and counts; the one that leads tells and evicts. No lock is held but the audit's own.
+
+use super::port::{
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
+use crate::scheduling::policy::{ConflictRule, Mode};
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::service::Service;
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// A conflict counts after two seconds: more looks would find nothing sooner.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Conflicts that one look logs, and tells pods of. A fault that strikes every node at once must not drown all other words.
+const REPORTED_AT_ONCE: usize = 20;
+/// Conflicts that wait to be told. Beyond these the oldest are not told any more; the gauge counts them all the same.
+const UNREPORTED_LIMIT: usize = 1024;
+/// Evictions at a time.
+const EVICTIONS: usize = 8;
+/// After an eviction that came to nothing: doubled each time, up to ten minutes.
+const FIRST_PAUSE: Millis = Millis::seconds(20);
+const LONGEST_PAUSE: Millis = Millis::seconds(600);
+
+/// Runs until it is dropped.
+pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
+    let mut audit = ConflictAudit::new(service, control_plane);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            _ = ticks.tick() => audit.tick(audit.service.now()),
+            Some(done) = audit.evictions.join_next() => {
+                if let Ok((victim, outcome)) = done {
+                    audit.note(&victim, outcome, audit.service.now());
+                }
+            }
+        }
+    }
+}
+
+struct ConflictAudit {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
+    was_open: bool,
+    unreported: VecDeque<Arc<GpuConflict>>,
+    /// Of pods that should leave and have been asked to.
+    tries: BTreeMap<PodUid, EvictionRetry>,
+    evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct EvictionRetry {
+    not_before: Moment,
+    failures: u32,
+}
+
+/// What became of an eviction, or why there was none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum AuditEvictionOutcome {
+    Tried(EvictionOutcome),
+    /// A fresh read does not show the conflict.
+    Over,
+    Unread(String),
+    RateLimited,
+}
+
+impl ConflictAudit {
+    fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+        Self {
+            service,
+            control_plane,
+            was_open: false,
+            unreported: VecDeque::new(),
+            tries: BTreeMap::new(),
+            evictions: JoinSet::new(),
+        }
+    }
+
+    fn tick(&mut self, now: Moment) {
+        let look = self.look(now);
+        log(&look);
+        let is_open = self.service.gate.is_open();
+        if is_open {
+            let begun = match self.was_open {
+                true => look.begun,
+                // A replica that begins to lead tells what stands.
+                false => self.service.conflicts().standing().cloned().collect(),
+            };
+            self.queue(begun);
+            self.tell();
+            self.remedy(now);
+        } else {
+            self.unreported.clear();
+            self.tries.clear();
+        }
+        self.was_open = is_open;
+    }
+
+    fn look(&self, now: Moment) -> AuditRound {
+        let due = self.service.conflicts().due(now);
+        let nodes = with_devices(&self.service, due);
+        let mut conflicts = self.service.conflicts();
+        let look = conflicts.look(nodes, now);
+        self.service.metrics.conflicts.set(&conflicts, &look);
+        look
+    }
+
+    fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
+        self.unreported.extend(begun);
+        let events = &self.service.metrics.events;
+        let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
+        let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
+        dropped.inc_by(self.unreported.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
+    }
+
+    fn tell(&mut self) {
+        let told = self.unreported.len().min(REPORTED_AT_ONCE);
+        for conflict in self.unreported.drain(..told) {
+            let text = conflict.to_string();
+            for party in &conflict.parties {
+                let (key, uid) = (party.key.clone(), party.uid.clone());
+                self.control_plane.record_event(PodEvent {
+                    key,
+                    uid,
+                    kind: PodEventReason::Conflict,
+                    text: text.clone(),
+                });
+            }
+        }
+    }
+
+    fn remedy(&mut self, now: Moment) {
+        let policy = self.service.ledger().policy().clone();
+        if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
+            return self.tries.clear();
+        }
+        let victims = self.service.conflicts().victims(now);
+        let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
+        self.tries.retain(|uid, _| still.contains(uid));
+        for victim in
+            victims.iter().filter(|victim| self.is_due(&victim.uid, now)).cloned().collect::<Vec<_>>()
+        {
+            if self.evictions.len() >= EVICTIONS {
+                break;
+            }
+            self.evict_for(victim, now);
+        }
+    }
+
+    fn is_due(&self, uid: &PodUid, now: Moment) -> bool {
+        self.tries.get(uid).is_none_or(|one| one.not_before <= now)
+    }
+
+    /// It counts in `evictionsPerMinute`: were the audit itself wrong, it could not empty a cluster.
+    fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
+        let one = std::slice::from_ref(&victim.uid);
+        let mut ledger = self.service.ledger();
+        let may = ledger.may_order(one);
+        if may {
+            ledger.note_ordered(one);
+        }
+        drop(ledger);
+        if !may {
+            return self.note(&victim, AuditEvictionOutcome::RateLimited, now);
+        }
+        // Nothing of this pod is asked again before an answer is there.
+        let failures = self.tries.get(&victim.uid).map_or(0, |one| one.failures);
+        self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
+        let control_plane = self.control_plane.clone();
+        self.evictions.spawn(async move {
+            let outcome = evict(&*control_plane, &victim).await;
+            (victim, outcome)
+        });
+    }
+
+    fn note(&mut self, victim: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
+        let evictions = &self.service.metrics.conflicts.evictions;
+        evictions.with_label_values(&[code(&outcome)]).inc();
+        let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
+        if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
+            self.service.ledger().note_evicted(uid);
+            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
+        } else {
+            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "it is not evicted yet, though its GPU was promised twice");
+        }
+        let failures = self.tries.get(uid).map_or(0, |one| one.failures);
+        let not_before = now + pause(failures);
+        self.tries.insert(uid.clone(), EvictionRetry { not_before, failures: failures.saturating_add(1) });
+    }
+}
+
+/// The other pod is read first, past every cache: a watch that died silently shows what was.
+async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
+    match control_plane.read_pod(&victim.keep_reason).await {
+        Ok(Some(record)) if is_still_there(&record, victim) => {}
+        Ok(_) | Err(ControlPlaneError::Gone) => return AuditEvictionOutcome::Over,
+        Err(error) => return AuditEvictionOutcome::Unread(error.to_string()),
+    }
+    let why = EvictionReason::Conflict { with: victim.keep_reason.clone(), gpu: victim.gpu.clone() };
+    AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await)
+}
+
+fn is_still_there(record: &PodOnRecord, victim: &ConflictVictim) -> bool {
+    record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node)
+}
+
+/// What agents report of these nodes' GPUs, or labels tell. The snapshot is let go at once: the ledger copies one that is read.
+fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
+    let snapshot = service.ledger().snapshot();
+    let devices =
+        |name: &NodeName| snapshot.node(name.as_str()).map(|node| node.devices.clone()).unwrap_or_default();
+    nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
+}
+
+fn log(look: &AuditRound) {
+    for conflict in look.begun.iter().take(REPORTED_AT_ONCE) {
+        tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
+    }
+    if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
+        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_conflicts");
+    }
+    for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
+        tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
+    }
+}
+
+fn pause(failures: u32) -> Millis {
+    Millis((FIRST_PAUSE.0 << failures.min(16)).min(LONGEST_PAUSE.0))
+}
+
+/// As a label of metrics.
+fn code(outcome: &AuditEvictionOutcome) -> &'static str {
+    match outcome {
+        AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) => "written",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Gone) => "gone",
+        AuditEvictionOutcome::Tried(EvictionOutcome::TryLater { .. }) => "later",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Unknown { .. }) | AuditEvictionOutcome::Unread(_) => {
+            "unknown"
+        }
+        AuditEvictionOutcome::RateLimited => "rate-limited",
+        AuditEvictionOutcome::Over => "over",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! What a replica says of conflicts and what it does about them, by whether it leads and what the policy says.
+
+use super::*;
+use crate::kubernetes::ClusterIndex;
+use crate::kubernetes::testing::Recorder;
+use crate::scheduling::policy::Policy;
+use serde_json::json;
+
+fn policy_with(rule: ConflictRule) -> Policy {
+    let mut policy = Policy::default();
+    policy.conflicts = rule;
+    policy
+}
+
+struct AuditFixture {
+    audit: ConflictAudit,
+    recorder: Arc<Recorder>,
+    index: ClusterIndex,
+    now: Moment,
+}
+
+impl AuditFixture {
+    fn with(rule: ConflictRule) -> Self {
+        let service = Service::with_stopped_clock(policy_with(rule));
+        let mut index = ClusterIndex::default();
+        let labels = json!({
+            "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+        });
+        let node = json!({ "metadata": { "name": "n", "labels": labels } });
+        index.reset_nodes(&service, &[serde_json::from_value(node).unwrap()]);
+        index.reset_pods(&service, &[]);
+        service.set_synced_in(0);
+        let recorder = Arc::new(Recorder::default());
+        let now = service.now();
+        Self { audit: ConflictAudit::new(service, recorder.clone()), recorder, index, now }
+    }
+
+    fn lead(&self) {
+        self.audit.service.lead_from_the_start();
+    }
+
+    /// A pod on the one GPU, 60 GiB of 80.
+    fn show(&mut self, name: &str, phase: &str) {
+        let resources = json!({ "limits": { "stowage.dev/vram": "60Gi" } });
+        let annotations = json!({
+            "stowage.dev/devices": "index-0", "stowage.dev/gpu-memory-fraction": "0.75",
+            "stowage.dev/vram-granted": (60u64 << 30).to_string(),
+        });
+        let pod = json!({
+            "metadata": { "name": name, "uid": name, "annotations": annotations },
+            "spec": { "nodeName": "n", "containers": [{ "name": "engine", "resources": resources }] },
+            "status": { "phase": phase },
+        });
+        self.index.apply_pod(&self.audit.service, &serde_json::from_value(pod).unwrap());
+        let record = PodOnRecord {
+            uid: PodUid::parse(name).unwrap(),
+            node: Some(NodeName::parse("n").unwrap()),
+            devices: None,
+            refusal: None,
+        };
+        self.recorder.records.lock().insert(name.into(), record);
+    }
+
+    /// So many looks, a second apart; what they have evicted is awaited.
+    async fn looks(&mut self, looks: u64) {
+        for _ in 0..looks {
+            self.now = self.now + Millis::seconds(1);
+            self.audit.tick(self.now);
+            while let Some(done) = self.audit.evictions.join_next().await {
+                let (leaver, outcome) = done.unwrap();
+                self.audit.note(&leaver, outcome, self.now);
+            }
+        }
+    }
+
+    fn evictions(&self, outcome: &str) -> u64 {
+        self.audit.service.metrics.conflicts.evictions.with_label_values(&[outcome]).get()
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_stands_when_it_leads() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(5).await;
+    let text = bench.audit.service.metrics.render();
+    assert!(text.contains("stowage_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
+    assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
+    bench.lead();
+    bench.looks(1).await;
+    assert_eq!(bench.recorder.told(), ["StowageConflict", "StowageConflict"]);
+    assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"]);
+    bench.looks(1).await;
+    assert!(bench.recorder.told().is_empty(), "it is told once");
+    assert_eq!(bench.evictions("written"), 1);
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_where_the_policy_reports_or_only_watches() {
+    let mut bench = AuditFixture::with(ConflictRule::Report);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(5).await;
+    assert_eq!(bench.recorder.told().len(), 2);
+    assert!(bench.recorder.written().is_empty());
+    let mut policy = policy_with(ConflictRule::EvictUnstarted);
+    policy.mode = Mode::Shadow;
+    bench.audit.service.set_policy(policy);
+    bench.looks(5).await;
+    assert!(bench.recorder.written().is_empty());
+}
+
+#[tokio::test]
+async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.recorder.evictions.lock().insert("b".into(), EvictionOutcome::TryLater { after: None });
+    bench.looks(3).await;
+    assert_eq!(bench.evictions("later"), 1);
+    bench.looks(19).await;
+    assert_eq!(bench.evictions("later"), 1);
+    bench.looks(1).await;
+    assert_eq!(bench.evictions("later"), 2);
+    bench.looks(39).await;
+    assert_eq!(bench.evictions("later"), 2);
+    bench.looks(1).await;
+    assert_eq!(bench.evictions("later"), 3);
+}
+
+#[tokio::test]
+async fn nobody_leaves_for_a_pod_that_a_fresh_read_does_not_show() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.recorder.records.lock().remove("a");
+    bench.looks(5).await;
+    assert!(bench.recorder.written().is_empty());
+    assert_eq!(bench.evictions("over"), 1);
+}
+
+#[tokio::test]
+async fn evictions_keep_to_the_rates() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    let mut policy = policy_with(ConflictRule::EvictUnstarted);
+    policy.eviction_rates.node = 0;
+    bench.audit.service.set_policy(policy);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(5).await;
+    assert!(bench.recorder.written().is_empty());
+    assert_eq!(bench.evictions("rate-limited"), 1);
+}
+
+#[tokio::test]
+async fn a_pod_that_has_ended_is_in_no_conflict() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.show("b", "Failed");
+    bench.looks(5).await;
+    assert!(bench.recorder.told().is_empty());
+    bench.show("c", "Running");
+    bench.looks(5).await;
+    assert_eq!(bench.recorder.told().len(), 2);
+    bench.show("a", "Succeeded");
+    bench.looks(1).await;
+    assert_eq!(bench.audit.service.conflicts().standing().count(), 0);
+}
+
+#[tokio::test]
+async fn what_waits_to_be_told_is_bounded_and_what_is_dropped_is_counted() {
+    let mut bench = AuditFixture::with(ConflictRule::Report);
+    bench.lead();
+    bench.show("a", "Running");
+    bench.show("b", "Running");
+    bench.looks(3).await;
+    let conflict = bench.audit.service.conflicts().standing().next().unwrap().clone();
+    bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
+    assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
+    let events = &bench.audit.service.metrics.events;
+    assert_eq!(events.with_label_values(&["StowageConflict", "dropped"]).get(), 10);
+    bench.recorder.told();
+    bench.audit.tell();
+    assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);
+}

@@ -1,0 +1,296 @@
+//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets -A -o yaml` (or `-o json`) prints.
+//!
+//! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For trying things out,
+//! for tests and for benchmarks.
+
+use super::index::ClusterIndex;
+use super::objects;
+use super::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
+    PodOnRecord, StatusChange,
+};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::service::Service;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tracing::info;
+
+/// A dump of 20,000 pods has some ten million YAML events; the file is the operator's own.
+const MAX_YAML_EVENTS: usize = 200_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    #[error("cannot read {}: {error}", .path.display())]
+    Read { path: PathBuf, error: std::io::Error },
+    #[error("{}: {error}", .path.display())]
+    Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
+    #[error("{}: {error}", .path.display())]
+    Json { path: PathBuf, error: serde_json::Error },
+    #[error("{}: item {item} ({kind}): {error}", .path.display())]
+    Item { path: PathBuf, item: usize, kind: String, error: serde_json::Error },
+    #[error(
+        "{}: item {item} has no `kind`; save what `kubectl get nodes,pods -A -o yaml` prints, whole",
+        .path.display()
+    )]
+    NoKind { path: PathBuf, item: usize },
+    #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", .path.display())]
+    NoNodes { path: PathBuf },
+}
+
+/// The text of a dump. Its objects are read one at a time: with sixteen thousand pods they would be most of this process.
+#[derive(Debug)]
+pub struct Dump {
+    path: PathBuf,
+    text: String,
+}
+
+enum Object {
+    Node(Box<Node>),
+    Pod(Box<Pod>),
+    Budget(Box<PodDisruptionBudget>),
+}
+
+impl Dump {
+    pub fn read(path: &Path) -> Result<Self, DumpError> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Self::of(text, path)),
+            Err(error) => Err(DumpError::Read { path: path.into(), error }),
+        }
+    }
+
+    /// `path` is only named in errors.
+    pub fn of(text: String, path: &Path) -> Self {
+        Self { path: path.into(), text }
+    }
+
+    /// The pod of that name, as the dump shows it.
+    pub fn pod(&self, key: &PodKey) -> Result<Option<Pod>, DumpError> {
+        let mut found = None;
+        let is_it = |pod: &Pod| objects::identity(pod).is_ok_and(|(_, named)| named == *key);
+        self.each(|object| match object {
+            Object::Pod(pod) if is_it(&pod) => found = Some(*pod),
+            _ => {}
+        })?;
+        Ok(found)
+    }
+
+    fn each(&self, visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        match self.text.trim_start().starts_with('{') {
+            true => self.each_of_json(visit),
+            false => self.each_of_yaml(visit),
+        }
+    }
+
+    fn each_of_json(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        #[derive(serde::Deserialize)]
+        struct List<'a> {
+            #[serde(borrow)]
+            items: Vec<&'a RawValue>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Kind {
+            kind: Option<String>,
+        }
+        let json = |error| DumpError::Json { path: self.path.clone(), error };
+        let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
+        for (item, raw) in list.items.into_iter().enumerate() {
+            let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
+            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?.map(&mut visit);
+        }
+        Ok(())
+    }
+
+    /// A `List`, or several documents.
+    fn each_of_yaml(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
+        };
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&self.text, options)
+            .map_err(|error| DumpError::Yaml { path: self.path.clone(), error: Box::new(error) })?;
+        let items =
+            documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
+                Some(Value::Array(items)) => items,
+                _ => vec![document],
+            });
+        for (item, value) in items.enumerate() {
+            let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
+            self.object(item, kind.as_deref(), DumpItem::Value(value))?.map(&mut visit);
+        }
+        Ok(())
+    }
+
+    /// `None` for other kinds: a dump of more than was asked for does no harm.
+    fn object(
+        &self,
+        item: usize,
+        kind: Option<&str>,
+        source: DumpItem<'_>,
+    ) -> Result<Option<Object>, DumpError> {
+        let kind = kind.ok_or_else(|| DumpError::NoKind { path: self.path.clone(), item })?;
+        let object = match kind {
+            "Node" => source.read().map(Object::Node).map(Some),
+            "Pod" => source.read().map(Object::Pod).map(Some),
+            "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
+            _ => Ok(None),
+        };
+        object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
+    }
+}
+
+enum DumpItem<'a> {
+    Text(&'a str),
+    Value(Value),
+}
+
+impl DumpItem<'_> {
+    fn read<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
+        match self {
+            Self::Text(text) => serde_json::from_str(text),
+            Self::Value(value) => serde_json::from_value(value),
+        }
+    }
+}
+
+/// The copy in memory: who is where, as far as binding goes.
+pub struct DumpControlPlane {
+    pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
+}
+
+impl DumpControlPlane {
+    /// Enters a dump into the ledger and opens the gate.
+    pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
+        let mut pods = BTreeMap::new();
+        index.begin_nodes();
+        index.begin_pods(service);
+        index.begin_budgets(service);
+        dump.each(|object| match object {
+            Object::Node(node) => index.apply_node(service, &node),
+            Object::Pod(pod) => {
+                index.apply_pod(service, &pod);
+                pods.extend(on_record(&pod));
+            }
+            Object::Budget(budget) => index.apply_budget(service, &budget),
+        })?;
+        index.end_nodes(service);
+        index.end_pods(service);
+        // A dump without budgets says that there are none.
+        index.end_budgets(service);
+        if index.nodes().is_empty() {
+            return Err(DumpError::NoNodes { path: dump.path.clone() });
+        }
+        // Only now: a pod may stand before its node in the file.
+        for event in index.standing(service) {
+            info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+        }
+        service.lead_from_the_start();
+        Ok(Self { pods: Mutex::new(pods) })
+    }
+
+    fn bind_now(&self, order: &BindOrder) -> BindOutcome {
+        let mut pods = self.pods.lock();
+        match pods.get_mut(&order.key) {
+            None => BindOutcome::Refused { message: format!("pods \"{}\" not found", order.key) },
+            Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
+            Some(pod) => {
+                pod.node = Some(order.placement.node.clone());
+                pod.devices = order.placement.recorded();
+                BindOutcome::Written
+            }
+        }
+    }
+
+    fn check(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        match self.pods.lock().get(key) {
+            Some(pod) if pod.uid == *uid => Ok(()),
+            _ => Err(ControlPlaneError::Gone),
+        }
+    }
+}
+
+fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
+    if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
+        return None;
+    }
+    let (uid, key) = objects::identity(pod).ok()?;
+    let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
+    Some((key, PodOnRecord { uid, node, devices: objects::recorded_devices(pod), refusal: None }))
+}
+
+impl ControlPlane for DumpControlPlane {
+    fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        ready(self.bind_now(order)).boxed()
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        ready(Ok(self.pods.lock().get(key).cloned())).boxed()
+    }
+
+    /// No scheduler watches a dump: it is enough that the pod is there.
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        _: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
+    }
+
+    /// Nobody would see the pod leave, and whoever waited for that would wait for ever.
+    fn evict<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+        _: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        let message = "a dump has no kubelets: nobody can leave it".into();
+        ready(EvictionOutcome::Refused { message }).boxed()
+    }
+
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
+    }
+
+    /// There is no one to send Events to; the log has to do.
+    fn record_event(&self, event: PodEvent) {
+        info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Policy;
+
+    #[test]
+    fn a_dump_brings_budgets_and_all_pods_along_and_one_without_budgets_has_none() {
+        let node = r#"{"kind": "Node", "metadata": {"name": "a"}, "status": {"allocatable": {"pods": "9"}}}"#;
+        let web = r#"{"kind": "Pod", "metadata": {"name": "web", "namespace": "x", "uid": "1"},
+            "spec": {"nodeName": "a", "containers": []}}"#;
+        let budget = r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
+        let load = |items: &[&str]| {
+            let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+            let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
+            let budgets = service.ledger().budgets().len();
+            assert!(index.complete_since().is_some() && service.ledger().budgets_known());
+            (budgets, service.kube_filters().pods().count())
+        };
+        assert_eq!(load(&[node, web, budget]), (1, 1));
+        assert_eq!(load(&[node]), (0, 0));
+    }
+}

@@ -1,0 +1,251 @@
+//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times says so once. What is new
+//! each time ([`PodEventReason::repeats`]) is said each time.
+//!
+//! [`EventRecorder`] is where deciders drop what they have to say, without waiting; [`publish`] is the task that writes it.
+//! Nothing here decides anything, and nothing is lost but words when the API server is slow.
+
+use super::port::{PodEvent, PodEventReason};
+use crate::ids::PodUid;
+use crate::service::Service;
+use crate::units::{Millis, Moment};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How long a pod is not told the same thing again.
+const QUIET: Millis = Millis::seconds(600);
+/// How many (pod, kind) are remembered: more than a cluster refuses in ten minutes, and less than a megabyte.
+const REMEMBERED: usize = 8192;
+/// Notices that wait to be written. Beyond these the API server is so slow that nobody reads them in time.
+const WAITING: usize = 1024;
+/// A write that takes longer has had its turn: others wait.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The API's limits on an Event's note, and on names.
+const NOTE_BYTES: usize = 1024;
+const NAME_BYTES: usize = 253;
+const INSTANCE_BYTES: usize = 128;
+/// Who reports: the Event's `reportingController`.
+const CONTROLLER: &str = "stowage.dev/scheduler";
+
+/// The near end: takes notices from anyone, at once.
+pub struct EventRecorder {
+    service: Arc<Service>,
+    told: Mutex<RecentEvents>,
+    queue: mpsc::Sender<PodEvent>,
+}
+
+impl EventRecorder {
+    /// Both ends.
+    pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
+        let (queue, receiver) = mpsc::channel(WAITING);
+        (Self { service, told: Mutex::default(), queue }, receiver)
+    }
+
+    pub fn record_event(&self, mut notice: PodEvent) {
+        // The scheduler's own words may be among it, and a thousand may wait.
+        notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
+        let (uid, kind) = (notice.uid.clone(), notice.kind);
+        let now = self.service.now();
+        if kind.repeats() && !self.told.lock().is_news(&uid, kind, now) {
+            count(&self.service, kind, "suppressed");
+        } else if self.queue.try_send(notice).is_err() {
+            self.told.lock().forget(&uid, kind);
+            count(&self.service, kind, "dropped");
+        }
+    }
+}
+
+/// Who was told what, lately.
+#[derive(Debug, Default)]
+struct RecentEvents {
+    since: FxHashMap<(PodUid, PodEventReason), Moment>,
+    /// In order of time.
+    order: VecDeque<(Moment, PodUid, PodEventReason)>,
+}
+
+impl RecentEvents {
+    /// Whether the pod was not told this lately. It counts as told from now on.
+    fn is_news(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
+        self.forget_until(now);
+        let key = (uid.clone(), kind);
+        if self.since.contains_key(&key) {
+            return false;
+        }
+        self.since.insert(key, now);
+        self.order.push_back((now, uid.clone(), kind));
+        true
+    }
+
+    fn forget(&mut self, uid: &PodUid, kind: PodEventReason) {
+        self.since.remove(&(uid.clone(), kind));
+    }
+
+    /// Makes room: what is old, and the oldest where there is too much.
+    fn forget_until(&mut self, now: Moment) {
+        let is_over = |told: &Moment| *told + QUIET <= now;
+        while self.order.len() >= REMEMBERED || self.order.front().is_some_and(|(told, ..)| is_over(told)) {
+            let Some((told, uid, kind)) = self.order.pop_front() else { return };
+            let key = (uid, kind);
+            if self.since.get(&key) == Some(&told) {
+                self.since.remove(&key);
+            }
+        }
+    }
+}
+
+/// Writes notices as Events until nobody is left to send any. `identity` names this replica.
+pub async fn publish(
+    client: Client,
+    service: Arc<Service>,
+    identity: String,
+    mut notices: mpsc::Receiver<PodEvent>,
+) {
+    let params = PostParams::default();
+    while let Some(notice) = notices.recv().await {
+        let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
+        let event = event(&notice, &identity, jiff::Timestamp::now());
+        let write = events.create(&params, &event);
+        let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
+            Ok(Ok(_)) => "published",
+            Ok(Err(error)) => {
+                tracing::debug!(pod = %notice.key, %error, "an Event was not written");
+                "failed"
+            }
+            Err(_) => "failed",
+        };
+        count(&service, notice.kind, outcome);
+    }
+}
+
+fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
+    let suffix = format!(".{:x}", now.as_nanosecond());
+    let namespace = notice.key.namespace.to_string();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}{suffix}", cut(&notice.key.name, NAME_BYTES - suffix.len()))),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        regarding: Some(ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            name: Some(notice.key.name.to_string()),
+            namespace: Some(namespace),
+            uid: Some(notice.uid.to_string()),
+            ..ObjectReference::default()
+        }),
+        action: Some("Scheduling".into()),
+        reason: Some(notice.kind.reason().into()),
+        note: Some(cut(&notice.text, NOTE_BYTES).into()),
+        type_: Some(if notice.kind.is_warning() { "Warning" } else { "Normal" }.into()),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(CONTROLLER.into()),
+        reporting_instance: Some(cut(identity, INSTANCE_BYTES).into()),
+        ..Event::default()
+    }
+}
+
+/// At most `bytes` of `text`, on a character's boundary.
+fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+fn count(service: &Service, kind: PodEventReason, outcome: &str) {
+    service.metrics.events.with_label_values(&[kind.reason(), outcome]).inc();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+    use crate::scheduling::policy::Policy;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("uid-{n}")).unwrap()
+    }
+
+    fn refusal(n: usize) -> PodEvent {
+        let key = PodKey::parse("team-a", "llama").unwrap();
+        PodEvent { key, uid: uid(n), kind: PodEventReason::Refused, text: "no GPU has 40 GiB free".into() }
+    }
+
+    #[test]
+    fn a_pod_is_told_the_same_thing_once_in_ten_minutes() {
+        let mut told = RecentEvents::default();
+        let at = |seconds| Moment(0) + Millis::seconds(seconds);
+        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(0)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(599)));
+        assert!(told.is_news(&uid(1), PodEventReason::Unplaced, at(599)), "another kind is other news");
+        assert!(told.is_news(&uid(2), PodEventReason::Refused, at(599)), "another pod, too");
+        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(600)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(601)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_oldest_goes_first() {
+        let mut told = RecentEvents::default();
+        for n in 0..REMEMBERED + 10 {
+            assert!(told.is_news(&uid(n), PodEventReason::Refused, Moment(n as u64 / 100)));
+        }
+        assert_eq!((told.since.len(), told.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(told.is_news(&uid(0), PodEventReason::Refused, Moment(1000)));
+        assert!(!told.is_news(&uid(REMEMBERED), PodEventReason::Refused, Moment(1000)));
+    }
+
+    #[test]
+    fn a_full_queue_drops_the_notice_and_keeps_the_news() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
+        notices.record_event(refusal(0));
+        let counted = |outcome| service.metrics.events.with_label_values(&["StowageNoRoom", outcome]).get();
+        assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
+        receiver.try_recv().unwrap();
+        notices.record_event(refusal(WAITING));
+        assert_eq!(counted("dropped"), 1, "what was dropped may be said when there is room");
+    }
+
+    #[test]
+    fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service);
+        notices.record_event(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
+        let waiting = receiver.try_recv().unwrap();
+        assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
+    }
+
+    #[test]
+    fn each_change_of_the_policy_is_told() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        for text in ["first", "second"] {
+            notices.record_event(PodEvent {
+                kind: PodEventReason::PolicyRefused,
+                text: text.into(),
+                ..refusal(1)
+            });
+        }
+        let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
+        assert_eq!(told, ["first", "second"]);
+    }
+
+    #[test]
+    fn an_event_keeps_to_the_limits_of_the_api() {
+        let key = PodKey::parse("team-a", &"x".repeat(253)).unwrap();
+        let notice = PodEvent { key, text: "ä".repeat(600), ..refusal(1) };
+        let event = event(&notice, &"h".repeat(200), jiff::Timestamp::now());
+        assert_eq!(event.metadata.name.unwrap().len(), 253);
+        assert_eq!(event.note.unwrap().len(), 1024);
+        assert_eq!(event.reporting_instance.unwrap().len(), 128);
+        assert_eq!(event.type_.unwrap(), "Warning");
+        assert_eq!(event.regarding.unwrap().uid.unwrap(), "uid-1");
+    }
+}

@@ -1,0 +1,401 @@
+//! What the watches show, brought into the ledger and the stock view: pods, nodes and disruption budgets as they come, go and
+//! are listed anew.
+//!
+//! Synchronous, and it knows no client: a watch, a dump and a test feed it alike. It keeps names, never objects: with
+//! sixteen thousand pods the objects would be most of this process.
+//!
+//! ```text
+//!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
+//!  apply_pod · delete_pod                    what changes after it
+//! ```
+
+mod budgets;
+mod conflicts;
+mod kube_filters;
+mod unplannable_pods;
+
+use super::objects;
+use super::objects::ReservationMessage;
+use super::port::{PodEvent, PodEventReason};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
+use crate::scheduling::planning::WaitReason;
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::gpu::Device;
+pub use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::service::Service;
+use crate::units::Bytes;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+pub struct ClusterIndex {
+    /// Which pod a name stands for now; only pods that ask for a GPU and have not ended.
+    pods: FxHashMap<PodKey, PodUid>,
+    nodes: BTreeMap<NodeName, NodeOnRecord>,
+    /// Pods of which something remarkable stands.
+    warnings: BTreeMap<PodUid, PodWarning>,
+    /// Behind the planner's gate, and nothing that the planner would place.
+    unplannable_pods: BTreeMap<PodUid, (PodKey, WaitReason)>,
+    /// While a list comes in: what was known when it began and has not been in it yet.
+    unlisted_pods: FxHashSet<PodUid>,
+    unlisted_nodes: BTreeSet<NodeName>,
+    /// By namespace and name.
+    unlisted_budgets: BTreeSet<(String, String)>,
+    pods_list: ListProgress,
+    nodes_list: ListProgress,
+    budgets_list: ListProgress,
+    /// Pods in the ledger that no watch had shown at the last sweep.
+    foreign_pods: BTreeSet<PodUid>,
+}
+
+/// How far the latest list of a kind has come.
+#[derive(Debug, Clone, Copy, Default)]
+struct ListProgress {
+    /// The gate's term when it began.
+    term: u64,
+    is_complete: bool,
+}
+
+impl ListProgress {
+    /// What was listed in an earlier term does not count any more.
+    fn expect(&mut self, term: u64) {
+        if self.term < term {
+            *self = Self { term, is_complete: false };
+        }
+    }
+}
+
+/// What a node's status says about its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeOnRecord {
+    pub kind: NodeKind,
+    /// `stowage.dev/vram` in its capacity.
+    pub advertised: Option<Bytes>,
+}
+
+impl ClusterIndex {
+    // ---- pods ----
+
+    /// A pod as it is now. Answers what a person who looks at it should know.
+    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
+        let (uid, key) = objects::identity(pod).ok()?;
+        self.unlisted_pods.remove(&uid);
+        kube_filters::see(service, &uid, pod);
+        if !objects::asks_for_gpu(pod) {
+            self.note_unplannable_pod(&uid, &key, pod, true);
+            return None;
+        }
+        if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
+            self.release(service, &uid, &key);
+            return None;
+        }
+        self.release_predecessor(service, &uid, &key);
+        conflicts::see(service, &uid, &key, pod);
+        let warning = see(service, pod, &uid);
+        let is_known = service.ledger().pod_state(&uid).is_some();
+        self.note_unplannable_pod(&uid, &key, pod, !is_known);
+        self.note(service, &uid, warning);
+        (warning != PodWarning::Nothing).then(|| event(&service.ledger(), &uid, warning)).flatten()
+    }
+
+    pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
+        if let Ok((uid, key)) = objects::identity(pod) {
+            self.release(service, &uid, &key);
+        }
+    }
+
+    /// From this term on a new list is on its way.
+    pub fn expect_pods(&mut self, term: u64) {
+        self.pods_list.expect(term);
+    }
+
+    /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
+    pub fn begin_pods(&mut self, service: &Service) {
+        self.unlisted_pods = service.ledger().pod_states().into_keys().cloned().collect();
+        self.unlisted_pods.extend(service.kube_filters().pods().cloned());
+        self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
+        service.conflicts().begin_list();
+    }
+
+    /// The list is complete: who was known when it began and is not in it is gone.
+    pub fn end_pods(&mut self, service: &Service) {
+        let gone = std::mem::take(&mut self.unlisted_pods);
+        for uid in &gone {
+            service.ledger().release(uid);
+            kube_filters::forget(service, uid);
+            service.conflicts().forget(uid);
+            self.warnings.remove(uid);
+            self.unplannable_pods.remove(uid);
+        }
+        service.conflicts().end_list();
+        self.pods.retain(|_, uid| !gone.contains(uid));
+        self.pods_list.is_complete = true;
+    }
+
+    /// All pods at once.
+    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
+        self.begin_pods(service);
+        let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
+        self.end_pods(service);
+        events
+    }
+
+    /// Releases waiting pods that no watch knows, now or at the last sweep. A request can bring a pod before the watch
+    /// does, or after it was deleted; the second would stay for ever. Sweep no more often than a watch may lag; a hold
+    /// ends by itself before its pod is swept.
+    pub fn sweep(&mut self, service: &Service) {
+        let foreign_pods = self.foreign_pods_in(&service.ledger());
+        for uid in foreign_pods.intersection(&self.foreign_pods) {
+            service.ledger().release(uid);
+        }
+        self.foreign_pods = foreign_pods;
+    }
+
+    /// What stands to be told, for a replica that has begun to lead.
+    pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
+        let ledger = service.ledger();
+        self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
+    }
+
+    // ---- nodes ----
+
+    pub fn apply_node(&mut self, service: &Service, node: &Node) {
+        let Some(name) = node_name(node) else { return };
+        self.unlisted_nodes.remove(&name);
+        let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
+        let machine = objects::kube_filters::machine(node);
+        let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
+        let mut ledger = service.ledger();
+        if let Some(identity) = objects::node_identity(node) {
+            ledger.identify_node(&name, identity);
+        }
+        ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
+        ledger.set_plugin_devices(&name, objects::plugin_devices(node));
+        ledger.share_labels(&name, labels);
+        drop(ledger);
+        machine.into_iter().for_each(|machine| service.kube_filters().set_machine(machine));
+        kube_filters::tell_free_host(service, &name);
+        self.nodes.insert(name, record);
+    }
+
+    pub fn delete_node(&mut self, service: &Service, node: &Node) {
+        if let Some(name) = node_name(node) {
+            self.remove_node(service, &name);
+        }
+    }
+
+    /// The same of nodes.
+    pub fn expect_nodes(&mut self, term: u64) {
+        self.nodes_list.expect(term);
+    }
+
+    pub fn begin_nodes(&mut self) {
+        self.unlisted_nodes = self.nodes.keys().cloned().collect();
+    }
+
+    pub fn end_nodes(&mut self, service: &Service) {
+        for name in std::mem::take(&mut self.unlisted_nodes) {
+            self.remove_node(service, &name);
+        }
+        self.nodes_list.is_complete = true;
+    }
+
+    /// All nodes at once.
+    pub fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
+        self.begin_nodes();
+        nodes.iter().for_each(|node| self.apply_node(service, node));
+        self.end_nodes(service);
+    }
+
+    /// In order of name.
+    pub fn nodes(&self) -> &BTreeMap<NodeName, NodeOnRecord> {
+        &self.nodes
+    }
+
+    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be
+    /// read; `None` while a list is on its way.
+    pub fn complete_since(&self) -> Option<u64> {
+        let lists = [self.pods_list, self.nodes_list, self.budgets_list];
+        if lists.iter().all(|list| list.is_complete) {
+            lists.iter().map(|list| list.term).min()
+        } else {
+            None
+        }
+    }
+
+    // ---- inside ----
+
+    fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        service.ledger().release(uid);
+        kube_filters::forget(service, uid);
+        service.conflicts().forget(uid);
+        self.warnings.remove(uid);
+        self.unplannable_pods.remove(uid);
+        if self.pods.get(key) == Some(uid) {
+            self.pods.remove(key);
+        }
+    }
+
+    /// A name stands for one pod at a time: a new UID means that the old pod is gone.
+    fn release_predecessor(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        match self.pods.get(key).cloned() {
+            Some(known) if known == *uid => return,
+            Some(predecessor) => self.release(service, &predecessor, key),
+            None => {}
+        }
+        self.pods.insert(key.clone(), uid.clone());
+    }
+
+    /// Counts a remark when it is new, not each time the pod is seen again.
+    fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
+        let Some(code) = code(warning) else {
+            self.warnings.remove(uid);
+            return;
+        };
+        if self.warnings.insert(uid.clone(), warning) != Some(warning) {
+            service.metrics.pod_warnings.with_label_values(&[code]).inc();
+        }
+    }
+
+    fn foreign_pods_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
+        let waits =
+            |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.reservation().is_none();
+        let unknown = |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key) != Some(uid);
+        let entries = ledger.pod_states().into_iter();
+        entries
+            .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
+            .map(|(uid, _)| uid.clone())
+            .collect()
+    }
+
+    fn remove_node(&mut self, service: &Service, name: &NodeName) {
+        service.ledger().remove_node(name);
+        service.kube_filters().remove_machine(name);
+        self.nodes.remove(name);
+    }
+}
+
+/// The pod into the books. It is read before they are locked: a filter may be waiting for them.
+fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
+    let policy = service.ledger().policy().clone();
+    let reservation = recorded_reservation(service, pod);
+    let reservations = reservation.is_some();
+    let observation = objects::observation(pod, &policy, reservation, jiff::Timestamp::now());
+    let mut ledger = service.ledger();
+    // Only a leader makes holds, and knows of one before its condition is written: every other replica believes the pod.
+    if !reservations
+        && ledger.leader().is_none()
+        && ledger.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
+    {
+        ledger.forget_observed_reservation(uid);
+    }
+    match observation {
+        Some(observation) => ledger.see(observation),
+        None => {
+            // It waits and has been edited into something that cannot be understood: what it asked for is void.
+            if ledger.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+                ledger.release(uid);
+            }
+            PodWarning::Nothing
+        }
+    }
+}
+
+fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
+    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
+    Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
+}
+
+/// A short name for metrics.
+fn code(warning: PodWarning) -> Option<&'static str> {
+    match warning {
+        PodWarning::Nothing => None,
+        PodWarning::DevicesEdited => Some("devices-edited"),
+        PodWarning::DemandEdited => Some("demand-edited"),
+        PodWarning::Unplaced => Some("unplaced"),
+        PodWarning::CheckpointUnreadable => Some("checkpoint-unreadable"),
+        PodWarning::CheckpointAhead => Some("checkpoint-ahead"),
+    }
+}
+
+fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Option<PodEvent> {
+    let entry = ledger.pod_state(uid)?;
+    let node = entry.node()?;
+    let devices = || {
+        entry
+            .devices()
+            .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
+    };
+    let (kind, text) = match warning {
+        PodWarning::Nothing => return None,
+        PodWarning::Unplaced => (
+            PodEventReason::Unplaced,
+            format!(
+                "The pod is on {node} and nothing records on which GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent shows where it runs. Give it schedulerName and let Stowage place it.",
+                entry.demand.per_gpu
+            ),
+        ),
+        PodWarning::DevicesEdited => (
+            PodEventReason::EditIgnored,
+            format!(
+                "The annotation stowage.dev/devices was edited after the pod was bound. The edit is ignored: the pod is charged on {} of {node}.",
+                devices()
+            ),
+        ),
+        PodWarning::DemandEdited => (
+            PodEventReason::EditIgnored,
+            format!(
+                "What the pod asks for was edited after it was bound. The edit is ignored: the pod is charged {} on each of its {} GPU(s) of {node}.",
+                entry.demand.per_gpu, entry.demand.gpus
+            ),
+        ),
+        PodWarning::CheckpointUnreadable => (
+            PodEventReason::EditIgnored,
+            "The time of the pod's last checkpoint cannot be read, so its eviction counts as if it had never saved its work. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
+        ),
+        PodWarning::CheckpointAhead => (
+            PodEventReason::EditIgnored,
+            "The time of the pod's last checkpoint is still to come; it counts as now. Are the clocks of its node and of the control plane apart?".to_owned(),
+        ),
+    };
+    Some(PodEvent { key: entry.key.clone(), uid: uid.clone(), kind, text })
+}
+
+fn node_name(node: &Node) -> Option<NodeName> {
+    NodeName::parse(node.metadata.name.as_deref()?).ok()
+}
+
+/// What feature discovery says counts only where Stowage hands the GPUs out: it labels other nodes as well.
+fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
+    match kind {
+        NodeKind::Stowage => objects::devices_from_labels(node),
+        NodeKind::DevicePlugin => Some(Vec::new()),
+    }
+}
+
+fn kind(node: &Node) -> NodeKind {
+    // Capacity too: while a plugin restarts nothing of its is allocatable, and its pods still have their GPUs.
+    let status = node.status.iter();
+    let allocatable = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
+    let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);
+    let mut by_plugin = allocatable.filter(|(resource, _)| PluginResource::is_one(resource));
+    match by_plugin.any(|(_, amount)| offered(&amount.0)) {
+        true => NodeKind::DevicePlugin,
+        false => NodeKind::Stowage,
+    }
+}
+
+fn advertised(node: &Node) -> Option<Bytes> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?;
+    Bytes::parse_quantity(&capacity.get(objects::VRAM)?.0).ok()
+}
+
+#[cfg(test)]
+mod exclusive_tests;
+#[cfg(test)]
+mod replaced_node_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! Disruption budgets into the ledger, listed anew like pods and nodes, and what it means when they may not be read.
+
+use super::ClusterIndex;
+use crate::kubernetes::objects;
+use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use crate::service::Service;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+impl ClusterIndex {
+    pub fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+        let Some(budget) = objects::budget(budget) else { return };
+        self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
+        service.ledger().set_budget(budget);
+    }
+
+    pub fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+        if let Some(budget) = objects::budget(budget) {
+            service.ledger().remove_budget(&budget.namespace, &budget.name);
+        }
+    }
+
+    /// The same of budgets.
+    pub fn expect_budgets(&mut self, term: u64) {
+        self.budgets_list.expect(term);
+    }
+
+    pub fn begin_budgets(&mut self, service: &Service) {
+        let ledger = service.ledger();
+        let named = ledger.budgets().iter().map(|budget| (budget.namespace.clone(), budget.name.clone()));
+        self.unlisted_budgets = named.collect();
+    }
+
+    /// The list is complete: these are all there are.
+    pub fn end_budgets(&mut self, service: &Service) {
+        let mut ledger = service.ledger();
+        for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
+            ledger.remove_budget(&namespace, &name);
+        }
+        ledger.set_budget_visibility(BudgetVisibility::Complete);
+        self.budgets_list.is_complete = true;
+    }
+
+    /// They may not be read. Nobody waits for them: pods are placed without, and nobody is evicted. Answers whether that is new.
+    pub fn forbid_budgets(&mut self, service: &Service) -> bool {
+        self.budgets_list.is_complete = true;
+        let mut ledger = service.ledger();
+        let is_new = ledger.budgets_known();
+        ledger.set_budget_visibility(BudgetVisibility::Forbidden);
+        is_new
+    }
+}

@@ -1,0 +1,488 @@
+//! The index against a ledger: what comes, changes, goes, and is listed anew.
+
+use super::*;
+use crate::ids::GpuUuid;
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Requirements};
+use crate::scheduling::ledger::AssumeResult;
+use crate::scheduling::policy::Policy;
+use crate::units::Millis;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn pod(name: &str, uid: &str, gib: u64) -> Value {
+    json!({
+        "metadata": { "name": name, "namespace": "team-a", "uid": uid, "annotations": {} },
+        "spec": { "containers": [{
+            "name": "engine",
+            "resources": { "limits": { "stowage.dev/vram": format!("{gib}Gi") } },
+        }] },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option<&str>) -> Value {
+    let mut pod = pod(name, uid, gib);
+    pod["spec"]["nodeName"] = json!(node);
+    if let Some(devices) = devices {
+        pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices);
+        pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!((gib << 30).to_string());
+    }
+    pod
+}
+
+fn holding(pod: &Value, deadline: jiff::Timestamp) -> Value {
+    let message = json!({ "node": "a", "devices": ["index-0"], "victims": [], "deadline": deadline });
+    let condition = json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+    let mut pod = pod.clone();
+    pod["status"]["conditions"] = json!([condition]);
+    pod
+}
+
+fn node(name: &str, gpus: u32) -> Node {
+    read(json!({
+        "metadata": { "name": name, "labels": {
+            "nvidia.com/gpu.count": gpus.to_string(),
+            "nvidia.com/gpu.memory": "81920",
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        } },
+        "status": {},
+    }))
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+struct IndexFixture {
+    service: Arc<Service>,
+    index: ClusterIndex,
+}
+
+impl IndexFixture {
+    /// Node `a` with two GPUs, seen by an empty index.
+    fn new() -> Self {
+        // Nobody runs these pods: an engine among them would start for ever.
+        let mut classes = Policy::default().classes().to_vec();
+        classes.iter_mut().for_each(|class| class.engine = false);
+        let policy = Policy::default().with_classes(classes).unwrap();
+        let mut bench = Self { service: Service::new(policy), index: ClusterIndex::default() };
+        bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
+        bench
+    }
+
+    fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
+        self.index.apply_pod(&self.service, &read(pod.clone()))
+    }
+
+    fn phase(&self, uid: &str) -> Option<PodPhase> {
+        self.service.ledger().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
+    }
+
+    fn charged(&self) -> [Bytes; 2] {
+        let ledger = self.service.ledger();
+        assert_eq!(audit(&ledger), []);
+        let node = ledger.node(&NodeName::parse("a").unwrap()).unwrap();
+        [node.gpus[0].charged, node.gpus[1].charged]
+    }
+
+    fn warnings(&self, code: &str) -> u64 {
+        self.service.metrics.pod_warnings.with_label_values(&[code]).get()
+    }
+}
+
+fn uid_of(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+#[test]
+fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
+    let mut bench = IndexFixture::new();
+    assert_eq!(bench.apply(&pod("p", "1", 40)), None);
+    assert!(matches!(bench.phase("1"), Some(PodPhase::Waiting(_))));
+    let mut on_gpu = bound("p", "1", 40, "a", Some("index-1"));
+    assert_eq!(bench.apply(&on_gpu), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO, Bytes::gib(40)]);
+    on_gpu["status"]["phase"] = json!("Succeeded");
+    bench.apply(&on_gpu);
+    assert_eq!(bench.phase("1"), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+    assert!(bench.index.pods.is_empty(), "nothing of it is kept");
+}
+
+#[test]
+fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&pod("p", "1", 40));
+    let assumed = bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap());
+    assert!(matches!(assumed, Ok(AssumeResult::New(_))));
+    let gone: Pod = read(pod("p", "1", 40));
+    bench.index.delete_pod(&bench.service, &gone);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn pods_that_ask_for_no_vram_are_not_kept() {
+    let mut bench = IndexFixture::new();
+    let mut other = pod("p", "1", 40);
+    other["spec"]["containers"][0]["resources"] = json!({ "limits": { "cpu": "1" } });
+    assert_eq!(bench.apply(&other), None);
+    assert_eq!(bench.phase("1"), None);
+    assert!(bench.index.pods.is_empty());
+}
+
+#[test]
+fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&bound("p-0", "1", 40, "a", Some("index-0")));
+    bench.apply(&pod("p-0", "2", 30));
+    assert_eq!(bench.phase("1"), None);
+    assert!(matches!(bench.phase("2"), Some(PodPhase::Waiting(_))));
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+    // The end of the old one, told late, does not touch the new one.
+    let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
+    bench.index.delete_pod(&bench.service, &late);
+    assert!(bench.phase("2").is_some());
+}
+
+#[test]
+fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&pod("p", "1", 40));
+    let mut edited = pod("p", "1", 40);
+    edited["metadata"]["annotations"]["stowage.dev/gpus"] = json!("many");
+    bench.apply(&edited);
+    assert_eq!(bench.phase("1"), None);
+}
+
+#[test]
+fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
+    bench.apply(&bound("gone", "2", 40, "a", Some("index-1")));
+    bench.apply(&pod("assumed", "3", 10));
+    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+
+    bench.index.begin_pods(&bench.service);
+    bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
+    // Younger than the list: it came by a filter request and is being bound already.
+    bench.apply_by_request(&pod("young", "4", 20));
+    bench.service.ledger().assume(&uid_of("4"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.apply(&pod("assumed", "3", 10));
+    bench.index.end_pods(&bench.service);
+
+    assert_eq!(bench.phase("2"), None);
+    assert!(matches!(bench.phase("3"), Some(PodPhase::Assumed(_))), "listed as waiting, and still promised");
+    assert!(matches!(bench.phase("4"), Some(PodPhase::Assumed(_))));
+    assert_eq!(bench.charged().iter().copied().sum::<Bytes>(), Bytes::gib(40 + 10 + 20));
+    let keys: Vec<&str> = bench.index.pods.values().map(PodUid::as_str).collect();
+    assert!(!keys.contains(&"2"), "a name that is gone is not kept");
+}
+
+#[test]
+fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&pod("p", "1", 40));
+    bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.index.reset_pods(&bench.service, &[]);
+    assert_eq!(bench.phase("1"), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
+    let mut bench = IndexFixture::new();
+    let unplannable_pod = bound("stray", "1", 40, "a", None);
+    let event = bench.apply(&unplannable_pod).unwrap();
+    assert_eq!((event.kind, event.uid.as_str()), (PodEventReason::Unplaced, "1"));
+    assert!(event.text.contains("40.0 GiB are charged on every GPU"), "{}", event.text);
+    assert_eq!(bench.charged(), [Bytes::gib(40); 2]);
+    assert!(bench.apply(&unplannable_pod).is_some());
+    assert_eq!(bench.warnings("unplaced"), 1, "one pod, however often it is seen");
+    assert_eq!(bench.index.standing(&bench.service).len(), 1);
+    bench.index.reset_pods(&bench.service, &[]);
+    assert_eq!(bench.index.standing(&bench.service), []);
+}
+
+#[test]
+fn edits_after_the_bind_are_ignored_and_reported() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&bound("p", "1", 40, "a", Some("index-0")));
+    let moved = bench.apply(&bound("p", "1", 40, "a", Some("index-1"))).unwrap();
+    assert_eq!(moved.kind, PodEventReason::EditIgnored);
+    assert!(moved.text.contains("charged on index-0 of a"), "{}", moved.text);
+    assert_eq!((bench.charged(), bench.warnings("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+
+    let mut alone = bound("p", "1", 40, "a", Some("index-0"));
+    alone["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
+    let event = bench.apply(&alone).unwrap();
+    assert_eq!(event.kind, PodEventReason::EditIgnored);
+    assert_eq!((bench.charged(), bench.warnings("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+
+    assert_eq!(bench.apply(&bound("p", "1", 40, "a", Some("index-0"))), None, "the edit was taken back");
+    assert_eq!(bench.index.standing(&bench.service), []);
+}
+
+#[test]
+fn a_hold_condition_keeps_its_room_until_its_deadline() {
+    let mut bench = IndexFixture::new();
+    let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
+    bench.apply(&holding(&pod("p", "1", 40), deadline));
+    assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
+    let now = bench.service.now();
+    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(50)), []);
+    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(70)), [uid_of("1")]);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_who_does() {
+    let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
+    for leads in [false, true] {
+        let mut bench = IndexFixture::new();
+        bench.apply(&holding(&pod("p", "1", 40), deadline));
+        if leads {
+            bench.service.lead_from_the_start();
+        }
+        bench.apply(&pod("p", "1", 40));
+        let held = bench.charged()[0] == Bytes::gib(40);
+        assert_eq!(held, leads, "who leads may hold room whose condition is still on its way");
+    }
+}
+
+#[test]
+fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
+    let mut bench = IndexFixture::new();
+    bench.apply(&pod("watched", "1", 10));
+    bench.apply_by_request(&pod("ghost", "2", 10));
+    bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
+    bench.index.sweep(&bench.service);
+    assert!(bench.phase("2").is_some(), "the watch may be late");
+    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.apply_by_request(&pod("new", "4", 10));
+    bench.index.sweep(&bench.service);
+    assert_eq!(bench.phase("2"), None);
+    assert!(["1", "3", "4"].iter().all(|uid| bench.phase(uid).is_some()));
+}
+
+#[test]
+fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
+    let mut bench = IndexFixture::new();
+    bench.index.apply_node(&bench.service, &node("b", 4));
+    let names = |bench: &IndexFixture| -> Vec<String> {
+        let snapshot = bench.service.ledger().snapshot();
+        snapshot.nodes().iter().map(|node| format!("{}:{}", node.name, node.gpus.len())).collect()
+    };
+    assert_eq!(names(&bench), ["a:2", "b:4"]);
+    bench.index.reset_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
+    assert_eq!(names(&bench), ["b:4", "c:1"]);
+    bench.index.delete_node(&bench.service, &node("b", 4));
+    assert_eq!(names(&bench), ["c:1"]);
+    assert_eq!(bench.index.nodes().len(), 1);
+}
+
+#[test]
+fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
+    let mut bench = IndexFixture::new();
+    let mut plugin = node("a", 2);
+    let status = json!({
+        "capacity": { "stowage.dev/vram": "144Gi" },
+        "allocatable": { "nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "0" },
+    });
+    plugin.status = Some(read(status));
+    bench.index.apply_node(&bench.service, &plugin);
+    let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
+    assert_eq!(record, NodeOnRecord { kind: NodeKind::DevicePlugin, advertised: Some(Bytes::gib(144)) });
+    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
+
+    plugin.status = Some(read(
+        json!({ "allocatable": { "nvidia.com/gpu": "0" }, "capacity": { "nvidia.com/gpu": "2" } }),
+    ));
+    bench.index.apply_node(&bench.service, &plugin);
+    let kind = bench.index.nodes()[&NodeName::parse("a").unwrap()].kind;
+    assert_eq!(kind, NodeKind::DevicePlugin, "while the plugin restarts its pods still have their GPUs");
+
+    plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
+    bench.index.apply_node(&bench.service, &plugin);
+    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);
+}
+
+#[test]
+fn the_index_is_complete_once_all_lists_are_in() {
+    let mut bench = IndexFixture::new();
+    bench.index.begin_budgets(&bench.service);
+    bench.index.end_budgets(&bench.service);
+    bench.index.begin_pods(&bench.service);
+    bench.apply(&pod("p", "1", 10));
+    assert_eq!(bench.index.complete_since(), None);
+    bench.index.end_pods(&bench.service);
+    assert_eq!(bench.index.complete_since(), Some(0));
+    bench.index.expect_pods(1);
+    assert_eq!(bench.index.complete_since(), None, "a new list is on its way");
+    bench.index.begin_pods(&bench.service);
+    bench.index.end_pods(&bench.service);
+    assert_eq!(bench.index.complete_since(), Some(0), "the others are still those of before");
+}
+
+#[test]
+fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
+    let mut bench = IndexFixture::new();
+    bench.index.reset_pods(&bench.service, &[]);
+    assert_eq!(bench.index.complete_since(), None);
+    assert!(bench.index.forbid_budgets(&bench.service));
+    assert_eq!(bench.index.complete_since(), Some(0));
+    assert!(!bench.service.ledger().budgets_known());
+    assert!(!bench.index.forbid_budgets(&bench.service), "it is told once");
+    bench.index.begin_budgets(&bench.service);
+    bench.index.end_budgets(&bench.service);
+    assert!(bench.service.ledger().budgets_known());
+}
+
+fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
+    read(json!({
+        "metadata": { "name": name, "namespace": "team-a" },
+        "spec": { "selector": {} },
+        "status": { "disruptionsAllowed": allowed, "observedGeneration": 1 },
+    }))
+}
+
+#[test]
+fn a_budget_that_a_new_list_does_not_have_is_gone() {
+    let mut bench = IndexFixture::new();
+    let known = |bench: &IndexFixture| {
+        let ledger = bench.service.ledger();
+        ledger.budgets().iter().map(|budget| (budget.name.clone(), budget.allowed)).collect::<Vec<_>>()
+    };
+    for (name, allowed) in [("a", 1), ("b", 2), ("c", 3)] {
+        bench.index.apply_budget(&bench.service, &budget(name, allowed));
+    }
+    bench.index.delete_budget(&bench.service, &budget("c", 3));
+    assert_eq!(known(&bench), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
+    bench.index.begin_budgets(&bench.service);
+    bench.index.apply_budget(&bench.service, &budget("b", 0));
+    bench.index.end_budgets(&bench.service);
+    assert_eq!(known(&bench), [("b".to_owned(), 0)]);
+}
+
+/// Node `a` takes one pod; whether it would take another one.
+fn takes_one_more(bench: &IndexFixture) -> bool {
+    let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
+    let kube_filters = bench.service.kube_filters().snapshot();
+    kube_filters.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
+        == FilterVerdict::Accepts
+}
+
+fn with_room_for_one_pod() -> IndexFixture {
+    let mut bench = IndexFixture::new();
+    let mut only = node("a", 2);
+    only.status = Some(read(json!({ "allocatable": { "pods": "1" } })));
+    bench.index.apply_node(&bench.service, &only);
+    bench
+}
+
+fn without_gpu(uid: &str, phase: &str) -> Value {
+    json!({
+        "metadata": { "name": uid, "namespace": "team-a", "uid": uid },
+        "spec": { "nodeName": "a", "containers": [] },
+        "status": { "phase": phase },
+    })
+}
+
+#[test]
+fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
+    let mut bench = with_room_for_one_pod();
+    assert!(takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Running"));
+    assert!(!takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Succeeded"));
+    assert!(takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Running"));
+    bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
+    assert!(takes_one_more(&bench));
+    assert!(bench.service.ledger().pod_states().is_empty(), "the ledger is not bothered");
+}
+
+#[test]
+fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
+    let mut bench = with_room_for_one_pod();
+    bench.apply(&without_gpu("web", "Running"));
+    bench.index.reset_pods(&bench.service, &[]);
+    assert!(takes_one_more(&bench));
+    assert_eq!(bench.service.kube_filters().pods().count(), 0);
+}
+
+#[test]
+fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
+    let mut bench = with_room_for_one_pod();
+    bench.apply(&pod("p", "1", 10));
+    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_some());
+    bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
+    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_none());
+    assert!(!takes_one_more(&bench));
+    // Its name stands for another pod now.
+    bench.apply(&pod("p", "2", 10));
+    assert!(takes_one_more(&bench));
+}
+
+#[test]
+fn a_node_that_is_gone_takes_nobody() {
+    let mut bench = with_room_for_one_pod();
+    bench.index.delete_node(&bench.service, &node("a", 2));
+    assert!(!takes_one_more(&bench));
+}
+
+#[test]
+fn objects_without_a_name_or_uid_change_nothing() {
+    let mut bench = IndexFixture::new();
+    let mut nameless = pod("p", "1", 10);
+    nameless["metadata"].as_object_mut().unwrap().remove("uid");
+    assert_eq!(bench.apply(&nameless), None);
+    bench.index.apply_node(&bench.service, &Node::default());
+    assert_eq!(bench.index.nodes().len(), 1);
+    assert_eq!(bench.service.ledger().pod_states().len(), 0);
+}
+
+/// A UUID an agent reported and a record of it, seen again after a restart.
+#[test]
+fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
+    let pods = [
+        bound("a", "1", 40, "a", Some("index-0")),
+        bound("b", "2", 20, "a", Some("index-1,index-0")),
+        bound("stray", "3", 10, "a", None),
+        pod("waits", "4", 30),
+    ];
+    let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];
+    pods.iter().for_each(|pod| drop(one.apply(pod)));
+    let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
+    two.index.reset_pods(&two.service, &list);
+    // When each learned of a pod is its own.
+    let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
+        let ledger = bench.service.ledger();
+        let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {
+            let mut entry = entry.clone();
+            match &mut entry.phase {
+                PodPhase::Bound(bound) => (bound.since, bound.started) = Default::default(),
+                PodPhase::Waiting(waiting) => waiting.since = Default::default(),
+                PodPhase::Assumed(_) => {}
+            }
+            (uid.clone(), entry)
+        });
+        entries.collect()
+    };
+    assert_eq!(timeless(&one), timeless(&two));
+    assert_eq!(one.charged(), two.charged());
+    let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
+    assert_eq!(two.service.ledger().pod_state(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
+}
+
+impl IndexFixture {
+    /// As the extender brings a pod in: past the index.
+    fn apply_by_request(&self, pod: &Value) {
+        let mut ledger = self.service.ledger();
+        let seen =
+            objects::observation(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH)
+                .unwrap();
+        ledger.see(seen);
+    }
+}

@@ -1,0 +1,33 @@
+//! Pods behind the planner's gate that it will never place: they ask for no GPU, or nobody understands for what. The ledger does
+//! not know them, and nobody else would let them through.
+
+use super::ClusterIndex;
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::objects;
+use crate::scheduling::planning::WaitReason;
+use k8s_openapi::api::core::v1::Pod;
+use std::ops::Bound;
+
+impl ClusterIndex {
+    /// The next of them in order of UID, after one or from the first, at most so many.
+    pub fn unplannable_pods_after(
+        &self,
+        after: Option<&PodUid>,
+        limit: usize,
+    ) -> Vec<(PodUid, PodKey, WaitReason)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.unplannable_pods.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
+        next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why)).collect()
+    }
+
+    pub(super) fn note_unplannable_pod(&mut self, uid: &PodUid, key: &PodKey, pod: &Pod, is_unknown: bool) {
+        let is_over = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
+        if !is_unknown || is_over || !objects::gates(pod).only_ours() {
+            self.unplannable_pods.remove(uid);
+            return;
+        }
+        let why =
+            if objects::asks_for_gpu(pod) { WaitReason::NotUnderstood } else { WaitReason::AsksForNoGpu };
+        self.unplannable_pods.insert(uid.clone(), (key.clone(), why));
+    }
+}

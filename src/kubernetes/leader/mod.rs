@@ -1,0 +1,303 @@
+//! Which replica acts. It opens and shuts the gate; nobody else does.
+//!
+//! Beside a kube-scheduler its Lease decides: who acts for a scheduler that does not schedule would answer nobody. Away
+//! from it Stowage has a Lease of its own. Either way the replica begins no write later than two thirds of the Lease's
+//! duration after its latest renewal, and a successor begins none before the last of those can have landed
+//! ([`WriteTimes::latest_landing`]). The judgements are in `neighbour`, `candidate` and `tenure`, pure; here is only who
+//! asks, how often, and what becomes of the gate.
+
+mod own_lease;
+mod scheduler_lease;
+mod tenure;
+
+use super::port::WriteTimes;
+use crate::service::{Service, Tenure};
+use crate::units::{Millis, Moment};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use own_lease::{LeaseCandidate, LeaseStep};
+use parking_lot::Mutex;
+use scheduler_lease::Neighbour;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::Succession;
+use tokio_util::sync::CancellationToken;
+
+/// kube-scheduler renews every two seconds: each renewal is seen, and counts from a second before it at the worst.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Five renewals fit into the ten seconds before we step down.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// A look that takes longer is worth less than the next.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// How late the gate may open. It shuts by itself when the Lease's safe end has come.
+const JUDGE_EVERY: Duration = Duration::from_millis(100);
+/// What a Lease without a duration lasts: Kubernetes' default.
+const DEFAULT_DURATION: Millis = Millis::seconds(15);
+
+/// What decides whether this replica acts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeadWith {
+    /// The kube-scheduler in our pod. `hostname` is the pod's, which its identity begins with.
+    KubeScheduler { lease: LeaseName, hostname: String },
+    /// A Lease of our own. `identity` tells the replicas apart.
+    Lease { lease: LeaseName, identity: String },
+    /// There is one replica, and it acts once nothing of a process before it can land any more.
+    Always,
+    /// There is one replica, and none was before it: the cluster is as old as this process.
+    FromTheStart,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl LeaseName {
+    /// Where kube-scheduler keeps its Lease unless it is told otherwise.
+    pub fn of_kube_scheduler() -> Self {
+        Self { namespace: "kube-system".into(), name: "kube-scheduler".into() }
+    }
+
+    /// Stowage's own.
+    pub fn own(namespace: &str) -> Self {
+        Self { namespace: namespace.into(), name: "stowage".into() }
+    }
+}
+
+/// What matters of a Lease. Two that are equal show no renewal between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LeaseReading {
+    /// `None` if nobody holds it.
+    holder: Option<String>,
+    term: LeaseTerm,
+    /// By its holder's clock: compared with itself only.
+    renewed: Option<jiff::Timestamp>,
+    duration: Millis,
+}
+
+/// One tenure of one holder of one Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LeaseTerm {
+    /// The Lease's UID: one that is deleted and created anew counts its transitions from zero.
+    lease: String,
+    transitions: i32,
+    holder: Option<String>,
+}
+
+impl LeaseReading {
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
+        let term = LeaseTerm {
+            lease: lease.metadata.uid.clone().unwrap_or_default(),
+            transitions: spec.lease_transitions.unwrap_or(0),
+            holder: holder.clone(),
+        };
+        Self {
+            holder,
+            term,
+            renewed: spec.renew_time.map(|time| time.0),
+            duration: seconds.map_or(DEFAULT_DURATION, Millis::seconds),
+        }
+    }
+}
+
+/// How long a holder may act on a Lease: all but the margin.
+fn safe_duration(duration: Millis) -> Millis {
+    Millis(duration.0 - duration.0 / 3)
+}
+
+/// Opens and shuts the gate until `shutdown`; then it is shut, and a Lease of ours given up.
+pub async fn run(
+    client: Client,
+    service: Arc<Service>,
+    lead_with: LeadWith,
+    times: WriteTimes,
+    shutdown: CancellationToken,
+) {
+    let nonce = nonce();
+    let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
+    match lead_with {
+        LeadWith::Always | LeadWith::FromTheStart => {
+            let landed = match lead_with {
+                LeadWith::Always => times.latest_landing(),
+                _ => Duration::ZERO,
+            };
+            set_tenure(&service, succession.alone(service.now(), landed));
+            if shutdown.run_until_cancelled(tokio::time::sleep(landed)).await.is_some() {
+                set_tenure(&service, succession.alone(service.now(), Duration::ZERO));
+                shutdown.cancelled().await;
+            }
+        }
+        LeadWith::KubeScheduler { lease, hostname } => {
+            let neighbour = Mutex::new(Neighbour::new(hostname, succession));
+            let tenure = |now| neighbour.lock().tenure(now);
+            tokio::select! {
+                // In this order, so that a simulation can be had again.
+                biased;
+                () = look(&client, &service, &lease, &neighbour) => {}
+                () = classify(&service, tenure) => {}
+                () = shutdown.cancelled() => {}
+            }
+        }
+        LeadWith::Lease { lease, identity } => {
+            // Two replicas of one name, such as a pod and its replacement on another node, are two candidates.
+            let candidate = Mutex::new(LeaseCandidate::new(format!("{identity}_{nonce}"), succession));
+            let tenure = |now| candidate.lock().tenure(now);
+            tokio::select! {
+                biased;
+                () = campaign(&client, &service, &lease, &candidate) => {}
+                () = classify(&service, tenure) => {}
+                () = shutdown.cancelled() => {}
+            }
+            set_tenure(&service, Tenure::Standby);
+            resign(&client, &service, &lease, &candidate).await;
+        }
+    }
+    set_tenure(&service, Tenure::Standby);
+}
+
+/// What tells this process from any other that has acted or will.
+fn nonce() -> String {
+    // The keys of the standard library's hash maps are drawn from the system's random numbers.
+    format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
+}
+
+/// Sets the gate to what is true now, again and again: a request that hangs must not keep it open.
+async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
+    loop {
+        set_tenure(service, tenure(service.now()));
+        tokio::time::sleep(JUDGE_EVERY).await;
+    }
+}
+
+fn set_tenure(service: &Service, tenure: Tenure) {
+    let (before, after) = (service.gate.tenure(), tenure.clone());
+    service.set_tenure(tenure);
+    service.metrics.leading.set(i64::from(service.gate.is_leading()));
+    match after {
+        _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
+        Tenure::Standby => tracing::info!("this replica stops acting"),
+        Tenure::Succeeding { from } => {
+            let seconds = from.since(service.now()).0.div_ceil(1000);
+            tracing::info!(
+                seconds,
+                "this replica leads; it waits until nothing of another leader can land any more"
+            )
+        }
+        Tenure::Leading { epoch, .. } => tracing::info!(%epoch, "this replica acts from now on"),
+    }
+}
+
+/// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
+async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let mut complaint = LeaseLog::default();
+    loop {
+        let asked = service.now();
+        let looked = limited(leases.get_opt(&name.name)).await;
+        complaint.about(name, &looked);
+        if let Ok(lease) = looked {
+            neighbour.lock().see(lease.as_ref().map(LeaseReading::of), asked, service.now());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Takes the Lease when it is free, and keeps it.
+async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let mut complaint = LeaseLog::default();
+    loop {
+        let attempted = attempt(&leases, service, name, candidate).await;
+        complaint.about(name, &attempted);
+        if attempted.is_err() {
+            count(service, "failed");
+        }
+        tokio::time::sleep(RENEW_EVERY).await;
+    }
+}
+
+async fn attempt(
+    leases: &Api<Lease>,
+    service: &Service,
+    name: &LeaseName,
+    candidate: &Mutex<LeaseCandidate>,
+) -> Result<(), LeaseError> {
+    let found = limited(leases.get_opt(&name.name)).await?;
+    let sent = service.now();
+    let step = candidate.lock().step(found.as_ref(), sent, jiff::Timestamp::now());
+    let params = PostParams::default();
+    let written = match (step, found) {
+        (LeaseStep::Wait, _) => return Ok(()),
+        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), None) => {
+            let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
+            limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
+        }
+        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), Some(found)) => {
+            // With the resourceVersion that was read: of two candidates one is refused.
+            limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
+        }
+    };
+    candidate.lock().wrote(sent, &written);
+    count(service, "written");
+    Ok(())
+}
+
+/// Gives the Lease up, so that another replica need not wait for it to run out.
+async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let Ok(Some(found)) = limited(leases.get_opt(&name.name)).await else { return };
+    let given_up = candidate.lock().resign(&found.spec.clone().unwrap_or_default());
+    let Some(spec) = given_up else { return };
+    let release = Lease { spec: Some(spec), ..found };
+    match limited(leases.replace(&name.name, &PostParams::default(), &release)).await {
+        Ok(_) => count(service, "released"),
+        Err(error) => {
+            tracing::warn!(lease = %name.name, %error, "the Lease was not given up; it runs out by itself")
+        }
+    }
+}
+
+/// Says when a Lease becomes out of reach and when it is back, not at every try between.
+#[derive(Default)]
+struct LeaseLog {
+    made: bool,
+}
+
+impl LeaseLog {
+    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, LeaseError>) {
+        match tried {
+            Err(error) if !self.made => {
+                tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
+            }
+            Ok(_) if self.made => tracing::info!(lease = %name.name, "the Lease is within reach again"),
+            _ => {}
+        }
+        self.made = tried.is_err();
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LeaseError {
+    #[error("no answer within {REQUEST_TIMEOUT:?}")]
+    TooLate,
+    #[error(transparent)]
+    Refused(#[from] Box<kube::Error>),
+}
+
+async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|error| LeaseError::Refused(Box::new(error))),
+        Err(_) => Err(LeaseError::TooLate),
+    }
+}
+
+fn count(service: &Service, outcome: &str) {
+    service.metrics.writes.with_label_values(&["lease", outcome]).inc();
+}

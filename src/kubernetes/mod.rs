@@ -1,0 +1,112 @@
+//! The Kubernetes edge: what the API server shows comes into the ledger, what was decided goes out to it.
+//!
+//! ```text
+//!  pods, nodes ─► watch ─► index ─► ledger, stock   (in: everything, by watches)
+//!  budgets ──────┘           │
+//!                            │
+//!              upkeep ───────┤                      (time: holds run out)
+//!              learning ─────┤                      (what free VRAM is worth)
+//!              conflicts ────┤                      (promises that cannot all be kept)
+//!              capacity ─────┘─► nodes/status
+//!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
+//!  events ─► events.k8s.io                          (out: words, never waited for)
+//!  leader ─► the gate                               (whether any of this may act)
+//!  token_review ─► authentication.k8s.io            (whose token: asked, never written)
+//!  access_review ─► authorization.k8s.io            (who may see a page: asked, never written)
+//! ```
+//!
+//! Nothing here decides where a pod goes, and nothing here knows HTTP's server side. On the request path there is no list
+//! and no read but the one that settles a write whose answer was lost.
+
+pub mod access_review;
+pub mod api;
+pub mod capacity;
+pub mod conflict_audit;
+pub mod connect;
+pub mod dump;
+pub mod events;
+pub mod index;
+pub mod leader;
+mod liveness;
+pub mod objects;
+mod packing_learner;
+pub mod planner;
+pub mod port;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tick;
+pub mod token_review;
+pub mod watch;
+
+pub use access_review::AccessReviews;
+pub use api::ApiControlPlane;
+pub use connect::connect;
+pub use index::ClusterIndex;
+pub use leader::{LeadWith, LeaseName};
+pub use token_review::{AgentAccount, TokenReviews};
+
+use crate::service::Service;
+use futures::future::BoxFuture;
+use kube::Client;
+use parking_lot::Mutex;
+use port::WriteTimes;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use watch::WatchFeed;
+
+/// The vendor and class that NVIDIA's tools generate CDI specifications for.
+pub const CDI_KIND: &str = "runtime.nvidia.com/gpu";
+
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    pub lead_with: LeadWith,
+    /// This replica's name, in Events.
+    pub identity: String,
+    pub cdi_kind: String,
+    /// How long writes may take, and so how long a new leader waits for those of the last one.
+    pub times: WriteTimes,
+}
+
+impl ClusterOptions {
+    pub fn new(lead_with: LeadWith, identity: String) -> Self {
+        Self { lead_with, identity, cdi_kind: CDI_KIND.into(), times: WriteTimes::default() }
+    }
+}
+
+/// Everything that runs beside the request path. A task ends at `shutdown` and not before: whoever sees one end earlier
+/// saw it panic.
+///
+/// Shut the HTTP side down first: what it still has in hand needs an open gate, and the Lease is given up here.
+pub fn start(
+    client: Client,
+    service: Arc<Service>,
+    options: ClusterOptions,
+    shutdown: CancellationToken,
+) -> (Arc<ApiControlPlane>, JoinSet<()>) {
+    let ClusterOptions { lead_with, identity, cdi_kind, times } = options;
+    let (notices, told) = events::EventRecorder::new(service.clone());
+    let control_plane =
+        Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
+    let index = Arc::new(Mutex::new(ClusterIndex::default()));
+    let feed =
+        WatchFeed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
+    let mut tasks = JoinSet::new();
+    let mut run = |task: BoxFuture<'static, ()>| {
+        let shutdown = shutdown.clone();
+        tasks.spawn(async move {
+            shutdown.run_until_cancelled(task).await;
+        });
+    };
+    run(Box::pin(liveness::run(client.clone(), service.clone())));
+    run(Box::pin(watch::pods(client.clone(), feed.clone())));
+    run(Box::pin(watch::nodes(client.clone(), feed.clone())));
+    run(Box::pin(watch::budgets(client.clone(), feed)));
+    run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
+    run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
+    run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
+    run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
+    // It hears of the shutdown itself: it has a Lease to give up.
+    tasks.spawn(leader::run(client, service, lead_with, times, shutdown));
+    (control_plane, tasks)
+}

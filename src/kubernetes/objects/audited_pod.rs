@@ -1,0 +1,175 @@
+//! A pod as the continuous audit reads it: what its Binding recorded, or its hold. From the object alone; what the ledger makes
+//! of the pod is not asked.
+
+use super::{
+    ReservationMessage, annotation, asks_device_plugin, demand, granted, granted_exclusive, recorded_devices,
+    written,
+};
+use crate::ids::{GpuUuid, NodeName, PodKey};
+use crate::scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::{MAX_GPUS, Sharing};
+use crate::units::Moment;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::sync::Arc;
+
+/// A bound pod; `None` if it has no node. One without a record that can be read has no GPUs.
+pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
+    let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
+    let node = NodeName::parse(node).ok()?;
+    // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
+    let gpus: Arc<[GpuUuid]> = recorded_devices(pod).filter(|_| !asks_device_plugin(pod)).unwrap_or_default();
+    let granted = granted(pod).filter(|_| !gpus.is_empty()).unwrap_or_default();
+    let grant = Grant {
+        per_gpu: granted.split((gpus.len() as u32).max(1)),
+        sharing: granted_sharing(pod),
+        hundredths: hundredths(pod).unwrap_or_default(),
+        started: pod.status.as_ref().is_some_and(has_started),
+        leaving: pod.metadata.deletion_timestamp.is_some(),
+        since: since(pod),
+    };
+    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Bound(grant) })
+}
+
+/// What a waiting pod's hold keeps; `None` if it has none that stands, or nobody understands what the pod asks for. `moment`
+/// says when a wall time is.
+pub fn observed_reservation(
+    pod: &Pod,
+    key: &PodKey,
+    policy: &Policy,
+    moment: impl Fn(jiff::Timestamp) -> Moment,
+) -> Option<AuditedPod> {
+    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
+    let demand = demand(pod, policy).ok().filter(|demand| !demand.asks_plugin())?;
+    let gpus = devices.get(..devices.len().min(MAX_GPUS as usize)).map(Arc::from)?;
+    let (per_gpu, sharing) = (demand.per_gpu, demand.sharing);
+    let kept = ReservedShare { per_gpu, sharing, victims, deadline: moment(deadline) };
+    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Holds(Box::new(kept)) })
+}
+
+fn granted_sharing(pod: &Pod) -> Sharing {
+    if granted_exclusive(pod) == Some(true) { Sharing::Exclusive } else { Sharing::Shared }
+}
+
+/// `0.85` is 85.
+fn hundredths(pod: &Pod) -> Option<u8> {
+    let (whole, part) = annotation(pod, written::MEMORY_FRACTION)?.split_once('.')?;
+    let whole: u8 = whole.parse().ok().filter(|whole| *whole <= 1)?;
+    let part: u8 = part.parse().ok().filter(|_| part.len() == 2)?;
+    Some(whole * 100 + part).filter(|hundredths| *hundredths <= 100)
+}
+
+/// Whether a container of the pod runs or has run. Containers that only prepare do not count: a pod that still fetches its
+/// model has nothing on a GPU.
+fn has_started(status: &PodStatus) -> bool {
+    let is_pending = status.phase.as_deref().is_none_or(|phase| phase == "Pending");
+    let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+    !is_pending || is_ready || status.container_statuses.iter().flatten().any(has_run)
+}
+
+fn has_run(container: &ContainerStatus) -> bool {
+    let now =
+        container.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+    let before = container.last_state.as_ref().is_some_and(|state| state.terminated.is_some());
+    now || before || container.ready || container.restart_count > 0
+}
+
+fn since(pod: &Pod) -> Since {
+    let seconds = |time: &Time| time.0.as_second();
+    let created = pod.metadata.creation_timestamp.as_ref().map(seconds).unwrap_or_default();
+    let mut conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    let bound = conditions.rfind(|one| one.type_ == "PodScheduled" && one.status == "True");
+    let bound = bound.and_then(|condition| condition.last_transition_time.as_ref()).map(seconds);
+    Since { bound: bound.unwrap_or(created), created }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+    use serde_json::{Value, json};
+
+    fn pod(annotations: Value, status: Value) -> Pod {
+        let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+        serde_json::from_value(json!({
+            "metadata": { "name": "p", "annotations": annotations, "creationTimestamp": "2026-03-01T12:00:00Z" },
+            "spec": { "nodeName": "n", "containers": [{ "name": "engine", "resources": resources }] },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn observed(annotations: Value, status: Value) -> (Vec<String>, Grant) {
+        let observed =
+            observed_binding(&pod(annotations, status), &PodKey::parse("default", "p").unwrap()).unwrap();
+        let GpuClaim::Bound(grant) = observed.part else { panic!("it is bound") };
+        (observed.gpus.iter().map(GpuUuid::to_string).collect(), grant)
+    }
+
+    #[test]
+    fn what_a_binding_recorded_is_read_back() {
+        let (gpus, grant) = observed(
+            json!({
+                "stowage.dev/devices": "GPU-1,GPU-2",
+                "stowage.dev/vram-granted": (80u64 << 30).to_string(),
+                "stowage.dev/gpu-memory-fraction": "0.85",
+                "stowage.dev/exclusive-granted": "true",
+            }),
+            json!({ "conditions": [
+                { "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-03-01T12:00:05Z" },
+            ]}),
+        );
+        assert_eq!(gpus, ["GPU-1", "GPU-2"]);
+        assert_eq!(
+            (grant.per_gpu, grant.hundredths, grant.sharing),
+            (Bytes::gib(40), 85, Sharing::Exclusive)
+        );
+        assert_eq!(grant.since.bound - grant.since.created, 5);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_names_no_gpu_and_one_of_too_many_neither() {
+        assert!(observed(json!({}), json!({})).0.is_empty());
+        let many = (0..=MAX_GPUS).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
+        let (gpus, grant) = observed(json!({ "stowage.dev/devices": many }), json!({}));
+        assert_eq!((gpus.len(), grant.per_gpu), (0, Bytes::ZERO));
+        for odd in ["", "85", "0.855", "0.x5", "2.00", "1.50", "-0.5"] {
+            let (_, grant) = observed(json!({ "stowage.dev/gpu-memory-fraction": odd }), json!({}));
+            assert_eq!(grant.hundredths, 0, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_more_gpus_than_a_node_can_have_is_none() {
+        let recorded = |count: u32| {
+            let names = (0..count).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
+            recorded_devices(&pod(json!({ "stowage.dev/devices": names }), json!({}))).map(|gpus| gpus.len())
+        };
+        assert_eq!((recorded(MAX_GPUS), recorded(100_000)), (Some(MAX_GPUS as usize), None));
+    }
+
+    #[test]
+    fn a_pod_has_started_when_a_container_runs_or_has_run_and_not_while_one_prepares() {
+        let started = |status: Value| observed(json!({}), status).1.started;
+        let waits = json!({ "name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "waiting": { "reason": "ContainerCreating" } } });
+        assert!(!started(json!({ "phase": "Pending", "containerStatuses": [waits] })));
+        let mut init = waits.clone();
+        init["state"] = json!({ "running": {} });
+        assert!(!started(
+            json!({ "phase": "Pending", "initContainerStatuses": [init], "containerStatuses": [waits] })
+        ));
+        for (field, value) in [
+            ("state", json!({ "running": {} })),
+            ("state", json!({ "terminated": { "exitCode": 1 } })),
+            ("lastState", json!({ "terminated": { "exitCode": 1 } })),
+            ("restartCount", json!(1)),
+        ] {
+            let mut container = waits.clone();
+            container[field] = value;
+            assert!(started(json!({ "phase": "Pending", "containerStatuses": [container] })), "{field}");
+        }
+        assert!(started(json!({ "phase": "Running" })) && started(json!({ "phase": "Unknown" })));
+    }
+}

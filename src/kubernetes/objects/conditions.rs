@@ -1,0 +1,165 @@
+//! What the planner's acts look like on a pod: the gate, the nomination, and the conditions that say what is going on.
+//!
+//! Words and shapes only. Which of them are written, and when, is decided elsewhere.
+
+use super::{RESERVED_CONDITION, RETRY_CONDITION};
+use crate::ids::NodeName;
+use crate::kubernetes::port::{EvictionCondition, PlanState};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+/// The scheduling gate under which a pod waits for the planner.
+pub const PLAN_GATE: &str = "stowage.dev/plan";
+
+/// The pod condition that says how far the planner is with a gated pod.
+pub const PLAN_CONDITION: &str = "stowage.dev/Plan";
+
+/// The pod condition that tells a victim's owner why it leaves.
+pub const EVICTED_CONDITION: &str = "stowage.dev/Evicted";
+
+/// Every condition that Stowage writes. The admission policy keeps others from the first two.
+pub const CONDITIONS: [&str; 4] = [RESERVED_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
+
+/// Which scheduling gates a pod is under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gates {
+    /// [`PLAN_GATE`].
+    pub ours: bool,
+    pub others: bool,
+}
+
+impl Gates {
+    /// Whether the planner's gate is all that keeps the scheduler from the pod.
+    pub fn only_ours(self) -> bool {
+        self.ours && !self.others
+    }
+}
+
+pub fn gates(pod: &Pod) -> Gates {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.scheduling_gates).flatten();
+    gates.fold(Gates::default(), |found, gate| match gate.name == PLAN_GATE {
+        true => Gates { ours: true, ..found },
+        false => Gates { others: true, ..found },
+    })
+}
+
+/// The node the pod is nominated to, if its status names one.
+pub fn nominated(pod: &Pod) -> Option<NodeName> {
+    NodeName::parse(pod.status.as_ref()?.nominated_node_name.as_deref()?).ok()
+}
+
+/// Takes [`PLAN_GATE`] off and leaves other gates on, whatever their order: gates merge by name.
+pub fn without_our_gate() -> Value {
+    json!({ "schedulingGates": [{ "$patch": "delete", "name": PLAN_GATE }] })
+}
+
+pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
+    let (is_placed, reason, message) = match state {
+        PlanState::Placed { node } => (true, "Placed", format!("It is nominated to node {node}.")),
+        PlanState::MakingRoom { node } => {
+            (false, "MakingRoom", format!("It goes to node {node} when others have left."))
+        }
+        PlanState::Waiting { why } => (false, "NoPlaceYet", why.to_string()),
+        PlanState::Released { why } => (false, "Released", why.to_string()),
+        PlanState::Refused { node, why } => {
+            (false, "RefusedByScheduler", format!("The scheduler did not take node {node}: {why}"))
+        }
+    };
+    PodCondition {
+        type_: PLAN_CONDITION.into(),
+        status: if is_placed { "True" } else { "False" }.into(),
+        reason: Some(reason.into()),
+        message: Some(message),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    }
+}
+
+/// Without a time of its own, so that an eviction tried again writes nothing anew; the pod's deletion has one.
+pub fn evicted_condition(mark: &EvictionCondition) -> PodCondition {
+    let (status, reason, message) = match mark {
+        EvictionCondition::Leaving(why) => ("True", why.reason(), why.to_string()),
+        EvictionCondition::CalledOff => ("False", "CalledOff", "It stays.".to_owned()),
+    };
+    PodCondition {
+        type_: EVICTED_CONDITION.into(),
+        status: status.into(),
+        reason: Some(reason.into()),
+        message: Some(message),
+        ..PodCondition::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+    use crate::kubernetes::port::EvictionReason;
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn our_gate_is_told_from_others() {
+        let gated = |names: &[&str]| {
+            let gates: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
+            gates_of(json!({ "containers": [], "schedulingGates": gates }))
+        };
+        fn gates_of(spec: Value) -> Gates {
+            gates(&pod(spec))
+        }
+        assert_eq!(gates_of(json!({ "containers": [] })), Gates { ours: false, others: false });
+        assert!(gated(&[PLAN_GATE]).only_ours());
+        assert_eq!(gated(&["quota", PLAN_GATE]), Gates { ours: true, others: true });
+        assert_eq!(gated(&["stowage.dev/plan2"]), Gates { ours: false, others: true });
+        assert_eq!(gates(&Pod::default()), Gates::default());
+    }
+
+    #[test]
+    fn a_nomination_that_is_no_name_is_none() {
+        let nominated_to = |name: Value| {
+            let pod = json!({ "metadata": {}, "status": { "nominatedNodeName": name } });
+            nominated(&serde_json::from_value(pod).unwrap())
+        };
+        assert_eq!(nominated_to(json!("node-a")), Some(NodeName::parse("node-a").unwrap()));
+        assert_eq!(nominated_to(json!("")), None);
+        assert_eq!(nominated_to(json!("a b")), None);
+        assert_eq!(nominated(&Pod::default()), None);
+    }
+
+    #[test]
+    fn a_placed_pod_is_true_and_every_other_state_says_why_it_is_not() {
+        let node = NodeName::parse("node-a").unwrap();
+        let condition = |state| plan_condition(&state, jiff::Timestamp::UNIX_EPOCH);
+        let placed = condition(PlanState::Placed { node: node.clone() });
+        assert_eq!((placed.status.as_str(), placed.reason.as_deref()), ("True", Some("Placed")));
+        for (state, reason) in [
+            (PlanState::MakingRoom { node: node.clone() }, "MakingRoom"),
+            (PlanState::Waiting { why: "why".into() }, "NoPlaceYet"),
+            (PlanState::Released { why: "why".into() }, "Released"),
+            (PlanState::Refused { node, why: "why".into() }, "RefusedByScheduler"),
+        ] {
+            let condition = condition(state);
+            assert_eq!((condition.status.as_str(), condition.reason.as_deref()), ("False", Some(reason)));
+            assert!(condition.message.unwrap().contains(if reason == "MakingRoom" {
+                "node-a"
+            } else {
+                "why"
+            }));
+        }
+    }
+
+    #[test]
+    fn a_reason_told_twice_is_the_same_condition() {
+        let by = PodKey::parse("team-a", "llama").unwrap();
+        let mark = EvictionCondition::Leaving(EvictionReason::Preempted { by });
+        let condition = evicted_condition(&mark);
+        assert_eq!(condition, evicted_condition(&mark));
+        assert_eq!(condition.last_transition_time, None);
+        assert_eq!(condition.reason.as_deref(), Some("Preempted"));
+        assert!(condition.message.unwrap().contains("team-a/llama"));
+        assert_eq!(evicted_condition(&EvictionCondition::CalledOff).status, "False");
+    }
+}

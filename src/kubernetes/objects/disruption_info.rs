@@ -1,0 +1,260 @@
+//! The keys by which a pod shows what its eviction depends on, read into a [`ObservedDisruptionInfo`].
+//!
+//! Most are other projects': a pod that already says so for them need not say it again. What cannot be read counts as not
+//! said; nothing here refuses a pod.
+
+use super::annotation;
+use crate::ids::OwnerUid;
+use crate::scheduling::vocabulary::disruption_info::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::units::Millis;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+/// When the pod last saved its work, RFC 3339; ours first.
+const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
+const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// Kueue labels so what it has admitted, and what is queued for it.
+const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
+const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
+/// One way to say to which group a pod belongs.
+struct GroupLabel {
+    kind: GroupKind,
+    name: MetadataKey,
+    /// A label that tells several groups of that name apart.
+    part: Option<&'static str>,
+    size: Option<MetadataKey>,
+}
+
+#[derive(Clone, Copy)]
+enum MetadataKey {
+    Label(&'static str),
+    Annotation(&'static str),
+}
+
+/// In the order in which they are believed: our own, then what names one gang, then what names a whole job.
+const GROUPS: [GroupLabel; 10] = [
+    words(
+        GroupKind::Stowage,
+        MetadataKey::Label("stowage.dev/group"),
+        Some(MetadataKey::Annotation("stowage.dev/group-min")),
+    ),
+    words(GroupKind::PodGroup, MetadataKey::Label("scheduling.x-k8s.io/pod-group"), None),
+    words(
+        GroupKind::PodGroup,
+        MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/name"),
+        Some(MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/min-available")),
+    ),
+    GroupLabel {
+        part: Some("leaderworkerset.sigs.k8s.io/group-index"),
+        ..words(
+            GroupKind::LeaderWorkerSet,
+            MetadataKey::Label("leaderworkerset.sigs.k8s.io/name"),
+            Some(MetadataKey::Annotation("leaderworkerset.sigs.k8s.io/size")),
+        )
+    },
+    words(
+        GroupKind::KueuePodGroup,
+        MetadataKey::Label("kueue.x-k8s.io/pod-group-name"),
+        Some(MetadataKey::Annotation("kueue.x-k8s.io/pod-group-total-count")),
+    ),
+    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.k8s.io/group-name"), None),
+    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.volcano.sh/group-name"), None),
+    words(GroupKind::JobSet, MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"), None),
+    words(GroupKind::KubeflowJob, MetadataKey::Label("training.kubeflow.org/job-name"), None),
+    words(GroupKind::RayCluster, MetadataKey::Label("ray.io/cluster"), None),
+];
+
+const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
+    GroupLabel { kind, name, part: None, size }
+}
+
+/// What the pod shows; its ages are told by wall time, `now`.
+pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
+    let (group, group_size) = group(pod).unzip();
+    ObservedDisruptionInfo {
+        disruption_info: DisruptionInfo {
+            do_not_disrupt: annotation(pod, DO_NOT_DISRUPT) == Some("true"),
+            deletion_cost: annotation(pod, DELETION_COST)
+                .and_then(|cost| cost.parse().ok())
+                .unwrap_or_default(),
+            group,
+            group_size: group_size.flatten(),
+            owner: owner(pod),
+            queue_managed: is_queue_managed(pod),
+            ..DisruptionInfo::default()
+        },
+        stamp: stamp(pod, now),
+        leaving: leaving(pod, now),
+    }
+}
+
+fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
+    GROUPS.iter().find_map(|words| {
+        let name = words.name.of(pod).filter(|name| !name.is_empty())?;
+        let part = words.part.and_then(|key| label(pod, key));
+        let name = part.map_or_else(|| name.into(), |part| format!("{name}/{part}").into());
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default").into();
+        let size = words.size.and_then(|key| key.of(pod)?.parse().ok());
+        Some((GroupKey { namespace, kind: words.kind, name }, size))
+    })
+}
+
+impl MetadataKey {
+    fn of(self, pod: &Pod) -> Option<&str> {
+        match self {
+            Self::Label(key) => label(pod, key),
+            Self::Annotation(key) => annotation(pod, key),
+        }
+    }
+}
+
+fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
+    let Some(text) = CHECKPOINT.iter().find_map(|key| annotation(pod, key)) else {
+        return CheckpointAge::None;
+    };
+    let Ok(stamp) = text.trim().parse::<Timestamp>() else { return CheckpointAge::Unreadable };
+    match millis_between(stamp, now) {
+        Ok(ago) => CheckpointAge::Ago(ago),
+        Err(ahead) => CheckpointAge::Ahead(ahead),
+    }
+}
+
+/// The deletion's stamp is when its grace ends.
+fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
+    let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+    let grace = Millis::seconds(grace.try_into().unwrap_or(0));
+    Some(match millis_between(ends, now) {
+        Ok(over) => PodDeletion { asked_ago: grace + over, grace },
+        Err(left) => {
+            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace: grace.max(left) }
+        }
+    })
+}
+
+/// How long it is from `earlier` to `later`, or back, if they stand the other way round.
+fn millis_between(earlier: Timestamp, later: Timestamp) -> Result<Millis, Millis> {
+    let millis = later.duration_since(earlier).as_millis();
+    let length = Millis(u64::try_from(millis.unsigned_abs()).unwrap_or(u64::MAX));
+    if millis < 0 { Err(length) } else { Ok(length) }
+}
+
+fn owner(pod: &Pod) -> Option<OwnerUid> {
+    let owners = pod.metadata.owner_references.as_ref()?;
+    let controller = owners.iter().find(|owner| owner.controller == Some(true))?;
+    OwnerUid::parse(&controller.uid).ok()
+}
+
+fn is_queue_managed(pod: &Pod) -> bool {
+    let is_set = |key: &&str| label(pod, key).is_some_and(|value| value != "false");
+    KUEUE_MANAGED.iter().any(is_set) || label(pod, KUEUE_QUEUE).is_some()
+}
+
+fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn now() -> Timestamp {
+        "2026-03-01T12:00:00Z".parse().unwrap()
+    }
+
+    fn of(metadata: serde_json::Value) -> ObservedDisruptionInfo {
+        let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        observed(&pod, now())
+    }
+
+    #[test]
+    fn our_own_checkpoint_stamp_goes_before_another_projects() {
+        let both = json!({"annotations": {
+            "stowage.dev/checkpoint-time": "2026-03-01T11:59:00Z",
+            "volcano.sh/last-checkpoint-time": "2026-03-01T11:00:00Z",
+        }});
+        assert_eq!(of(both).stamp, CheckpointAge::Ago(Millis::seconds(60)));
+        let one = json!({"annotations": {"volcano.sh/last-checkpoint-time": "2026-03-01T11:00:00+00:00"}});
+        assert_eq!(of(one).stamp, CheckpointAge::Ago(Millis::seconds(3600)));
+    }
+
+    #[test]
+    fn a_stamp_that_is_no_time_is_told_from_none_and_from_one_to_come() {
+        let stamp = |text: &str| of(json!({"annotations": {"stowage.dev/checkpoint-time": text}})).stamp;
+        assert_eq!(stamp("yesterday"), CheckpointAge::Unreadable);
+        assert_eq!(stamp(""), CheckpointAge::Unreadable);
+        assert_eq!(stamp("2026-03-01T12:00:30Z"), CheckpointAge::Ahead(Millis::seconds(30)));
+        assert_eq!(of(json!({})).stamp, CheckpointAge::None);
+    }
+
+    #[test]
+    fn a_pod_that_leaves_says_by_when() {
+        let leaving = |stamp: &str, grace: i64| {
+            let leaving =
+                of(json!({"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace})).leaving;
+            leaving.map(|leaving| (leaving.asked_ago.0 / 1000, leaving.grace.0 / 1000))
+        };
+        assert_eq!(leaving("2026-03-01T12:00:20Z", 30), Some((10, 30)));
+        assert_eq!(leaving("2026-03-01T11:59:00Z", 30), Some((90, 30)));
+        assert_eq!(leaving("2026-03-01T12:00:20Z", 0), Some((0, 20)));
+        assert_eq!(of(json!({})).leaving, None);
+    }
+
+    #[test]
+    fn a_group_is_known_by_whichever_words_name_it() {
+        let group = |metadata| {
+            let disruption_info = of(metadata).disruption_info;
+            (disruption_info.group.map(|group| group.to_string()), disruption_info.group_size)
+        };
+        let some = |text: &str, size| (Some(text.to_owned()), size);
+        assert_eq!(
+            group(
+                json!({"labels": {"stowage.dev/group": "g", "ray.io/cluster": "r"}, "annotations": {"stowage.dev/group-min": "4"}})
+            ),
+            some("group default/g", Some(4))
+        );
+        let lws = json!({
+            "namespace": "ns",
+            "labels": {"leaderworkerset.sigs.k8s.io/name": "llama", "leaderworkerset.sigs.k8s.io/group-index": "1"},
+            "annotations": {"leaderworkerset.sigs.k8s.io/size": "2"},
+        });
+        assert_eq!(group(lws), some("LeaderWorkerSet group ns/llama/1", Some(2)));
+        let volcano = json!({"annotations": {"scheduling.k8s.io/group-name": "v"}});
+        assert_eq!(group(volcano), some("Volcano pod group default/v", None));
+        let unreadable = json!({"labels": {"pod-group.scheduling.sigs.k8s.io/name": "p", "pod-group.scheduling.sigs.k8s.io/min-available": "some"}});
+        assert_eq!(group(unreadable), some("pod group default/p", None));
+        assert_eq!(
+            group(json!({"labels": {"scheduling.k8s.io/group-name": "an annotation's key"}})),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn what_protects_a_pod_is_read_and_nothing_else_is() {
+        let disruption_info = of(json!({
+            "annotations": {"karpenter.sh/do-not-disrupt": "true", "controller.kubernetes.io/pod-deletion-cost": "-7"},
+            "labels": {"kueue.x-k8s.io/managed": "true"},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "A", "name": "a", "uid": "not-the-controller"},
+                {"apiVersion": "v1", "kind": "B", "name": "b", "uid": "owner", "controller": true},
+            ],
+        }))
+        .disruption_info;
+        assert!(disruption_info.do_not_disrupt && disruption_info.queue_managed);
+        assert_eq!(
+            (disruption_info.deletion_cost, disruption_info.owner),
+            (-7, OwnerUid::parse("owner").ok())
+        );
+        let plain = of(json!({
+            "annotations": {"karpenter.sh/do-not-disrupt": "no", "controller.kubernetes.io/pod-deletion-cost": "1e9"},
+            "labels": {"kueue.x-k8s.io/managed": "false"},
+        }));
+        assert_eq!(plain, ObservedDisruptionInfo::default());
+    }
+}

@@ -1,0 +1,129 @@
+//! Pods and nodes as the stock scheduler's own filters see them: objects into the words of `scheduling::kube_filters`.
+//!
+//! Whatever of a pod filters nodes and has no word there is named as what cannot be judged. What cannot be read is taken at its
+//! worst: a pod takes all of its node, a rule is not understood. GPUs and VRAM are left to the ledger.
+
+mod amounts;
+mod rules;
+
+use super::{gates, is_finished};
+use crate::ids::NodeName;
+use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
+use crate::scheduling::kube_filters::node::{FilterNode, Taint};
+use crate::scheduling::kube_filters::requirements::{NodeFootprint, Requirements, UnsupportedRule};
+use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
+use std::sync::Arc;
+
+/// A node, or `None` if it has no usable name.
+pub fn machine(node: &Node) -> Option<FilterNode> {
+    let name = NodeName::parse(node.metadata.name.as_deref()?).ok()?;
+    let spec = node.spec.as_ref();
+    let is_cordoned = spec.and_then(|spec| spec.unschedulable) == Some(true);
+    let taints = spec.iter().flat_map(|spec| &spec.taints).flatten().filter_map(rules::taint);
+    let (allocatable, pods) = amounts::of_node(node);
+    Some(FilterNode {
+        name,
+        labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
+        taints: taints.chain(is_cordoned.then(Taint::unschedulable)).collect(),
+        allocatable,
+        pods,
+    })
+}
+
+/// What a pod takes of its node, or `None` if it is on none, or has ended. One that is being deleted counts until it is gone.
+pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
+    let spec = pod.spec.as_ref().filter(|_| !is_finished(pod))?;
+    Some(NodeFootprint {
+        node: NodeName::parse(spec.node_name.as_deref()?).ok()?,
+        amounts: amounts::of_pod(pod),
+        ports: ports(spec).collect(),
+        repels: rules::repels(pod),
+    })
+}
+
+/// What a pod asks of whichever node it comes to.
+pub fn requirements(pod: &Pod) -> Requirements {
+    let preset = || {
+        let node = pod.spec.as_ref()?.node_name.as_deref()?;
+        (!node.is_empty()).then_some(UnsupportedRule::PresetNode)
+    };
+    let asks = successor_requirements(pod);
+    Requirements { unjudged: preset().or(asks.unjudged), ..asks }
+}
+
+/// What a bound pod asked of its node, and its successor will ask again.
+pub fn successor_requirements(pod: &Pod) -> Requirements {
+    let Some(spec) = &pod.spec else { return Requirements::default() };
+    let (node_affinity, unread) = rules::node_affinity(spec);
+    Requirements {
+        namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
+        labels: pod.metadata.labels.clone().unwrap_or_default(),
+        amounts: amounts::of_pod(pod),
+        ports: ports(spec).collect(),
+        node_selector: spec.node_selector.clone().unwrap_or_default(),
+        node_affinity,
+        tolerations: spec.tolerations.iter().flatten().filter_map(rules::toleration).collect(),
+        repels: rules::repels(pod),
+        unjudged: unjudged(pod, spec).or(unread),
+    }
+}
+
+/// The first of what filters nodes in ways not known here.
+fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
+    let spreads = || {
+        let mut constraints = spec.topology_spread_constraints.iter().flatten();
+        constraints.any(|constraint| constraint.when_unsatisfiable != "ScheduleAnyway")
+    };
+    if gates(pod).others {
+        Some(UnsupportedRule::SchedulingGate)
+    } else if rules::requires_pods_near_or_far(spec) {
+        Some(UnsupportedRule::InterPodAffinity)
+    } else if spreads() {
+        Some(UnsupportedRule::TopologySpread)
+    } else if spec.resource_claims.iter().flatten().next().is_some() {
+        Some(UnsupportedRule::ResourceClaims)
+    } else if spec.volumes.iter().flatten().any(may_be_bound_to_a_place) {
+        Some(UnsupportedRule::Volumes)
+    } else {
+        None
+    }
+}
+
+/// All but those that any node can provide. Claims are bound to places, and some disks can be mounted once only.
+fn may_be_bound_to_a_place(volume: &Volume) -> bool {
+    let is_anywhere = volume.config_map.is_some()
+        || volume.csi.is_some()
+        || volume.downward_api.is_some()
+        || volume.empty_dir.is_some()
+        || volume.git_repo.is_some()
+        || volume.host_path.is_some()
+        || volume.image.is_some()
+        || volume.nfs.is_some()
+        || volume.projected.is_some()
+        || volume.secret.is_some();
+    !is_anywhere
+}
+
+/// Ports of the node itself, of all containers that run beside each other.
+fn ports(spec: &PodSpec) -> impl Iterator<Item = HostPort> {
+    let is_on_host = spec.host_network == Some(true);
+    let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
+    let ports = sidecars.chain(&spec.containers).flat_map(|container| &container.ports).flatten();
+    ports.filter_map(move |port| {
+        // On the host's network every port is one of the host's.
+        let number = port.host_port.filter(|port| *port > 0).or(is_on_host.then_some(port.container_port));
+        let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        Some(HostPort {
+            ip: set(&port.host_ip).unwrap_or_else(|| EVERY_ADDRESS.into()),
+            protocol: set(&port.protocol).unwrap_or_else(|| "TCP".into()),
+            port: number.and_then(|port| port.try_into().ok()).filter(|port| *port > 0)?,
+        })
+    })
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+#[cfg(test)]
+mod tests;

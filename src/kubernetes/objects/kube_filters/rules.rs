@@ -1,0 +1,108 @@
+//! Taints and tolerations, and what pods say of nodes and of each other.
+//!
+//! Preferences filter nothing and are left out.
+
+use crate::kubernetes::objects::disruption_budget::selector;
+use crate::scheduling::kube_filters::node::{Effect, NodeTerm, Taint, Toleration, TolerationRule};
+use crate::scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope, UnsupportedRule};
+use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector, UnreadableRule};
+use k8s_openapi::api::core::v1::{
+    NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint as ApiTaint,
+    Toleration as ApiToleration,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The only field of a node that an affinity can name.
+const NODE_NAME: &str = "metadata.name";
+
+/// `None` for one that keeps nobody away.
+pub fn taint(found: &ApiTaint) -> Option<Taint> {
+    let value = found.value.clone().unwrap_or_default();
+    Some(Taint { key: found.key.clone(), value, effect: effect(&found.effect)? })
+}
+
+/// `None` for one that lets nobody through, as far as it is understood.
+pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let rule = match found.operator.as_deref() {
+        None | Some("" | "Equal") => TolerationRule::Equal(text(&found.value)),
+        Some("Exists") => TolerationRule::Exists,
+        Some(_) => return None,
+    };
+    let effect = match found.effect.as_deref() {
+        None | Some("") => None,
+        Some(named) => Some(effect(named)?),
+    };
+    Some(Toleration { key: text(&found.key), rule, effect })
+}
+
+/// What the pod requires of its node. With a term that cannot be read nobody knows which nodes it would take.
+pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<UnsupportedRule>) {
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    let Some(required) = required else { return (None, None) };
+    let terms: Result<Vec<_>, _> = required.node_selector_terms.iter().map(node_term).collect();
+    match terms {
+        Ok(terms) => (Some(terms), None),
+        Err(_) => (None, Some(UnsupportedRule::Unreadable)),
+    }
+}
+
+pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
+    let near = spec.affinity.iter().flat_map(|affinity| &affinity.pod_affinity);
+    let mut near = near.flat_map(|near| &near.required_during_scheduling_ignored_during_execution).flatten();
+    near.next().is_some() || required_far(spec).next().is_some()
+}
+
+/// Whom the pod requires away from it.
+pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let terms = pod.spec.iter().flat_map(required_far);
+    terms.map(|term| Arc::new(repulsion(term, namespace))).collect()
+}
+
+fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
+    let far = spec.affinity.iter().flat_map(|affinity| &affinity.pod_anti_affinity);
+    far.flat_map(|far| &far.required_during_scheduling_ignored_during_execution).flatten()
+}
+
+/// A selector that cannot be read may take anyone.
+fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
+    let named: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
+    let scope = match (&term.namespace_selector, named.is_empty()) {
+        (Some(_), _) => NamespaceScope::Selected,
+        (None, true) => NamespaceScope::Of(BTreeSet::from([own_namespace.to_owned()])),
+        (None, false) => NamespaceScope::Of(named),
+    };
+    let found = term.label_selector.as_ref();
+    let selector = found.map_or(Selector::Nothing, |found| selector(found).unwrap_or(Selector::EVERYTHING));
+    AntiAffinity { scope, selector, topology: term.topology_key.clone() }
+}
+
+fn node_term(term: &NodeSelectorTerm) -> Result<NodeTerm, UnreadableRule> {
+    let labels = term.match_expressions.iter().flatten().map(requirement).collect::<Result<_, _>>()?;
+    let name = term.match_fields.iter().flatten().map(name_rule).collect::<Result<_, _>>()?;
+    Ok(NodeTerm { labels, name })
+}
+
+fn name_rule(rule: &NodeSelectorRequirement) -> Result<Rule, UnreadableRule> {
+    let Requirement { key, rule } = requirement(rule)?;
+    match (&*key, &rule) {
+        (NODE_NAME, Rule::In(_) | Rule::NotIn(_)) => Ok(rule),
+        _ => Err(UnreadableRule::Field { key }),
+    }
+}
+
+fn requirement(rule: &NodeSelectorRequirement) -> Result<Requirement, UnreadableRule> {
+    Requirement::parse(&rule.key, &rule.operator, rule.values.as_deref().unwrap_or_default())
+}
+
+fn effect(name: &str) -> Option<Effect> {
+    match name {
+        "NoSchedule" => Some(Effect::NoSchedule),
+        "NoExecute" => Some(Effect::NoExecute),
+        _ => None,
+    }
+}

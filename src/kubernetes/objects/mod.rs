@@ -1,0 +1,492 @@
+//! The contract with pods and nodes: which keys mean what, and the way between Kubernetes objects and the core's types.
+//!
+//! The one place that knows both sides. It decides nothing and talks to nobody.
+
+mod audited_pod;
+mod conditions;
+mod disruption_budget;
+mod disruption_info;
+mod gpu_models;
+pub mod kube_filters;
+
+pub use audited_pod::{observed_binding, observed_reservation};
+pub use conditions::{
+    CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
+    plan_condition, without_our_gate,
+};
+pub use disruption_budget::budget;
+
+use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::scheduling::policy::{Classification, Mode, PodTraits, Policy};
+use crate::scheduling::vocabulary::demand::{
+    ContainerRequest, ContainerRole, Demand, MAX_GPUS, PluginAmount, PodRequest, RequestError, Sharing,
+};
+use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginResource};
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::node::NodeIdentity;
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::units::{Bytes, Millis};
+use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The extended resource a pod asks for and a node offers.
+pub const VRAM: &str = "stowage.dev/vram";
+
+/// Annotations a user sets on a pod.
+pub mod asked {
+    pub const GPUS: &str = "stowage.dev/gpus";
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive";
+    pub const MODEL: &str = "stowage.dev/model";
+    pub const KV_CACHE: &str = "stowage.dev/kv-cache";
+    /// Labels that name the model where the annotation is missing: llm-d's and KServe's.
+    pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
+}
+
+/// Annotations Stowage writes into a Binding.
+pub mod written {
+    pub const DEVICES: &str = "stowage.dev/devices";
+    pub const GRANTED: &str = "stowage.dev/vram-granted";
+    /// `true` if the pod's GPUs are its own, `false` if it shares them.
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
+    pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
+    pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
+    /// Which leader wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
+    pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
+    /// Followed by a container's name: what the NVIDIA NRI plugin injects there.
+    pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+}
+
+/// The pod condition that makes a hold durable.
+pub const RESERVED_CONDITION: &str = "stowage.dev/Hold";
+
+/// The pod condition whose change wakes a refused pod: the scheduler looks again at a pod of which anything changed.
+pub const RETRY_CONDITION: &str = "stowage.dev/Retry";
+
+/// Labels that GPU feature discovery sets on nodes.
+mod discovered {
+    pub const COUNT: &str = "nvidia.com/gpu.count";
+    pub const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
+    pub const PRODUCT: &str = "nvidia.com/gpu.product";
+}
+
+/// What Kubernetes uses where a pod names none.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unidentified {
+    #[error("the pod has no metadata.{0}")]
+    Missing(&'static str),
+    #[error(transparent)]
+    Invalid(#[from] InvalidName),
+}
+
+/// Who a pod is.
+pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
+    let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
+    let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    Ok((PodUid::parse(uid)?, PodKey::parse(namespace, name)?))
+}
+
+/// What a pod asks for.
+pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
+    classified_demand(pod, |traits| policy.classify(traits))
+}
+
+/// The same, with someone who may know such pods already to judge it.
+pub fn classified_demand(
+    pod: &Pod,
+    classify: impl FnOnce(&PodTraits) -> Classification,
+) -> Result<Demand, RequestError> {
+    let demand = with_request(pod, |request| Demand::classified(request, classify))?;
+    Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+}
+
+/// Whether any container names `stowage.dev/vram`.
+pub fn asks_for_vram(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(containers).any(|(_, container)| amount(container, VRAM).is_some())
+}
+
+/// Whether the pod has ended, so that its GPUs are free.
+pub fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether the pod is being deleted and has no node: the scheduler does not look at it any more, whatever finalizers keep it.
+pub fn waits_for_its_end(pod: &Pod) -> bool {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    pod.metadata.deletion_timestamp.is_some() && node.is_none_or(str::is_empty)
+}
+
+/// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `reservation` is the one
+/// its condition describes.
+///
+/// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
+/// all it could mean. For how long it has run is told by wall time, `now`.
+pub fn observation(
+    pod: &Pod,
+    policy: &Policy,
+    reservation: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
+    if !asks_for_gpu(pod) || is_finished(pod) {
+        return None;
+    }
+    let (uid, key) = identity(pod).ok()?;
+    let observed = Some(disruption_info::observed(pod, now));
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
+        let demand = waiting_demand(pod, policy)?;
+        let reservation = reservation.filter(|_| !demand.asks_plugin());
+        let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting(pod) });
+        return Some(PodObservation { uid, key, demand, state, observed });
+    };
+    let node = NodeName::parse(node).ok()?;
+    let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
+    // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
+    let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
+    let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
+    let ran =
+        pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
+    let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
+    Some(PodObservation { uid, key, demand, state, observed })
+}
+
+/// What keeps a pod without a node from the scheduler, and where it is to go; without its hold.
+pub fn waiting(pod: &Pod) -> ObservedWaiting {
+    let Gates { ours, others } = gates(pod);
+    let gate = match (ours, others) {
+        (_, true) => SchedulingGate::Others,
+        (true, false) => SchedulingGate::Planned,
+        (false, false) => SchedulingGate::Open,
+    };
+    ObservedWaiting { reservation: None, gate, nominated: nominated(pod) }
+}
+
+/// All that a pod could mean, for one that must be counted although it cannot be understood.
+pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
+    with_request(pod, |request| Demand::worst_case(request, policy))
+}
+
+/// In shadow mode nobody refuses a pod that asks a device plugin: what cannot be understood is let through as well.
+fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
+    match demand(pod, policy) {
+        Ok(demand) => Some(demand),
+        Err(_) if policy.mode == Mode::Shadow => Some(worst_case(pod, policy)).filter(Demand::asks_plugin),
+        Err(_) => None,
+    }
+}
+
+fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
+    Millis(u64::try_from(now.duration_since(start).as_millis()).unwrap_or(0))
+}
+
+/// Whether a bound pod's engine may be in its start: it is not ready, and no container of it has been restarted. One that
+/// has failed once profiles memory again whenever it likes; waiting for it would keep the GPU shut for ever. One without a
+/// status is on no real node.
+fn is_starting(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
+    let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
+    let was_restarted =
+        status.container_statuses.iter().flatten().any(|container| container.restart_count > 0);
+    !status.conditions.iter().flatten().any(is_ready) && !was_restarted
+}
+
+/// The GPUs its Binding recorded, if it recorded any that can be read. More than a node can have were written by somebody else.
+pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
+    let names = || annotation(pod, written::DEVICES).map(|text| text.split(','));
+    if names()?.nth(MAX_GPUS as usize).is_some() {
+        return None;
+    }
+    names()?.map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
+}
+
+/// The VRAM its Binding granted it, over all its GPUs.
+pub fn granted(pod: &Pod) -> Option<Bytes> {
+    Bytes::parse_quantity(annotation(pod, written::GRANTED)?).ok()
+}
+
+/// Whether any container asks a device plugin for a GPU.
+pub fn asks_device_plugin(pod: &Pod) -> bool {
+    pod.spec
+        .iter()
+        .flat_map(containers)
+        .any(|(_, container)| asked_for(container).any(PluginResource::is_one))
+}
+
+/// Whether the pod asks for a GPU in either way, so that the books keep it.
+pub fn asks_for_gpu(pod: &Pod) -> bool {
+    asks_for_vram(pod) || asks_device_plugin(pod)
+}
+
+/// Whether its Binding granted it its GPUs alone; `None` if the Binding says nothing, as one written by an older version.
+pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
+    annotation(pod, written::EXCLUSIVE)?.parse().ok()
+}
+
+/// What a bound pod was granted counts, not what its annotations have been edited to since.
+fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
+    let (gpus, granted) = (devices.len() as u32, granted(pod));
+    // Where no record says so, a pod is exclusive if anything does: that it was granted more than it asked for, or what it
+    // asks for now.
+    let may_be_exclusive = || {
+        let asked = annotation(pod, asked::EXCLUSIVE);
+        granted.is_some_and(|granted| granted > demand.vram()) || asked.is_some_and(|text| text != "false")
+    };
+    match (granted_exclusive(pod).unwrap_or_else(may_be_exclusive), granted) {
+        (true, _) => {
+            let per_gpu = demand.vram().split(gpus);
+            Demand { gpus, per_gpu, sharing: Sharing::Exclusive, ..demand }
+        }
+        (false, Some(granted)) => {
+            Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand }
+        }
+        (false, None) => demand,
+    }
+}
+
+/// What device plugins offer on a node, for pods to be placed by.
+pub fn plugin_devices(node: &Node) -> PluginDevices {
+    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
+    let devices = allocatable.filter_map(|(name, amount)| {
+        let count = Bytes::parse_quantity(&amount.0).ok()?;
+        Some((PluginResource::parse(name)?, u32::try_from(count.0).unwrap_or(u32::MAX)))
+    });
+    devices.collect()
+}
+
+/// Which Node object it is, and which machine it stands for; `None` for an object without a UID.
+pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
+    let machine = ids.filter(|ids| ids.iter().any(|id| !id.is_empty())).map(|ids| ids.join("/").into());
+    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine })
+}
+
+/// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.
+pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
+    let labels = node.metadata.labels.as_ref()?;
+    let number = |key| labels.get(key)?.parse::<u64>().ok();
+    let count = number(discovered::COUNT)?.min(u64::from(MAX_GPUS)) as u32;
+    let total = Bytes::mib(number(discovered::MEMORY_MIB)?);
+    let product = labels.get(discovered::PRODUCT).map_or("unknown", String::as_str);
+    let model = GpuModel::parse(product).ok()?;
+    let device = |index| Device {
+        uuid: GpuUuid::from_index(index),
+        index,
+        model: model.clone(),
+        parent: None,
+        total,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    };
+    Some((0..count).map(device).collect())
+}
+
+/// The Binding that puts a pod on its node, with everything the pod's containers need to find their GPUs. One write. A pod
+/// that asks a device plugin gets a plain one: the kubelet tells its containers where their GPUs are.
+pub fn binding(
+    key: &PodKey,
+    uid: &PodUid,
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+    epoch: &LeaderEpoch,
+) -> Binding {
+    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            annotations,
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(placement.node.to_string()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+fn annotations(
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+    epoch: &LeaderEpoch,
+) -> BTreeMap<String, String> {
+    let cdi_names = cdi_names(placement, cdi_kind);
+    let mut annotations = BTreeMap::from([
+        (written::DEVICES.to_owned(), join(&placement.devices)),
+        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
+        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
+        (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
+        (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
+        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
+    ]);
+    annotations.extend(
+        demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
+    );
+    annotations
+}
+
+/// What a hold condition's message says; JSON, so that a person and a program can read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReservationMessage {
+    pub node: NodeName,
+    pub devices: Arc<[GpuUuid]>,
+    pub victims: Arc<[PodUid]>,
+    /// RFC 3339.
+    pub deadline: jiff::Timestamp,
+    /// Which leader holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<LeaderEpoch>,
+}
+
+impl ReservationMessage {
+    pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
+        PodCondition {
+            type_: RESERVED_CONDITION.into(),
+            status: "True".into(),
+            reason: Some(if self.victims.is_empty() { "RoomIsFree" } else { "WaitingForVictims" }.into()),
+            message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
+            last_transition_time: Some(Time(now)),
+            ..PodCondition::default()
+        }
+    }
+
+    /// The hold a pod's condition describes, if it has one that stands.
+    pub fn read(pod: &Pod) -> Option<Self> {
+        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+        let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
+        serde_json::from_str(condition.message.as_deref()?).ok()
+    }
+}
+
+/// Says when there was room for the pod that it should try again.
+pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
+    PodCondition {
+        type_: RETRY_CONDITION.into(),
+        status: "True".into(),
+        reason: Some("RoomAppeared".into()),
+        // The second is not enough: two wakes within one would be the same write, and wake nobody.
+        message: Some(now.to_string()),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    }
+}
+
+/// The condition of a hold that has ended.
+pub fn ended_reserved_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
+    PodCondition {
+        type_: RESERVED_CONDITION.into(),
+        status: "False".into(),
+        reason: Some(reason.into()),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    }
+}
+
+fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
+    static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
+    let spec = pod.spec.as_ref();
+    let resources =
+        spec.into_iter().flat_map(containers).flat_map(|(_, container)| asked_for(container)).collect();
+    let containers: Vec<ContainerRequest<'_>> = spec
+        .into_iter()
+        .flat_map(containers)
+        .map(|(role, container)| container_request(role, container))
+        .collect();
+    let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
+    let label = |key: &&str| labels.get(*key).map(String::as_str);
+    let grace = spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
+    use_it(&PodRequest {
+        namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
+        labels,
+        priority_class: spec.and_then(|s| s.priority_class_name.as_deref()),
+        priority: spec.and_then(|s| s.priority).unwrap_or(0),
+        may_preempt: spec.and_then(|s| s.preemption_policy.as_deref()) != Some("Never"),
+        grace: Millis::seconds(grace.try_into().unwrap_or(0)),
+        containers: &containers,
+        gpus: annotation(pod, asked::GPUS),
+        exclusive: annotation(pod, asked::EXCLUSIVE),
+        model: annotation(pod, asked::MODEL).or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
+        kv_cache: annotation(pod, asked::KV_CACHE),
+        service_account: spec.and_then(|s| s.service_account_name.as_deref()),
+        resources: &resources,
+    })
+}
+
+fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerRole, &Container)> {
+    let init =
+        spec.init_containers.iter().flatten().map(|container| match container.restart_policy.as_deref() {
+            Some("Always") => (ContainerRole::Sidecar, container),
+            _ => (ContainerRole::Init, container),
+        });
+    init.chain(spec.containers.iter().map(|container| (ContainerRole::Main, container)))
+}
+
+fn container_request(role: ContainerRole, container: &Container) -> ContainerRequest<'_> {
+    ContainerRequest {
+        name: &container.name,
+        role,
+        vram: amount(container, VRAM),
+        plugin: plugin_amount(container),
+        cpu: amount(container, "cpu"),
+        memory: amount(container, "memory"),
+    }
+}
+
+/// The request, or the limit it defaults to.
+fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+    let resources = container.resources.as_ref()?;
+    let find = |amounts: &'a Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(resource);
+    find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
+}
+
+fn plugin_amount(container: &Container) -> PluginAmount<'_> {
+    let resources: BTreeSet<&str> =
+        asked_for(container).filter(|resource| PluginResource::is_one(resource)).collect();
+    let Some(resource) = resources.first().copied() else { return PluginAmount::None };
+    let amount = amount(container, resource).unwrap_or_default();
+    match resources.len() {
+        1 => PluginAmount::Of { resource, amount },
+        _ => PluginAmount::Several { resource, amount },
+    }
+}
+
+/// Names of the resources a container asks for.
+fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
+    let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
+    lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// `0.85`: engines refuse to start when asked for more than is free, so it is rounded down.
+fn memory_fraction(placement: &Placement) -> String {
+    format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
+}
+
+/// Fully qualified CDI names: a bare UUID does not resolve where CDI is the runtime's default.
+fn cdi_names(placement: &Placement, cdi_kind: &str) -> String {
+    let name = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => format!("{cdi_kind}={index}"),
+        None => format!("{cdi_kind}={uuid}"),
+    };
+    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
+}
+
+fn join(devices: &[GpuUuid]) -> String {
+    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+}

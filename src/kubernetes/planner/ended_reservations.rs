@@ -1,0 +1,167 @@
+//! Holds that ended before their pods were bound: the room is open to others again, the nomination is taken back, and a group
+//! that is not whole gives back what it has, where the policy says so.
+
+use super::Planner;
+use super::reservation_progress::ReservationProgress;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::kubernetes::port::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
+use crate::scheduling::policy::WhenBroken;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use std::collections::{BTreeMap, BTreeSet};
+
+const NOT_BOUND_IN_TIME: &str =
+    "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
+const LANDED_LATE: &str =
+    "A hold of an earlier leader reached the pod after another replica had begun to act; it is ended.";
+/// Where the scheduler says nothing of the pod.
+const NOT_BOUND: &str = "it was not bound there in time";
+
+/// What is left of a group of which one member's room was not taken in time.
+pub(super) struct BrokenGroup {
+    /// Waiting with room of their own.
+    holding: Vec<(PodUid, PodKey)>,
+    bound: Vec<(PodUid, PodKey)>,
+    /// On their way.
+    assumed: usize,
+}
+
+/// Why a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReservationEnd {
+    Late,
+    /// Another of its group came to nothing.
+    WithGroup,
+}
+
+impl Planner {
+    /// The ledger has ended these pods' holds.
+    pub fn end(&mut self, ended: Vec<PodUid>) {
+        let mut groups = BTreeMap::new();
+        for uid in ended {
+            let ledger = self.service.ledger();
+            let Some(entry) = ledger.pod_state(&uid) else { continue };
+            let (key, group) = (entry.key.clone(), entry.disruption_info.group.clone());
+            drop(ledger);
+            groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
+            self.end_one(uid, key, ReservationEnd::Late);
+        }
+        for (group, (uid, key)) in groups {
+            self.break_up(&group, uid, key);
+        }
+    }
+
+    /// These pods show holds that this leader did not make: an earlier one's write landed late. A pod with a hold of this
+    /// leader's shows it again.
+    pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
+        for uid in uids {
+            let ledger = self.service.ledger();
+            let Some(entry) = ledger.pod_state(&uid) else { continue };
+            let key = entry.key.clone();
+            drop(ledger);
+            tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
+            self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
+            let text = LANDED_LATE.to_owned();
+            let event =
+                PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::HoldEnded, text };
+            self.control_plane.record_event(event);
+            let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
+            self.writes.add(uid.clone(), async move {
+                // The pod may have got a hold while this waited for its turn.
+                let own = service.ledger().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
+                let change = own.map_or_else(StatusChange::end_reservation, StatusChange::reservation);
+                // Should it fail, the condition shows at the pod's next change and is ended then.
+                if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
+                    tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
+                }
+                None
+            });
+        }
+    }
+
+    fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
+        let progress = self.progress_of.remove(&uid);
+        let mut refused_on = None;
+        if ending == ReservationEnd::Late {
+            let (key, uid, text) = (key.clone(), uid.clone(), NOT_BOUND_IN_TIME.to_owned());
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
+            refused_on = progress.and_then(ReservationProgress::placed_on);
+        }
+        let mut change = StatusChange::end_reservation();
+        if is_nominated(&self.service.ledger(), &uid) {
+            change.nomination = StatusChange::clear_nomination().nomination;
+        }
+        let control_plane = self.control_plane.clone();
+        self.writes.add(uid.clone(), async move {
+            if let Some(node) = refused_on {
+                change.plan = refused(&*control_plane, &key, &uid, node).await;
+            }
+            // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
+            if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
+                tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
+            }
+            None
+        });
+    }
+
+    /// One of the group could not be bound in time. Told once, to that one.
+    pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
+        let mut ledger = self.service.ledger();
+        let Some(broken) = broken(&ledger, group) else { return };
+        let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
+        broken.holding.iter().for_each(|(uid, _)| ledger.release_reservation(uid));
+        drop(ledger);
+        let BrokenGroup { holding, bound, .. } = broken;
+        let text = format!(
+            "The pod of {group} was not bound in time. The room held for {} more of it is open to others again; {} that {} bound {}.",
+            holding.len(),
+            bound.len(),
+            if bound.len() == 1 { "is" } else { "are" },
+            if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
+        );
+        self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
+        if leaves {
+            bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group));
+        }
+    }
+}
+
+/// What a pod keeps that was placed by the planner and then not bound: the scheduler's own words. Nothing, if it was bound after
+/// all.
+async fn refused(
+    control_plane: &dyn ControlPlane,
+    key: &PodKey,
+    uid: &PodUid,
+    node: NodeName,
+) -> Option<PlanState> {
+    let why = match control_plane.read_pod(key).await {
+        Ok(record) => record.filter(|record| record.uid == *uid && record.node.is_none())?.refusal,
+        Err(_) => None,
+    };
+    Some(PlanState::Refused { node, why: why.unwrap_or_else(|| NOT_BOUND.into()) })
+}
+
+/// `None`, if the group has all that it takes without the one that is missing.
+pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
+    let mut broken = BrokenGroup { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
+    let mut size = None;
+    for (uid, entry) in ledger.members(group) {
+        size = size.max(entry.disruption_info.group_size);
+        let who = (uid.clone(), entry.key.clone());
+        match &entry.phase {
+            PodPhase::Waiting(WaitingPod { reservation: Some(_), .. }) => broken.holding.push(who),
+            PodPhase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
+            PodPhase::Assumed(_) => broken.assumed += 1,
+            _ => {}
+        }
+    }
+    // Of a group that does not say how many it takes nobody knows that it is not whole.
+    let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed < size as usize);
+    is_broken.then_some(broken)
+}
+
+pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
+    let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
+    matches!(phase, Some(PodPhase::Waiting(WaitingPod { nominated: Some(_), .. })))
+}

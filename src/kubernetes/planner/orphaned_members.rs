@@ -1,0 +1,95 @@
+//! Pods of a group that will not be whole leave, where the policy keeps no part of one: each is evicted like any other, within
+//! the rates, and asked again with back-off until it leaves.
+//!
+//! Not durable: a replica that begins to lead knows of no group that was broken before.
+
+use super::Planner;
+use super::ended_reservations::broken;
+use super::outcome::{EvictionTask, WriteOutcome, tried};
+use super::reservation_progress::PAUSES;
+use super::retry::RetryState;
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
+use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::units::{Millis, Moment};
+use tracing::warn;
+
+/// A disruption budget that gives nothing for so long will not. The pod stays, and is told so.
+const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
+
+#[derive(Debug)]
+pub struct OrphanedMember {
+    key: PodKey,
+    group: GroupKey,
+    since: Moment,
+    /// It counts in the rates once, however often it is asked.
+    is_ordered: bool,
+    attempt: RetryState,
+}
+
+impl Planner {
+    pub(super) fn evict_orphaned_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
+        let (group, since) = (group.clone(), self.now());
+        let remnant = OrphanedMember { key, group, since, is_ordered: false, attempt: RetryState::default() };
+        self.orphaned_members.entry(uid).or_insert(remnant);
+    }
+
+    pub(super) fn advance_orphaned_members(&mut self) {
+        let now = self.now();
+        for uid in self.orphaned_members.keys().cloned().collect::<Vec<_>>() {
+            self.see_off(&uid, now);
+        }
+    }
+
+    fn see_off(&mut self, uid: &PodUid, now: Moment) {
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
+        let mut ledger = self.service.ledger();
+        let is_there = ledger
+            .pod_state(uid)
+            .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
+        // Another member may have been bound in the missing one's place.
+        if !is_there || broken(&ledger, &remnant.group).is_none() {
+            self.orphaned_members.remove(uid);
+            return;
+        }
+        if remnant.since + GIVEN_UP_AFTER <= now {
+            drop(ledger);
+            return self.keep_orphaned_member(uid, "nothing let it leave in time");
+        }
+        let one = std::slice::from_ref(uid);
+        if !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
+            return;
+        }
+        if !std::mem::replace(&mut remnant.is_ordered, true) {
+            ledger.note_ordered(one);
+        }
+        drop(ledger);
+        remnant.attempt.begin();
+        let why = EvictionReason::GroupIncomplete { group: remnant.group.to_string().into() };
+        let (control_plane, key, uid) = (self.control_plane.clone(), remnant.key.clone(), uid.clone());
+        self.writes.add(uid.clone(), async move {
+            let outcome = control_plane.evict(&key, &uid, &why).await;
+            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Remnant, key, victim: uid, outcome })
+        });
+    }
+
+    pub(super) fn note_orphaned_member(
+        &mut self,
+        uid: &PodUid,
+        key: &PodKey,
+        outcome: EvictionOutcome,
+        now: Moment,
+    ) {
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
+        if let Err(message) = tried(&mut remnant.attempt, key, outcome, now, PAUSES) {
+            self.keep_orphaned_member(uid, &message);
+        }
+    }
+
+    fn keep_orphaned_member(&mut self, uid: &PodUid, because: &str) {
+        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
+        warn!(pod = %key, %group, because, "it stays, though its group is not whole");
+        self.clear_eviction_condition(uid, &key);
+    }
+}

@@ -1,0 +1,149 @@
+//! What came of the planner's writes, brought back into its state.
+
+use super::Planner;
+use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
+use super::retry::{Backoff, RetryState};
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
+use crate::units::{Millis, Moment};
+use tracing::{info, warn};
+
+/// Of one write, or of two that belong together.
+#[derive(Debug)]
+pub enum WriteOutcome {
+    /// A hold's condition, before anyone is evicted for it.
+    Held {
+        key: PodKey,
+        uid: PodUid,
+        written: Result<(), ControlPlaneError>,
+    },
+    Evicted {
+        preemptor: PodUid,
+        key: PodKey,
+        victim: PodUid,
+        outcome: EvictionOutcome,
+    },
+    /// One that leaves though nobody has room held for it.
+    EvictedAlone {
+        by: EvictionTask,
+        key: PodKey,
+        victim: PodUid,
+        outcome: EvictionOutcome,
+    },
+    Told {
+        key: PodKey,
+        uid: PodUid,
+        told: Result<(), ControlPlaneError>,
+    },
+}
+
+/// What an eviction is for that makes room for nobody who waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EvictionTask {
+    Relief,
+    Remnant,
+}
+
+impl Planner {
+    pub(super) fn note(&mut self, outcome: Option<WriteOutcome>) {
+        match outcome {
+            None => {}
+            Some(WriteOutcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
+            Some(WriteOutcome::Evicted { preemptor, key, victim, outcome }) => {
+                self.note_evicted(&preemptor, &key, &victim, outcome);
+            }
+            Some(WriteOutcome::EvictedAlone { by, key, victim, outcome }) => {
+                self.note_evicted_alone(by, &key, &victim, outcome);
+            }
+            Some(WriteOutcome::Told { key, uid, told }) => self.note_told(&key, &uid, told),
+        }
+    }
+
+    fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>) {
+        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        progress.is_writing = false;
+        match written {
+            Ok(()) => progress.is_written = true,
+            Err(error) => {
+                warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
+                self.give_up(uid, "the API server did not take the hold");
+            }
+        }
+    }
+
+    fn note_evicted(&mut self, preemptor: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
+        let now = self.now();
+        if outcome == EvictionOutcome::Evicted {
+            self.service.ledger().note_evicted(victim);
+        }
+        let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
+        if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
+            self.give_up(preemptor, &format!("the eviction of pod {key} is refused: {message}"));
+        }
+    }
+
+    fn note_evicted_alone(
+        &mut self,
+        by: EvictionTask,
+        key: &PodKey,
+        victim: &PodUid,
+        outcome: EvictionOutcome,
+    ) {
+        let now = self.now();
+        if outcome == EvictionOutcome::Evicted {
+            self.service.ledger().note_evicted(victim);
+        }
+        match by {
+            EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
+            EvictionTask::Remnant => self.note_orphaned_member(victim, key, outcome, now),
+        }
+    }
+
+    fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>) {
+        let now = self.now();
+        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        progress.note_told(now, told.is_ok());
+        match told {
+            Ok(()) => {}
+            // The watch says so, too.
+            Err(ControlPlaneError::Gone) => {}
+            Err(error) => warn!(pod = %key, %error, "a pod was not told that there is room for it"),
+        }
+    }
+
+    fn give_up(&mut self, uid: &PodUid, because: &str) {
+        let reservation_status = self.service.ledger().reservation_of(uid);
+        reservation_status.iter().for_each(|reservation_status| self.call_off(reservation_status, because));
+    }
+}
+
+/// Notes what came of an eviction, and when to ask again, if the pod is still there by then. An error is what the API server
+/// refuses for good.
+pub(super) fn tried(
+    attempt: &mut RetryState,
+    key: &PodKey,
+    outcome: EvictionOutcome,
+    now: Moment,
+    pauses: Backoff,
+) -> Result<(), String> {
+    match outcome {
+        EvictionOutcome::Evicted => {
+            info!(pod = %key, "evicted");
+            attempt.done(now + SHOWS_WITHIN);
+        }
+        EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
+        EvictionOutcome::TryLater { after } => {
+            let after = after.map_or(0, |after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+            attempt.failed(now, pauses, Millis(after));
+        }
+        EvictionOutcome::Unknown { message } => {
+            warn!(pod = %key, message, "eviction unanswered");
+            attempt.failed(now, pauses, Millis(0));
+        }
+        EvictionOutcome::Refused { message } => {
+            warn!(pod = %key, message, "eviction refused");
+            return Err(message);
+        }
+    }
+    Ok(())
+}

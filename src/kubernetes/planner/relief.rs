@@ -1,0 +1,59 @@
+//! Has preemptible neighbours leave engines that are under pressure.
+//!
+//! Whose eviction comes to nothing is asked again later and later; as long as it is not, another neighbour may go.
+
+use super::Planner;
+use super::outcome::{EvictionTask, WriteOutcome, tried};
+use super::retry::Backoff;
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
+use crate::scheduling::planning::ReliefEviction;
+use crate::units::{Millis, Moment};
+use std::collections::BTreeSet;
+
+/// Agents report once a second: more often there is nothing new.
+const LOOK_EVERY: Millis = Millis::seconds(1);
+/// Nobody waits for a room: what a disruption budget refuses is seldom given within seconds, and a pod that is told twice a minute
+/// that it leaves is told nothing.
+const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
+
+impl Planner {
+    pub(super) fn relieve(&mut self) {
+        let ledger = self.service.ledger();
+        let now = ledger.now();
+        if now < self.check_engine_load_at {
+            return;
+        }
+        self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
+        let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
+        let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
+        let leaving = self.pressure.look(&ledger, &not_now);
+        drop(ledger);
+        self.check_engine_load_at = now + LOOK_EVERY;
+        leaving.into_iter().for_each(|relief| self.evict_for(relief));
+    }
+
+    fn evict_for(&mut self, relief: ReliefEviction) {
+        let ReliefEviction { uid, key, engine, gpu } = relief;
+        let mut ledger = self.service.ledger();
+        if !ledger.may_order(std::slice::from_ref(&uid)) {
+            return tracing::warn!(pod = %key, %engine, "it stays: enough pods were evicted within the minute");
+        }
+        ledger.note_ordered(std::slice::from_ref(&uid));
+        drop(ledger);
+        self.staying.entry(uid.clone()).or_default().begin();
+        let (control_plane, why) = (self.control_plane.clone(), EvictionReason::Pressure { engine, gpu });
+        self.writes.add(uid.clone(), async move {
+            let outcome = control_plane.evict(&key, &uid, &why).await;
+            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Relief, key, victim: uid, outcome })
+        });
+    }
+
+    /// Should the pressure last, its turn comes again after a pause, or another's does before.
+    pub(super) fn note_relief(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
+        let attempt = self.staying.entry(uid.clone()).or_default();
+        if tried(attempt, key, outcome, now, PAUSES).is_err() {
+            attempt.failed(now, PAUSES, PAUSES.longest);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! One hold, from the first eviction to the moment when its pod has been told where to go.
+
+use super::Planner;
+use super::outcome::WriteOutcome;
+use super::retry::{Backoff, RetryState};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::kubernetes::port::{
+    EvictionCondition, EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
+};
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
+use crate::scheduling::ledger::{RemainingVictim, ReservationStatus, SchedulingGate};
+use crate::scheduling::planning::EvictionRight;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Millis, Moment};
+use std::cell::LazyCell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+/// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
+/// or took another way.
+const SCHEDULERS_TURN: Millis = Millis::seconds(3);
+/// What was accepted shows in the watch; if it does not, it is asked for again.
+pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
+/// Between attempts that failed.
+pub const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+/// What the scheduler may need from being told to the Binding: its longest back-off, ten seconds, and a bind that takes as long as
+/// one may, five.
+const TIME_TO_BIND: Millis = Millis::seconds(15);
+/// A nomination that the scheduler clears each time is not wanted there.
+const NOMINATIONS: u32 = 3;
+
+/// How far a hold is, beyond what the ledger says of it. All of it may be lost.
+#[derive(Debug)]
+pub struct ReservationProgress {
+    /// When the planner first saw the hold.
+    since: Moment,
+    /// It made the hold itself: nobody else evicts for it.
+    is_own: bool,
+    by: EvictionRight,
+    /// The condition says so already, as far as it needs to.
+    pub is_written: bool,
+    /// A write for the pod itself is under way.
+    pub is_writing: bool,
+    told: u32,
+    /// The node that it was nominated to behind the gate.
+    placed_on: Option<NodeName>,
+    tell_again: Moment,
+    /// It was given time to be bound in. Once: who is told again and again is not wanted there.
+    is_extended: bool,
+    /// The API server has shown what the pod was told.
+    was_shown: bool,
+    evictions: BTreeMap<PodUid, RetryState>,
+}
+
+impl ReservationProgress {
+    /// Of a hold that somebody else made, or this replica's predecessor.
+    pub fn found(since: Moment) -> Self {
+        Self {
+            since,
+            is_own: false,
+            by: EvictionRight::Preemption,
+            is_written: false,
+            is_writing: false,
+            told: 0,
+            placed_on: None,
+            tell_again: since,
+            is_extended: false,
+            was_shown: false,
+            evictions: BTreeMap::new(),
+        }
+    }
+
+    /// Of a hold of the planner's own, of which nothing is written yet.
+    pub fn own(since: Moment, by: EvictionRight) -> Self {
+        Self { is_own: true, by, is_written: false, ..Self::found(since) }
+    }
+
+    /// To evict this victim.
+    pub fn attempt(&mut self, victim: &PodUid) -> &mut RetryState {
+        self.evictions.entry(victim.clone()).or_default()
+    }
+
+    /// What came of telling the pod. What was written shows, later if the API server is busy; to write it again would keep it
+    /// busier.
+    pub fn note_told(&mut self, now: Moment, is_ok: bool) {
+        self.is_writing = false;
+        self.was_shown = false;
+        self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
+        self.told += u32::from(is_ok);
+    }
+
+    /// What was told stands: the next time that it does not, somebody has taken it back.
+    fn note_shown(&mut self, now: Moment) {
+        if !self.was_shown && self.told > 0 {
+            self.was_shown = true;
+            self.tell_again = now + PAUSES.after(self.told);
+        }
+    }
+
+    /// Where the planner has placed the pod before the scheduler saw it, if it was told so.
+    pub fn placed_on(self) -> Option<NodeName> {
+        self.placed_on.filter(|_| self.told > 0)
+    }
+
+    /// It knows where to go.
+    pub fn waits_to_be_bound(&self) -> bool {
+        self.told > 0
+    }
+
+    fn may_evict(&mut self, victim: &RemainingVictim, is_shown: bool, now: Moment) -> bool {
+        let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
+        (self.is_written || is_shown) && is_its_turn && self.attempt(&victim.uid).is_due(now)
+    }
+
+    /// Whether the pod has to be told (again) that it can go where its room is.
+    fn must_tell(&self, reservation_status: &ReservationStatus, now: Moment) -> bool {
+        let is_nominated =
+            reservation_status.nominated.as_ref() == Some(&reservation_status.reservation.node);
+        let is_wanted = self.told == 0
+            || reservation_status.gate == SchedulingGate::Planned
+            || (!is_nominated && self.told < NOMINATIONS);
+        is_wanted && !self.is_writing && self.tell_again <= now
+    }
+}
+
+impl Planner {
+    /// Evicts for, and tells, whoever has room held.
+    pub(super) fn advance_reservations(&mut self) {
+        let ledger = self.service.ledger();
+        let (now, reservation_status) = (ledger.now(), ledger.reservation_status());
+        drop(ledger);
+        self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
+        let service = self.service.clone();
+        // Most ticks evict nobody.
+        let kube_filters = LazyCell::new(|| service.kube_filters().snapshot());
+        for reservation_status in reservation_status {
+            self.advance_reservation(&reservation_status, now, &kube_filters);
+        }
+    }
+
+    fn advance_reservation(
+        &mut self,
+        reservation_status: &ReservationStatus,
+        now: Moment,
+        kube_filters: &impl Deref<Target = FilterSnapshot>,
+    ) {
+        let progress = self
+            .progress_of
+            .entry(reservation_status.uid.clone())
+            .or_insert_with(|| ReservationProgress::found(now));
+        if reservation_status.gate == SchedulingGate::Others {
+            return;
+        }
+        if let Some(stays) =
+            reservation_status.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving)
+        {
+            let text = format!("pod {} may not be evicted for it any more", stays.key);
+            return self.call_off(reservation_status, &text);
+        }
+        if let Some(late) = reservation_status
+            .remaining
+            .iter()
+            .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
+        {
+            let text = format!("pod {} would not have left in time any more", late.key);
+            return self.call_off(reservation_status, &text);
+        }
+        let due: Vec<&RemainingVictim> = reservation_status
+            .remaining
+            .iter()
+            .filter(|victim| {
+                !victim.is_leaving && progress.may_evict(victim, reservation_status.is_shown, now)
+            })
+            .collect();
+        if reservation_status.gate == SchedulingGate::Open
+            && reservation_status.nominated.as_ref() == Some(&reservation_status.reservation.node)
+        {
+            progress.note_shown(now);
+        }
+        let tells = reservation_status.is_free && progress.must_tell(reservation_status, now);
+        // The node may have been cordoned or tainted since the hold was taken, or since the last attempt.
+        if let Some(reason) =
+            (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
+        {
+            return self
+                .call_off(reservation_status, &format!("the node would refuse the pod by now: {reason}"));
+        }
+        for victim in &due {
+            self.progress_of
+                .get_mut(&reservation_status.uid)
+                .into_iter()
+                .for_each(|progress| progress.attempt(&victim.uid).begin());
+        }
+        due.into_iter().for_each(|victim| self.evict(reservation_status, victim));
+        if tells {
+            self.tell(reservation_status);
+        }
+    }
+
+    /// Why the stock filters would refuse the pod on the node of its hold, once its victims have left; `None` where they would
+    /// not, or nobody can say.
+    fn refusal(
+        &self,
+        reservation_status: &ReservationStatus,
+        kube_filters: &FilterSnapshot,
+    ) -> Option<FilterReason> {
+        let Reservation { node, victims, .. } = &reservation_status.reservation;
+        let coming = self.service.ledger().coming_to(node).to_vec();
+        match kube_filters.verdict(
+            &reservation_status.uid,
+            kube_filters.wants(&reservation_status.uid)?,
+            node,
+            &AssumedNodeChange { leaving: victims, coming: &coming },
+        ) {
+            FilterVerdict::Refuses(reason) => Some(reason),
+            FilterVerdict::Accepts | FilterVerdict::CannotJudge(_) => None,
+        }
+    }
+
+    fn evict(&mut self, reservation_status: &ReservationStatus, victim: &RemainingVictim) {
+        let by = reservation_status.key.clone();
+        let moves = self
+            .progress_of
+            .get(&reservation_status.uid)
+            .is_some_and(|progress| progress.by == EvictionRight::Moves);
+        let why = match (&victim.reclaimed_by, &victim.with_group) {
+            _ if moves => EvictionReason::Consolidated { to_fit: by },
+            (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
+            (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
+            (None, None) => EvictionReason::Preempted { by },
+        };
+        let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
+        let (preemptor, victim) = (reservation_status.uid.clone(), victim.uid.clone());
+        self.writes.add(victim.clone(), async move {
+            let outcome = control_plane.evict(&key, &victim, &why).await;
+            Some(WriteOutcome::Evicted { preemptor, key, victim, outcome })
+        });
+    }
+
+    /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
+    pub(super) fn tell(&mut self, reservation_status: &ReservationStatus) {
+        let reservation = self.with_time_to_bind(reservation_status);
+        let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
+        progress.is_writing = true;
+        let node = reservation.node.clone();
+        // Whoever reads the condition after a restart goes by its deadline. A hold for which nobody leaves is written nowhere.
+        let is_news = reservation != reservation_status.reservation && !reservation.victims.is_empty();
+        let change =
+            if is_news { StatusChange::reservation(reservation.clone()) } else { StatusChange::default() };
+        let mut change = change.and_nominate(node.clone()).and_touch();
+        let is_gated = reservation_status.gate == SchedulingGate::Planned;
+        if is_gated {
+            progress.placed_on = Some(node.clone());
+            change.plan = Some(PlanState::Placed { node });
+        }
+        let (control_plane, key, uid) =
+            (self.control_plane.clone(), reservation_status.key.clone(), reservation_status.uid.clone());
+        let service = self.service.clone();
+        self.writes.add(uid.clone(), async move {
+            // It may have waited for its turn, and the room may be gone since.
+            let stands = service
+                .ledger()
+                .pod_state(&uid)
+                .is_some_and(|entry| entry.reservation() == Some(&reservation));
+            if !stands {
+                return None;
+            }
+            let told = async {
+                control_plane.write_status(&key, &uid, &change).await?;
+                if is_gated { control_plane.remove_scheduling_gate(&key, &uid).await } else { Ok(()) }
+            };
+            let told = told.await;
+            Some(WriteOutcome::Told { key, uid, told })
+        });
+    }
+
+    /// The hold, which lasts at least until the scheduler has had time to bind the pod.
+    fn with_time_to_bind(&mut self, reservation_status: &ReservationStatus) -> Reservation {
+        let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {
+            return reservation_status.reservation.clone();
+        };
+        if std::mem::replace(&mut progress.is_extended, true) {
+            return reservation_status.reservation.clone();
+        }
+        let mut ledger = self.service.ledger();
+        let until = ledger.now() + TIME_TO_BIND;
+        ledger.extend_reservation(&reservation_status.uid, until);
+        Reservation {
+            deadline: reservation_status.reservation.deadline.max(until),
+            ..reservation_status.reservation.clone()
+        }
+    }
+
+    /// Gives the room up before its time, with nobody evicted for it in vain from here on.
+    pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str) {
+        let mut ledger = self.service.ledger();
+        if !reservation_status.reservation.victims.is_empty() {
+            ledger.note_failed_eviction(&reservation_status.uid);
+        }
+        ledger.release_reservation(&reservation_status.uid);
+        let group =
+            ledger.pod_state(&reservation_status.uid).and_then(|entry| entry.disruption_info.group.clone());
+        drop(ledger);
+        let progress = self.progress_of.remove(&reservation_status.uid);
+        let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
+        let told = |victim: &&RemainingVictim| {
+            let attempt = progress.as_ref().and_then(|progress| progress.evictions.get(&victim.uid));
+            !victim.is_leaving && attempt.is_some_and(RetryState::was_begun)
+        };
+        reservation_status
+            .remaining
+            .iter()
+            .filter(told)
+            .for_each(|victim| self.clear_eviction_condition(&victim.uid, &victim.key));
+        if let Some(group) = group {
+            self.break_up(&group, uid.clone(), key.clone());
+        }
+        self.control_plane.record_event(PodEvent {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: PodEventReason::HoldEnded,
+            text: format!(
+                "The room held for the pod on {} is given up: {because}.",
+                reservation_status.reservation.node
+            ),
+        });
+        let control_plane = self.control_plane.clone();
+        let change = StatusChange::end_reservation_and_nomination();
+        self.writes.add(uid.clone(), async move {
+            // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+
+    /// It was told that it leaves, and does not.
+    pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
+        let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
+        let change = StatusChange::eviction(EvictionCondition::CalledOff);
+        self.writes.add(uid.clone(), async move {
+            // Should it fail, its owner reads of an eviction that was not; it runs all the same.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+}

@@ -1,0 +1,205 @@
+//! Has waiting pods planned beside the ticks, and puts the steps into force: each hold is taken in the ledger itself, which
+//! checks it again, before anything is written.
+
+use super::Planner;
+use super::outcome::WriteOutcome;
+use super::reservation_progress::ReservationProgress;
+use super::run::{FinishedPlan, PlanBasis};
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod, PodPhase, SchedulingGate, WaitKind};
+use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
+use crate::scheduling::policy::Mode;
+use crate::units::Millis;
+use tracing::{info, warn};
+
+/// Pods of each kind that one run is given, the gated and the refused. Of fifty thousand that find no place each has its turn within
+/// five seconds.
+pub(super) const PODS_PER_RUN: usize = 2048;
+/// Pods that get a place in one run: all of them are put into force at once.
+const PLACED_AT_ONCE: usize = 256;
+/// Steps of one run, for free places and for evictions; a step is one to two microseconds. A run of both takes less than a quarter of
+/// a second at 5,000 nodes, whatever waits.
+const STEPS: u64 = 50_000;
+/// Gated pods that have been told where to go and are not bound. The scheduler binds some hundreds a second: of so many it has
+/// enough for now, and each that waits for its turn keeps room from others.
+const TOLD_AT_ONCE: usize = 512;
+
+impl Planner {
+    /// Begins a planning run, if anyone is due and none is under way. Nobody is due twice as long as neither the books nor
+    /// their time have changed.
+    pub(super) fn seek(&mut self) {
+        let mut ledger = self.service.ledger();
+        if !self.run.may_begin(ledger.now()) {
+            return;
+        }
+        let mut pending = ledger.pending(PODS_PER_RUN);
+        if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
+            let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
+            ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
+            pending.retain(|pod| !is_gated(pod));
+        }
+        self.service.metrics.planner.waiting.set(ledger.pending_count() as i64);
+        if pending.is_empty() {
+            return;
+        }
+        let scratch = ledger.scratch();
+        let began = PlanBasis { at: ledger.now(), generation: ledger.generation() };
+        drop(ledger);
+        let service = self.service.clone();
+        self.run.begin(began, move |is_stopped| {
+            let kube_filters = service.kube_filters().snapshot();
+            let bounds = PlanBounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
+            plan_within(scratch, &kube_filters, &pending, bounds)
+        });
+    }
+
+    /// What a run came to. It is nobody's business any more if this replica has stopped leading, or stopped placing, meanwhile.
+    pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>) {
+        let ledger = self.service.ledger();
+        let (now, mode) = (ledger.now(), ledger.policy().mode);
+        drop(ledger);
+        let took = self.run.rest(now);
+        self.count_run(took, planned.as_ref());
+        let Some(FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else {
+            return;
+        };
+        let mut ledger = self.service.ledger();
+        ledger.put_back(&left_over);
+        reserved.into_iter().for_each(|(scope, uid)| ledger.reserve_scope(scope, &uid));
+        drop(ledger);
+        if !self.service.gate.is_open() || mode == Mode::Shadow {
+            return;
+        }
+        for step in steps {
+            match step {
+                PlanStep::Place(places) => self.take(places, began),
+                PlanStep::Wake { uid, key } => self.wake(uid, key),
+                PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began),
+            }
+        }
+        self.forget_told_reasons();
+    }
+
+    fn count_run(&self, took: Millis, planned: Option<&FinishedPlan>) {
+        let metrics = &self.service.metrics.planner;
+        metrics.run_seconds.observe(took.0 as f64 / 1e3);
+        let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
+        let outcome = match planned {
+            None => "given-up",
+            Some(_) if left_over > 0 => "cut-short",
+            Some(_) => "complete",
+        };
+        metrics.runs.with_label_values(&[outcome]).inc();
+        metrics.left_over.set(left_over as i64);
+    }
+
+    /// Holds the places, all or none.
+    fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis) {
+        let mut ledger = self.service.ledger();
+        // The deadlines are of when the run began.
+        let took = ledger.now().since(began.at);
+        places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
+        if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
+            info!(pod = %place.key, %conflict, "the room changed while the plan was made");
+            return places.iter().for_each(|place| ledger.note_no_placement(&place.uid, began.generation));
+        }
+        places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims));
+        let now = ledger.now();
+        drop(ledger);
+        for place in places {
+            self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
+            self.begin(place);
+        }
+    }
+
+    /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
+    fn begin(&mut self, place: PlannedPlacement) {
+        let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
+        let node = &reservation.node;
+        info!(pod = %key, %node, victims = ?reservation.victims, ?price, exact, ?by, "place planned");
+        let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
+        if reservation.victims.is_empty() {
+            let reservation_status = self.service.ledger().reservation_of(&uid);
+            return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
+        }
+        let gpus = reservation.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
+        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", reservation.victims.len());
+        self.control_plane.record_event(PodEvent {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: PodEventReason::RoomHeld,
+            text,
+        });
+        let mut change = StatusChange::reservation(reservation.clone());
+        if is_gated {
+            change.plan = Some(PlanState::MakingRoom { node: reservation.node });
+        }
+        if let Some(progress) = self.progress_of.get_mut(&uid) {
+            progress.is_writing = true;
+        }
+        let control_plane = self.control_plane.clone();
+        self.writes.add(uid.clone(), async move {
+            let written = control_plane.write_status(&key, &uid, &change).await;
+            Some(WriteOutcome::Held { key, uid, written })
+        });
+    }
+
+    fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
+        match &self.service.ledger().pod_state(uid)?.phase {
+            PodPhase::Waiting(waiting) => Some(waiting.gate),
+            _ => None,
+        }
+    }
+
+    fn wake(&mut self, uid: PodUid, key: PodKey) {
+        let mut ledger = self.service.ledger();
+        // It may have asked again while the plan was made.
+        if !ledger
+            .pod_state(&uid)
+            .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
+        {
+            return;
+        }
+        if self.writes.are_too_many() {
+            drop(ledger);
+            return self.put_off("wake");
+        }
+        ledger.note_woken(&uid);
+        drop(ledger);
+        // Any write wakes it.
+        if self.writes.concern(&uid) {
+            return;
+        }
+        let control_plane = self.control_plane.clone();
+        self.writes.add(uid.clone(), async move {
+            // Should it fail, the pod's turn comes again.
+            if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
+                warn!(pod = %key, %error, "a pod was not told that there is room for it");
+            }
+            None
+        });
+    }
+}
+
+impl Planner {
+    /// Too many writes are under way for one that can wait. Its turn comes again.
+    pub(super) fn put_off(&self, kind: &str) {
+        self.service.metrics.planner.postponed.with_label_values(&[kind]).inc();
+    }
+}
+
+fn reserve_all<'a>(
+    ledger: &mut Ledger,
+    places: &'a [PlannedPlacement],
+) -> Result<(), (&'a PlannedPlacement, AssumeConflict)> {
+    for (n, place) in places.iter().enumerate() {
+        if let Err(conflict) = place.take(ledger) {
+            places[..n]
+                .iter()
+                .for_each(|reservation_status| ledger.release_reservation(&reservation_status.uid));
+            return Err((place, conflict));
+        }
+    }
+    Ok(())
+}

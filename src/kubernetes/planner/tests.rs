@@ -1,0 +1,527 @@
+//! The planner's acts, one tick at a time, against a control plane that takes note.
+
+mod deadlines;
+mod evictions;
+mod limits;
+mod runs;
+mod told;
+
+use super::*;
+use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::port::EvictionOutcome;
+use crate::kubernetes::testing::Recorder;
+use crate::scheduling::policy::Policy;
+use crate::service::Tenure;
+use crate::units::Millis;
+use serde_json::{Value, json};
+
+struct PlannerFixture {
+    service: Arc<Service>,
+    recorder: Arc<Recorder>,
+    index: ClusterIndex,
+    planner: Planner,
+    pods: Vec<Value>,
+}
+
+impl PlannerFixture {
+    /// Nodes with one 80 GiB GPU each, of which 72 GiB can be promised.
+    fn new(nodes: &[&str]) -> Self {
+        Self::by(Policy::default(), nodes)
+    }
+
+    fn by(policy: Policy, nodes: &[&str]) -> Self {
+        let service = Service::with_stopped_clock(policy);
+        let recorder = Arc::new(Recorder::default());
+        let mut index = ClusterIndex::default();
+        let nodes = nodes.iter().map(|name| serde_json::from_value(node(name)).unwrap());
+        index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
+        index.reset_pods(&service, &[]);
+        service.lead_from_the_start();
+        let planner = Planner::new(service.clone(), recorder.clone());
+        Self { service, recorder, index, planner, pods: Vec::new() }
+    }
+
+    /// This replica begins to lead, and its lists show this pod as another leader left it.
+    fn take_over(&mut self, pod: Value) {
+        self.service.set_tenure(Tenure::Standby);
+        self.show(pod);
+        self.service.lead_from_the_start();
+    }
+
+    fn show(&mut self, pod: Value) {
+        let read = serde_json::from_value(pod.clone()).unwrap();
+        self.index.apply_pod(&self.service, &read);
+        self.pods.retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
+        self.pods.push(pod);
+    }
+
+    fn pod(&self, name: &str) -> Value {
+        self.pods.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
+    }
+
+    fn gone(&mut self, name: &str) {
+        let pod = serde_json::from_value(self.pod(name)).unwrap();
+        self.index.delete_pod(&self.service, &pod);
+    }
+
+    /// As if so much time had passed; by itself none does.
+    fn pass(&mut self, seconds: u64) {
+        let mut ledger = self.service.ledger();
+        let later = ledger.now() + Millis::seconds(seconds);
+        let ended = ledger.expire(later);
+        drop(ledger);
+        self.planner.end(ended);
+    }
+
+    fn released(&mut self) {
+        let after = self.planner.unplannable_pods_after().cloned();
+        self.planner.released(self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE));
+    }
+
+    /// One tick with all that it writes, in words.
+    async fn tick(&mut self) -> Vec<String> {
+        self.planner.tick();
+        while !self.planner.is_idle() {
+            self.planner.go_on().await;
+        }
+        self.recorder.written()
+    }
+}
+
+fn node(name: &str) -> Value {
+    let labels = json!({
+        "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
+    json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
+}
+
+/// As the API server shows a hold of the node's only GPU.
+fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
+    let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
+    let devices = [crate::ids::GpuUuid::from_index(0)];
+    let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
+    json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }])
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(&format!("uid-{name}")).unwrap()
+}
+
+fn waiting(name: &str, gib: u64, priority: i32) -> Value {
+    let resources = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
+    json!({
+        "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"), "labels": {} },
+        "spec": {
+            "schedulerName": "stowage", "priority": priority,
+            "containers": [{ "name": "engine", "resources": resources }],
+        },
+        "status": {},
+    })
+}
+
+fn gated(name: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }]);
+    pod
+}
+
+fn bound(name: &str, node: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["nodeName"] = json!(node);
+    pod["metadata"]["annotations"] =
+        json!({ "stowage.dev/devices": "0", "stowage.dev/vram-granted": (gib << 30).to_string() });
+    let devices = crate::ids::GpuUuid::from_index(0);
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices.as_str());
+    pod
+}
+
+fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
+    let mut pod = gated(name, gib, 100);
+    pod["metadata"]["labels"]["stowage.dev/group"] = json!(group);
+    pod["metadata"]["annotations"] = json!({ "stowage.dev/group-min": size.to_string() });
+    pod
+}
+
+#[tokio::test]
+async fn a_gated_pod_is_nominated_and_let_through() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("a", 40, 0));
+    assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
+    assert!(bench.tick().await.is_empty(), "the watch will show it");
+    assert_eq!(bench.service.ledger().totals().reservations, 1, "the room is its own until it is bound");
+}
+
+#[tokio::test]
+async fn a_pod_under_another_gate_too_is_left_alone() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut pod = gated("a", 40, 0);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
+    bench.show(pod);
+    assert!(bench.tick().await.is_empty());
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_they_are_gone() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    assert!(bench.tick().await.is_empty(), "it has been told once");
+    let mut leaving = bench.pod("job");
+    leaving["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    leaving["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+    bench.show(leaving);
+    assert!(bench.tick().await.is_empty(), "it takes its time");
+    bench.gone("job");
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+}
+
+#[tokio::test]
+async fn a_hold_that_cannot_be_written_evicts_nobody() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    *bench.recorder.deaf.lock() = true;
+    assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
+}
+
+#[tokio::test]
+async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    assert!(bench.tick().await.is_empty(), "not at once");
+    bench.pass(1);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.pass(120);
+    assert_eq!(bench.service.ledger().totals().reservations, 0, "and not for ever");
+    let written = bench.tick().await;
+    assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
+}
+
+#[tokio::test]
+async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    assert_eq!(
+        bench.tick().await,
+        ["job: evict Preempted", "job: stays", "serving: end hold, clear nomination"]
+    );
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn another_replica_goes_on_where_the_last_one_stopped() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    let mut pod = gated("serving", 50, 100);
+    let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60)).to_string();
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-job"], "deadline": deadline,
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.take_over(pod);
+    assert!(bench.tick().await.is_empty(), "whoever made the hold may still be at it");
+    bench.pass(4);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.gone("job");
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+}
+
+#[tokio::test]
+async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    let mut pod = waiting("greedy", 50, 0);
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-chat"],
+        "deadline": "2999-01-01T00:00:00Z",
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.take_over(pod);
+    bench.pass(0);
+    assert_eq!(bench.tick().await, ["greedy: end hold"]);
+    bench.pass(10);
+    assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
+}
+
+/// A pod that shows a hold on the node's only GPU, and nobody who would have to leave.
+fn shows_hold(name: &str, priority: i32) -> Value {
+    let mut pod = waiting(name, 50, priority);
+    pod["status"]["conditions"] = reservation_observed(&[], 60);
+    pod
+}
+
+#[tokio::test]
+async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_the_other() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.service.set_tenure(Tenure::Standby);
+    bench.show(shows_hold("meek", 0));
+    bench.take_over(shows_hold("urgent", 100));
+    bench.pass(0);
+    assert_eq!(
+        bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
+        ["meek: end hold"]
+    );
+    let preemptor = |name: &str| {
+        bench.service.ledger().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
+    };
+    assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
+}
+
+#[tokio::test]
+async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_takes_no_room() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(waiting("late", 50, 100));
+    bench.show(shows_hold("late", 100));
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    let unknown = bench.service.ledger().take_unknown_reservations();
+    bench.planner.end_unknown(unknown);
+    assert_eq!(bench.tick().await, ["late: end hold"]);
+    assert!(
+        bench.service.ledger().take_unknown_reservations().is_empty(),
+        "once for each time that it shows"
+    );
+}
+
+#[tokio::test]
+async fn a_hold_of_a_thousand_years_ends_all_the_same() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut pod = waiting("greedy", 50, 0);
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": [],
+        "deadline": "2999-01-01T00:00:00Z",
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.take_over(pod);
+    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    bench.pass(2 * 3600);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_more() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("a", 40, 0));
+    bench.tick().await;
+    bench.show(waiting("a", 40, 0));
+    let mut restored = 0;
+    for _ in 0..20 {
+        bench.pass(1);
+        restored += bench.tick().await.iter().filter(|write| write.starts_with("a: nominate")).count();
+    }
+    assert_eq!(restored, 2, "beside the first");
+}
+
+#[tokio::test]
+async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the_reason() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    bench.show(gated("a", 50, 0));
+    assert!(bench.tick().await.is_empty());
+    bench.pass(31);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+    assert_eq!(bench.recorder.told(), ["StowagePlanFailed"]);
+}
+
+#[tokio::test]
+async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut pod = gated("a", 50, 0);
+    pod["spec"]["volumes"] = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }]);
+    bench.show(pod);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn the_room_of_a_pod_that_is_deleted_is_open_again() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.tick().await;
+    bench.gone("a");
+    bench.show(gated("b", 50, 0));
+    assert_eq!(bench.tick().await, ["b: nominate n, placed, touch", "b: lift"]);
+}
+
+#[tokio::test]
+async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("first", 50, 100));
+    bench.show(gated("second", 50, 100));
+    let mut written = bench.tick().await;
+    for _ in 0..3 {
+        bench.pass(1);
+        written.extend(bench.tick().await);
+    }
+    written.retain(|write| write.contains("hold"));
+    assert_eq!(written, ["first: hold n, making room"]);
+}
+
+#[tokio::test]
+async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_word() {
+    let mut bench = PlannerFixture::new(&["n", "m"]);
+    bench.show(member("a", 50, "pair", 2));
+    bench.show(member("b", 50, "pair", 2));
+    let written = bench.tick().await;
+    assert_eq!(written.iter().filter(|write| write.ends_with("lift")).count(), 2, "{written:?}");
+    for name in ["a", "b"] {
+        let mut released = bench.pod(name);
+        released["spec"]["schedulingGates"] = Value::Null;
+        bench.show(released);
+    }
+    bench.recorder.told();
+    bench.pass(31);
+    bench.tick().await;
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    let told = bench.recorder.told();
+    assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    bench.tick().await;
+    bench.gone("job");
+    bench.index.reset_nodes(&bench.service, &[]);
+    let written = bench.tick().await;
+    assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
+    bench.pass(120);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    let reservation = bench.service.ledger().reservation_status()[0].reservation.clone();
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    // The watch is late: it shows the condition as it was written.
+    let mut late = bench.pod("serving");
+    let message = json!({
+        "node": "n", "devices": reservation.devices, "victims": reservation.victims,
+        "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
+    });
+    late["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.show(late);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    for _ in 0..3 {
+        bench.pass(5);
+        let written = bench.tick().await;
+        assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_who_would_not_have_left_in_time() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.pass(45);
+    bench.recorder.evictions.lock().clear();
+    let written = bench.tick().await;
+    assert_eq!(written[..2], ["job: stays", "serving: end hold, clear nomination"]);
+    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
+}
+
+#[tokio::test]
+async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut other = gated("other", 40, 0);
+    other["spec"]["containers"][0]["resources"] = json!({});
+    let mut unclear = gated("unclear", 40, 0);
+    unclear["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "none" });
+    bench.show(other.clone());
+    bench.show(unclear);
+    bench.released();
+    let written = bench.tick().await;
+    for line in ["other: released", "other: lift", "unclear: released", "unclear: lift"] {
+        assert!(written.iter().any(|written| written == line), "{written:?}");
+    }
+    bench.released();
+    assert!(bench.tick().await.is_empty(), "the watch will show it");
+    bench.pass(11);
+    bench.released();
+    assert_eq!(bench.tick().await.len(), 4, "it did not");
+    other["spec"]["schedulingGates"] = Value::Null;
+    bench.show(other);
+    bench.gone("unclear");
+    assert!(bench.index.unplannable_pods_after(None, 1).is_empty());
+}
+
+#[tokio::test]
+async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    for n in 0..UNPLANNABLE_AT_ONCE + 40 {
+        let mut unplannable_pod = gated(&format!("stray-{n:03}"), 40, 0);
+        unplannable_pod["spec"]["containers"][0]["resources"] = json!({});
+        bench.show(unplannable_pod);
+    }
+    let lifted = |written: Vec<String>| written.iter().filter(|write| write.ends_with("lift")).count();
+    let mut looks = Vec::new();
+    for _ in 0..4 {
+        bench.released();
+        looks.push(lifted(bench.tick().await));
+    }
+    assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
+    bench.gone("stray-007");
+    bench.released();
+    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
+}
+
+#[tokio::test]
+async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut pod = gated("a", 40, 0);
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    bench.show(pod);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn in_shadow_mode_nobody_stays_behind_the_gate() {
+    let mut policy = Policy::default();
+    policy.mode = Mode::Shadow;
+    let mut bench = PlannerFixture::by(policy, &["n"]);
+    bench.show(gated("a", 40, 0));
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_what_it_held() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.tick().await;
+    let mut ending = bench.pod("a");
+    ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
+    bench.show(ending);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert!(bench.tick().await.is_empty());
+}

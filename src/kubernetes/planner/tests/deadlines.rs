@@ -1,0 +1,141 @@
+//! Holds until their deadlines, and the order of what is written about them.
+
+use super::*;
+use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::service::Tenure;
+use tokio::sync::oneshot;
+
+fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
+    bench.service.ledger().reservation_of(&uid(name)).unwrap().reservation
+}
+
+fn left(bench: &PlannerFixture, name: &str) -> Millis {
+    let deadline = reservation_for(bench, name).deadline;
+    deadline.since(bench.service.ledger().now())
+}
+
+fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
+    let mut ledger = bench.service.ledger();
+    let reservation = Reservation {
+        node: NodeName::parse("n").unwrap(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [uid(victim)].into(),
+        deadline: ledger.now() + Millis::seconds(60),
+    };
+    ledger.reserve(&uid(name), reservation).unwrap();
+}
+
+/// Its victim leaves five seconds before the deadline.
+async fn late() -> PlannerFixture {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    bench.tick().await;
+    let mut leaving = bench.pod("job");
+    leaving["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    bench.show(leaving);
+    let early = left(&bench, "serving").0 / 1000 - 5;
+    bench.pass(early);
+    bench.gone("job");
+    bench
+}
+
+#[tokio::test]
+async fn a_pod_that_is_told_late_has_time_to_be_bound_and_the_api_server_knows() {
+    let mut bench = late().await;
+    assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed, touch", "serving: lift"]);
+    bench.pass(14);
+    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    bench.pass(2);
+    assert_eq!(bench.service.ledger().totals().reservations, 0, "but not for ever");
+}
+
+#[tokio::test]
+async fn who_is_told_again_is_not_given_more_time() {
+    let mut bench = late().await;
+    bench.tick().await;
+    let deadline = reservation_for(&bench, "serving").deadline;
+    for _ in 0..3 {
+        bench.pass(4);
+        bench.tick().await;
+    }
+    assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
+}
+
+#[tokio::test]
+async fn a_standby_sees_that_a_hold_was_extended() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.service.set_tenure(Tenure::Standby);
+    let mut pod = waiting("serving", 50, 100);
+    pod["status"]["conditions"] = reservation_observed(&[], 10);
+    bench.show(pod.clone());
+    assert!(left(&bench, "serving") <= Millis::seconds(10));
+    // What the API server shows goes by the wall clock, which runs on meanwhile.
+    pod["status"]["conditions"] = reservation_observed(&[], 300);
+    bench.show(pod.clone());
+    assert!(left(&bench, "serving") > Millis::seconds(200));
+    pod["status"]["conditions"] = reservation_observed(&[], 10);
+    bench.show(pod);
+    assert!(left(&bench, "serving") > Millis::seconds(200), "what is shown late shortens nothing");
+}
+
+#[tokio::test]
+async fn a_hold_that_ends_while_it_is_being_written_is_cleared_after_that() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.planner.tick();
+    bench.planner.go_on().await;
+    let lasts = left(&bench, "serving").0 / 1000 + 1;
+    bench.pass(lasts);
+    tokio::task::yield_now().await;
+    assert_eq!(bench.recorder.written(), Vec::<String>::new());
+    answer.send(()).unwrap();
+    assert_eq!(bench.tick().await[..2], ["serving: hold n, making room", "serving: end hold"]);
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    // The verb writes the condition, too; its write takes long.
+    hold_as_the_verb_does(&bench, "serving", "job");
+    for _ in 0..5 {
+        bench.pass(2);
+        assert_eq!(bench.tick().await, Vec::<String>::new());
+    }
+    let mut shown = bench.pod("serving");
+    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
+    bench.show(shown);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"], "the scheduler has had its turn");
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobody_else() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("one", "n", 30, -10));
+    bench.show(bound("two", "n", 30, -10));
+    bench.show(gated("serving", 70, 100));
+    bench.recorder.evictions.lock().insert("two".into(), EvictionOutcome::TryLater { after: None });
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["one: evict Preempted", "two: evict Preempted"]);
+    bench.gone("one");
+    bench.index.reset_nodes(&bench.service, &[]);
+    bench.pass(1);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    let mut written = bench.tick().await;
+    assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
+    for _ in 0..10 {
+        bench.pass(2);
+        written.extend(bench.tick().await);
+    }
+    assert!(
+        written.iter().all(|write| !write.contains("evict") && !write.contains("nominate")),
+        "{written:?}"
+    );
+}

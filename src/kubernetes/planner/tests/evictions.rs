@@ -1,0 +1,168 @@
+//! Who is evicted, how often, and who is not any more.
+
+use super::*;
+use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::policy::{EvictionRates, WhenBroken};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, Percent};
+
+fn refuse_for_now(bench: &PlannerFixture, name: &str) {
+    bench.recorder.evictions.lock().insert(name.into(), EvictionOutcome::TryLater { after: None });
+}
+
+#[tokio::test]
+async fn a_node_that_is_cordoned_meanwhile_gets_no_more_evictions_and_the_pod_no_room_there() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    refuse_for_now(&bench, "job");
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    let mut cordoned = node("n");
+    cordoned["spec"] = json!({ "unschedulable": true });
+    bench.index.apply_node(&bench.service, &serde_json::from_value(cordoned).unwrap());
+    bench.pass(1);
+    let written = bench.tick().await;
+    assert_eq!(written[..2], ["job: stays", "serving: end hold, clear nomination"]);
+    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
+}
+
+#[tokio::test]
+async fn who_was_not_told_to_leave_is_not_told_to_stay() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    let mut tainted = node("n");
+    tainted["spec"] = json!({ "taints": [{ "key": "maintenance", "effect": "NoSchedule" }] });
+    bench.index.apply_node(&bench.service, &serde_json::from_value(tainted).unwrap());
+    assert_eq!(bench.tick().await, ["serving: end hold, clear nomination"]);
+}
+
+/// The only GPU of the node is under lasting pressure: an engine, and two jobs beside it.
+fn pressed(policy: Policy) -> PlannerFixture {
+    let mut bench = PlannerFixture::by(policy, &["n"]);
+    bench.show(bound("engine", "n", 30, 100));
+    bench.show(bound("small", "n", 10, -10));
+    bench.show(bound("large", "n", 20, -10));
+    bench
+}
+
+fn report_pressure(bench: &PlannerFixture) {
+    let pressure = EngineLoad::of(Percent::new(97), Some(0));
+    let uuid = GpuUuid::from_index(0);
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
+    let mut ledger = bench.service.ledger();
+    let sampled = ledger.now();
+    ledger.read(
+        &NodeName::parse("n").unwrap(),
+        NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
+    );
+}
+
+/// Ten seconds of pressure, and what is written in them.
+async fn press(bench: &mut PlannerFixture) -> Vec<String> {
+    let mut written = Vec::new();
+    for _ in 0..5 {
+        bench.pass(2);
+        report_pressure(bench);
+        written.extend(bench.tick().await);
+    }
+    written
+}
+
+#[tokio::test]
+async fn a_neighbour_whose_budget_refuses_is_asked_less_and_less_often_and_another_goes_meanwhile() {
+    let mut bench = pressed(Policy::default());
+    refuse_for_now(&bench, "small");
+    refuse_for_now(&bench, "large");
+    let mut asked = Vec::new();
+    for _ in 0..60 {
+        asked.extend(press(&mut bench).await);
+    }
+    let times = |name: &str| asked.iter().filter(|write| *write == name).count();
+    let (small, large) = (times("small: evict EnginePressure"), times("large: evict EnginePressure"));
+    assert_eq!(small + large, asked.len(), "{asked:?}");
+    assert_eq!(asked[..2], ["small: evict EnginePressure", "large: evict EnginePressure"]);
+    assert!((3..=6).contains(&small) && (3..=6).contains(&large), "in ten minutes: {asked:?}");
+}
+
+#[tokio::test]
+async fn relief_counts_in_the_same_budget() {
+    let mut policy = Policy::default();
+    policy.eviction_rates = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    let mut bench = pressed(policy);
+    bench.service.ledger().note_ordered(&[uid("large")]);
+    let mut written = press(&mut bench).await;
+    written.extend(press(&mut bench).await);
+    assert_eq!(written, Vec::<String>::new());
+}
+
+fn of_a_pair(name: &str, pod: Value) -> Value {
+    let mut pod = pod;
+    let annotations = pod["metadata"]["annotations"].clone();
+    pod["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
+    pod["metadata"]["annotations"]["stowage.dev/group-min"] = json!("2");
+    assert!(annotations["stowage.dev/devices"].is_string(), "{name} is bound");
+    pod
+}
+
+/// One of two is bound, and the other's room was not taken in time.
+async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
+    let mut policy = Policy::default();
+    policy.planning.groups.when_broken = WhenBroken::Leave;
+    policy.eviction_rates = rates;
+    let mut bench = PlannerFixture::by(policy, &["n", "m"]);
+    bench.show(member("a", 50, "pair", 2));
+    bench.show(member("b", 50, "pair", 2));
+    bench.tick().await;
+    bench.show(of_a_pair("a", bound("a", "m", 50, 100)));
+    let mut released = bench.pod("b");
+    released["spec"]["schedulingGates"] = Value::Null;
+    bench.show(released);
+    bench
+}
+
+fn evictions_of(name: &str, written: &[String]) -> usize {
+    written.iter().filter(|write| *write == &format!("{name}: evict GroupIncomplete")).count()
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_broken_group_is_asked_to_leave_again_and_again_and_not_for_ever() {
+    let mut bench = broken_pair(EvictionRates::default()).await;
+    refuse_for_now(&bench, "a");
+    bench.pass(31);
+    assert_eq!(evictions_of("a", &bench.tick().await), 1);
+    assert_eq!(evictions_of("a", &bench.tick().await), 0, "not at once");
+    let mut written = Vec::new();
+    for _ in 0..65 {
+        bench.pass(10);
+        written.extend(bench.tick().await);
+    }
+    assert!((50..=60).contains(&evictions_of("a", &written)), "{written:?}");
+    assert_eq!(written.iter().filter(|write| *write == "a: stays").count(), 1);
+    bench.pass(20);
+    assert_eq!(evictions_of("a", &bench.tick().await), 0);
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_broken_group_waits_for_its_turn_within_the_rates() {
+    let mut bench = broken_pair(EvictionRates { cluster: 1, node: 1, tenant: 1 }).await;
+    bench.show(bound("other", "n", 10, -10));
+    bench.pass(31);
+    bench.service.ledger().note_ordered(&[uid("other")]);
+    assert_eq!(evictions_of("a", &bench.tick().await), 0);
+    bench.pass(61);
+    assert_eq!(evictions_of("a", &bench.tick().await), 1);
+}
+
+#[tokio::test]
+async fn a_group_that_is_whole_after_all_keeps_what_it_has() {
+    let mut bench = broken_pair(EvictionRates::default()).await;
+    refuse_for_now(&bench, "a");
+    bench.pass(31);
+    bench.tick().await;
+    bench.show(of_a_pair("b", bound("b", "n", 50, 100)));
+    bench.pass(20);
+    assert_eq!(evictions_of("a", &bench.tick().await), 0);
+}

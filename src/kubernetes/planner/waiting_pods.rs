@@ -1,0 +1,167 @@
+//! Pods behind the gate for which there is no place: they are told why, and let through when they have waited long enough, or
+//! would wait for ever.
+
+use super::Planner;
+use super::ended_reservations::is_nominated;
+use super::run::PlanBasis;
+use super::start_run::PODS_PER_RUN;
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
+use crate::scheduling::planning::WaitReason;
+use crate::units::{Millis, Moment};
+use std::ops::Bound;
+use std::sync::Arc;
+use tracing::warn;
+
+/// Most pods have a place by then, and word that they wait would be a write for nothing.
+const TELL_AFTER: Millis = Millis::seconds(2);
+/// With each reading another node may be the nearest to have room, for another reason. Nobody reads faster than this.
+const REPEAT_AFTER: Millis = Millis::seconds(30);
+
+/// What was said is looked through in turn, so many at a time.
+const SWEPT: usize = 512;
+
+/// What a pod was last told of why it waits.
+#[derive(Debug)]
+pub struct ToldReason {
+    why: Arc<str>,
+    at: Moment,
+}
+
+impl Planner {
+    /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
+    /// never be placed there.
+    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
+        let mut ledger = self.service.ledger();
+        ledger.note_no_placement(&uid, began.generation);
+        let Some(entry) = ledger.pod_state(&uid).filter(|entry| entry.reservation().is_none()) else {
+            return;
+        };
+        let PodPhase::Waiting(waiting) = &entry.phase else { return };
+        let waited = ledger.now().since(waiting.since);
+        let has_waited = waited >= ledger.policy().planning.gated_at_most;
+        let (is_gated, is_grouped) =
+            (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
+        drop(ledger);
+        if !is_gated {
+            return self.say_limit(uid, key, why);
+        }
+        if is_grouped {
+            let text = format!("The pod's group is not placed: {why}.");
+            let (key, uid) = (key.clone(), uid.clone());
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+        }
+        let is_hopeless = matches!(why, WaitReason::CannotJudge(_) | WaitReason::ByPlugin);
+        if !is_grouped && (has_waited || is_hopeless) {
+            self.release(uid, key, why);
+        } else {
+            self.say_why(uid, key, why, waited);
+        }
+    }
+
+    /// What keeps a refused pod waiting the scheduler says on it, but for this. In an Event: a change of its status would wake it.
+    fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
+        if let WaitReason::EvictionLimit(limit) = why {
+            let text = format!("Other pods could leave for the pod, but {limit}.");
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
+        }
+    }
+
+    /// Once for each reason, however often it is looked for a place.
+    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
+        let (at, why) = (self.now(), Arc::<str>::from(why.describe()));
+        let is_news = match self.said.get(&uid) {
+            None => waited >= TELL_AFTER,
+            Some(said) => said.why != why && said.at + REPEAT_AFTER <= at,
+        };
+        if !is_news || self.writes.concern(&uid) {
+            return;
+        }
+        if self.writes.are_too_many() {
+            return self.put_off("reason");
+        }
+        self.said.insert(uid.clone(), ToldReason { why: why.clone(), at });
+        let (control_plane, change) =
+            (self.control_plane.clone(), StatusChange::plan(PlanState::Waiting { why }));
+        self.writes.add(uid.clone(), async move {
+            // Should it fail, the pod says why it waits when the reason is another.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+
+    /// Of those who do not wait behind the gate any more nothing is to be remembered. Some are looked at each time, in turn.
+    pub(super) fn forget_told_reasons(&mut self) {
+        let after = self.said_after.take();
+        let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next: Vec<PodUid> = self
+            .said
+            .range::<PodUid, _>((from, Bound::Unbounded))
+            .take(SWEPT)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        if next.len() == SWEPT {
+            self.said_after = next.last().cloned();
+        }
+        let ledger = self.service.ledger();
+        let waits = |uid: &PodUid| {
+            let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
+            matches!(
+                phase,
+                Some(PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, reservation: None, .. }))
+            )
+        };
+        let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
+        gone.for_each(|uid| drop(said.remove(uid)));
+    }
+
+    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
+    pub(super) fn release_all(&mut self) {
+        let pending = self.service.ledger().pending(PODS_PER_RUN);
+        for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
+            let mut ledger = self.service.ledger();
+            let generation = ledger.generation();
+            ledger.note_no_placement(&pod.uid, generation);
+            drop(ledger);
+            self.release(pod.uid, pod.key, WaitReason::Shadowing);
+        }
+    }
+
+    /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
+    /// Answers whether that is under way.
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
+        if self.writes.concern(&uid) {
+            return true;
+        }
+        if self.writes.are_too_many() {
+            self.put_off("release");
+            return false;
+        }
+        let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
+        self.control_plane.record_event(PodEvent {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: PodEventReason::PlanFailed,
+            text,
+        });
+        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.describe()) });
+        // Of an earlier plan, which came to nothing.
+        if is_nominated(&self.service.ledger(), &uid) {
+            change = change.and_clear_nomination();
+        }
+        let control_plane = self.control_plane.clone();
+        self.writes.add(uid.clone(), async move {
+            let released = async {
+                control_plane.write_status(&key, &uid, &change).await?;
+                control_plane.remove_scheduling_gate(&key, &uid).await
+            };
+            // Should it fail, the pod's turn comes again.
+            if let Err(error) = released.await {
+                warn!(pod = %key, %error, "a gated pod was not let through");
+            }
+            None
+        });
+        true
+    }
+}

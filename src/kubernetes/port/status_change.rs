@@ -1,0 +1,257 @@
+//! What the planner asks to be done to pods, and what may come of it: evictions with their reasons, and changes of a
+//! pod's status. Data and the words that people read of it; nothing here talks to anyone or decides.
+
+use crate::ids::{GpuUuid, NodeName, PodKey};
+use crate::scheduling::vocabulary::placement::Reservation;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a pod is evicted: whom it makes room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionReason {
+    /// A pod of higher priority needs its GPU.
+    Preempted { by: PodKey },
+    /// It used a share that its tenant had borrowed, and the owner of the share waits.
+    Reclaimed { owner: Arc<str>, by: PodKey },
+    /// An engine on its GPU is short of KV cache or falls behind its queue.
+    Pressure { engine: PodKey, gpu: GpuUuid },
+    /// It can run elsewhere, and a pod that waits fits nowhere but here.
+    Consolidated { to_fit: PodKey },
+    /// Another pod of its group leaves, and a group leaves whole.
+    GroupLeaves { group: Arc<str>, by: PodKey },
+    /// The rest of its group was not placed in time, and the policy keeps no part of one.
+    GroupIncomplete { group: Arc<str> },
+    /// Its GPU was promised to another pod as well, and it has not started.
+    Conflict { with: PodKey, gpu: GpuUuid },
+}
+
+impl EvictionReason {
+    /// The condition's reason: one word for each kind, the same for ever.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Preempted { .. } => "Preempted",
+            Self::Reclaimed { .. } => "ShareReclaimed",
+            Self::Pressure { .. } => "EnginePressure",
+            Self::Consolidated { .. } => "Consolidated",
+            Self::GroupLeaves { .. } => "GroupLeaves",
+            Self::GroupIncomplete { .. } => "GroupIncomplete",
+            Self::Conflict { .. } => "GpuConflict",
+        }
+    }
+}
+
+/// What the pod's owner reads.
+impl fmt::Display for EvictionReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preempted { by } => {
+                write!(f, "It leaves its GPU to pod {by}, which has a higher priority.")
+            }
+            Self::Reclaimed { owner, by } => write!(
+                f,
+                "It used a share of GPU memory that its tenant had borrowed from tenant {owner}; pod {by} of {owner} needs \
+                 it now."
+            ),
+            Self::Pressure { engine, gpu } => write!(
+                f,
+                "It leaves GPU {gpu}: the engine {engine} there is under pressure (KV cache or queue) and goes first."
+            ),
+            Self::Consolidated { to_fit } => write!(
+                f,
+                "It is moved: pod {to_fit} fits only where it was, and there is room for it on another GPU."
+            ),
+            Self::GroupLeaves { group, by } => {
+                write!(f, "Its group {group} makes room for pod {by}; a group leaves whole or not at all.")
+            }
+            Self::GroupIncomplete { group } => write!(
+                f,
+                "Not all pods of its group {group} could be bound in time, and a part of the group is not kept."
+            ),
+            Self::Conflict { with, gpu } => write!(
+                f,
+                "Its GPU {gpu} was promised to pod {with} as well, and it had not started; its controller may create it anew."
+            ),
+        }
+    }
+}
+
+/// What became of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionOutcome {
+    /// It has been told to leave; it is gone when the watch says so.
+    Evicted,
+    /// There is no such pod any more.
+    Gone,
+    /// Nothing was done: a disruption budget has nothing left, or the API server or this replica may not just now.
+    TryLater {
+        /// What the API server asks for, if it says.
+        after: Option<Duration>,
+    },
+    /// Nothing was done, and asking again will not help.
+    Refused { message: String },
+    /// No answer, or one that does not say: it may have been evicted.
+    Unknown { message: String },
+}
+
+/// What is to be written of one pod's status, all of it in one request. [`Default`] changes nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StatusChange {
+    pub reservation: Option<ReservationChange>,
+    pub nomination: Option<NominationChange>,
+    pub touch: Option<Touch>,
+    pub plan: Option<PlanState>,
+    pub eviction: Option<EvictionCondition>,
+}
+
+/// What the condition `stowage.dev/Hold` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReservationChange {
+    Held(Reservation),
+    Ended,
+}
+
+/// What `status.nominatedNodeName` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NominationChange {
+    To(NodeName),
+    Cleared,
+}
+
+/// Changes something about a waiting pod that nobody reads, so that the scheduler looks at it again: the condition
+/// `stowage.dev/Retry`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Touch;
+
+/// How far the planner is with a pod under the gate, or was when it let go of it: the condition `stowage.dev/Plan`.
+///
+/// A `why` has no figure that changes: each new text is a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlanState {
+    /// It is nominated there.
+    Placed { node: NodeName },
+    /// It goes there when others have left.
+    MakingRoom { node: NodeName },
+    /// No place yet. Said once for each reason.
+    Waiting { why: Arc<str> },
+    /// It goes the scheduler's ordinary way, without a nomination.
+    Released { why: Arc<str> },
+    /// It was nominated, and not bound there in time. Said once; the `why` is the scheduler's own and may have figures.
+    Refused { node: NodeName, why: Arc<str> },
+}
+
+/// What the condition `stowage.dev/Evicted` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionCondition {
+    Leaving(EvictionReason),
+    /// It stays after all.
+    CalledOff,
+}
+
+impl StatusChange {
+    pub fn reservation(reservation: Reservation) -> Self {
+        Self { reservation: Some(ReservationChange::Held(reservation)), ..Self::default() }
+    }
+
+    pub fn end_reservation() -> Self {
+        Self { reservation: Some(ReservationChange::Ended), ..Self::default() }
+    }
+
+    pub fn end_reservation_and_nomination() -> Self {
+        Self { nomination: Some(NominationChange::Cleared), ..Self::end_reservation() }
+    }
+
+    /// So that the scheduler looks at the pod again.
+    pub fn touch() -> Self {
+        Self::default().and_touch()
+    }
+
+    pub fn nominate(node: NodeName) -> Self {
+        Self::default().and_nominate(node)
+    }
+
+    pub fn clear_nomination() -> Self {
+        Self::default().and_clear_nomination()
+    }
+
+    pub fn plan(state: PlanState) -> Self {
+        Self::default().and_plan(state)
+    }
+
+    pub fn eviction(mark: EvictionCondition) -> Self {
+        Self { eviction: Some(mark), ..Self::default() }
+    }
+
+    pub fn and_nominate(self, node: NodeName) -> Self {
+        Self { nomination: Some(NominationChange::To(node)), ..self }
+    }
+
+    pub fn and_clear_nomination(self) -> Self {
+        Self { nomination: Some(NominationChange::Cleared), ..self }
+    }
+
+    pub fn and_touch(self) -> Self {
+        Self { touch: Some(Touch), ..self }
+    }
+
+    pub fn and_plan(self, state: PlanState) -> Self {
+        Self { plan: Some(state), ..self }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The part that the write is for, as a label of metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self { reservation: Some(_), .. } => "hold",
+            Self { nomination: Some(_), .. } => "nomination",
+            Self { plan: Some(_), .. } => "plan",
+            Self { eviction: Some(_), .. } => "eviction-reason",
+            Self { touch: Some(Touch), .. } => "wake",
+            _ => "nothing",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_reason_is_a_word_of_its_own_and_its_text_names_whom_room_is_made_for() {
+        let (llama, group) = (PodKey::parse("team-a", "llama").unwrap(), Arc::<str>::from("team-b/train"));
+        let reasons = [
+            (EvictionReason::Preempted { by: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Reclaimed { owner: "a".into(), by: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
+            (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
+            (EvictionReason::GroupLeaves { group: group.clone(), by: llama }, "team-a/llama"),
+            (EvictionReason::GroupIncomplete { group }, "team-b/train"),
+        ];
+        for (reason, named) in &reasons {
+            let text = reason.to_string();
+            assert!(text.contains(named) && text.ends_with('.'), "{text}");
+            assert!(reason.reason().bytes().all(|byte| byte.is_ascii_alphabetic()), "{}", reason.reason());
+        }
+        let words: BTreeSet<&str> = reasons.iter().map(|(reason, _)| reason.reason()).collect();
+        assert_eq!(words.len(), reasons.len());
+    }
+
+    #[test]
+    fn a_write_is_counted_as_what_weighs_most_in_it() {
+        let node = NodeName::parse("a").unwrap();
+        let nominated = StatusChange::nominate(node).and_touch();
+        assert_eq!(nominated.kind(), "nomination");
+        assert_eq!(nominated.and_plan(PlanState::Waiting { why: "why".into() }).kind(), "nomination");
+        assert_eq!(
+            StatusChange { reservation: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
+            "hold"
+        );
+        assert_eq!(StatusChange::touch().kind(), "wake");
+        assert!(StatusChange::default().is_empty() && !StatusChange::touch().is_empty());
+    }
+}

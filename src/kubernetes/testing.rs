@@ -1,0 +1,120 @@
+//! For tests of the edges that write: a control plane that takes note of what it is asked, and answers as it is told.
+
+use super::port::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,
+    EvictionReason, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
+};
+use crate::ids::{PodKey, PodUid};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+#[derive(Default)]
+pub struct Recorder {
+    /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
+    written: Mutex<Vec<String>>,
+    told: Mutex<Vec<PodEvent>>,
+    /// What evictions of a pod come to; those of all others succeed.
+    pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    /// What reading a pod shows; of all others that they are gone.
+    pub records: Mutex<BTreeMap<String, PodOnRecord>>,
+    /// The next write of a pod's status arrives when this is answered.
+    pub stall: Mutex<Option<oneshot::Receiver<()>>>,
+    /// Writes of a pod's status come to nothing.
+    pub deaf: Mutex<bool>,
+}
+
+impl Recorder {
+    /// What was written since the last call.
+    pub fn written(&self) -> Vec<String> {
+        std::mem::take(&mut self.written.lock())
+    }
+
+    /// Reasons of what was told since the last call.
+    pub fn told(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
+    }
+
+    fn write(&self, key: &PodKey, what: &str) {
+        self.written.lock().push(format!("{}: {what}", key.name));
+    }
+}
+
+fn said(change: &StatusChange) -> String {
+    let reservation = change.reservation.as_ref().map(|reservation| match reservation {
+        ReservationChange::Held(reservation) => format!("hold {}", reservation.node),
+        ReservationChange::Ended => "end hold".into(),
+    });
+    let nomination = change.nomination.as_ref().map(|nomination| match nomination {
+        NominationChange::To(node) => format!("nominate {node}"),
+        NominationChange::Cleared => "clear nomination".into(),
+    });
+    let plan = change.plan.as_ref().map(|plan| match plan {
+        PlanState::Placed { .. } => "placed".into(),
+        PlanState::MakingRoom { .. } => "making room".into(),
+        PlanState::Released { .. } => "released".into(),
+        PlanState::Waiting { why } => format!("waits: {why}"),
+        PlanState::Refused { node, why } => format!("refused on {node}: {why}"),
+    });
+    let eviction = change.eviction.as_ref().map(|mark| match mark {
+        EvictionCondition::Leaving(why) => why.reason().into(),
+        EvictionCondition::CalledOff => "stays".into(),
+    });
+    let touch = change.touch.map(|_| "touch".to_owned());
+    [reservation, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+impl ControlPlane for Recorder {
+    fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        unreachable!("the planner binds nobody")
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        Box::pin(std::future::ready(Ok(self.records.lock().get(&*key.name).cloned())))
+    }
+
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        change: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        let stall = self.stall.lock().take();
+        Box::pin(async move {
+            if let Some(stall) = stall {
+                stall.await.expect("whoever stalls a write lets it go on");
+            }
+            let is_deaf = *self.deaf.lock();
+            self.write(key, &said(change));
+            if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) }
+        })
+    }
+
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        why: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        self.write(key, &format!("evict {}", why.reason()));
+        let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        self.write(key, "lift");
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn record_event(&self, event: PodEvent) {
+        self.told.lock().push(event);
+    }
+}

@@ -1,0 +1,173 @@
+//! What time does to the books: hints and holds run out, readings age, pods that nobody shows any more are swept, a replica
+//! that begins to lead says what stands, and one that leads has the planner look at everyone who waits.
+//!
+//! It serves a real cluster and a dump alike: it writes through the port and names no client.
+
+use super::index::ClusterIndex;
+use super::packing_learner::PackingLearner;
+use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
+use super::port::ControlPlane;
+use crate::service::Service;
+use crate::units::{Millis, Moment};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A tenth of a hint's life: what has run out is gone soon enough for the next pod.
+const TICK: Duration = Duration::from_millis(200);
+/// Far longer than a watch lags behind a request.
+const SWEEP_EVERY: Millis = Millis::seconds(60);
+
+/// Runs until it is dropped.
+pub async fn run(
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    control_plane: Arc<dyn ControlPlane>,
+) {
+    let mut upkeep = LedgerUpkeep {
+        next_sweep: service.now() + SWEEP_EVERY,
+        planner: Planner::new(service.clone(), control_plane.clone()),
+        service,
+        index,
+        control_plane,
+        was_open: false,
+    };
+    let mut learning = PackingLearner::new(upkeep.service.clone());
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            // In this order, so that a simulation can be had again; a tick is rare beside what follows from it.
+            biased;
+            _ = ticks.tick() => {
+                learning.tick();
+                upkeep.tick(upkeep.service.now());
+            }
+            () = upkeep.planner.go_on() => {}
+        }
+    }
+}
+
+struct LedgerUpkeep {
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    control_plane: Arc<dyn ControlPlane>,
+    planner: Planner,
+    was_open: bool,
+    next_sweep: Moment,
+}
+
+impl LedgerUpkeep {
+    fn tick(&mut self, now: Moment) {
+        let is_open = self.service.gate.is_open();
+        match is_open {
+            true => {
+                let mut ledger = self.service.ledger();
+                let (ended, unknown) = (ledger.expire(now), ledger.take_unknown_reservations());
+                drop(ledger);
+                self.planner.end(ended);
+                self.planner.end_unknown(unknown);
+                let after = self.planner.unplannable_pods_after().cloned();
+                let unplannable_pods =
+                    self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+                self.planner.released(unplannable_pods);
+                self.planner.tick();
+            }
+            // Who ends a hold has to clear it: that is for whoever acts.
+            false => {
+                self.service.ledger().expire_except_reservations(now);
+                self.planner.rest();
+            }
+        }
+        if is_open && !self.was_open {
+            self.service.ledger().suppose_all_refused();
+            let standing = self.index.lock().standing(&self.service);
+            standing.into_iter().for_each(|event| self.control_plane.record_event(event));
+        }
+        self.was_open = is_open;
+        if now >= self.next_sweep && self.service.gate.is_synced() {
+            self.index.lock().sweep(&self.service);
+            self.next_sweep = now + SWEEP_EVERY;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::testing::Recorder;
+    use crate::scheduling::policy::{Mode, Policy};
+    use serde_json::json;
+
+    /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
+    fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
+        let service = Service::new(policy);
+        let mut index = ClusterIndex::default();
+        let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+        let containers = json!([{ "name": "engine", "resources": resources }]);
+        let message =
+            json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
+        let condition =
+            json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+        let holder = json!({
+            "metadata": { "name": "holder", "uid": "1" },
+            "spec": { "containers": containers },
+            "status": { "conditions": [condition] },
+        });
+        let unplannable_pod = json!({
+            "metadata": { "name": "stray", "uid": "2" },
+            "spec": { "containers": containers, "nodeName": "a" },
+        });
+        let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
+        index.reset_pods(&service, &pods);
+        service.set_synced_in(0);
+        LedgerUpkeep {
+            next_sweep: service.now() + SWEEP_EVERY,
+            planner: Planner::new(service.clone(), recorder.clone()),
+            index: Arc::new(Mutex::new(index)),
+            control_plane: recorder.clone(),
+            service,
+            was_open: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        upkeep.service.lead_from_the_start();
+        let now = upkeep.service.now();
+        upkeep.tick(now);
+        upkeep.tick(now);
+        upkeep.planner.go_on().await;
+        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+
+    #[tokio::test]
+    async fn in_shadow_mode_a_hold_of_before_is_cleared_all_the_same() {
+        let recorder = Arc::new(Recorder::default());
+        let mut policy = Policy::default();
+        policy.mode = Mode::Shadow;
+        let mut upkeep = upkeep(&recorder, policy);
+        upkeep.service.lead_from_the_start();
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.go_on().await;
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+
+    #[tokio::test]
+    async fn a_hold_that_ran_out_before_this_replica_led_is_cleared_when_it_does_and_not_before() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
+        assert!(recorder.told().is_empty() && recorder.written().is_empty());
+        assert_eq!(upkeep.service.ledger().totals().reservations, 1);
+        upkeep.service.lead_from_the_start();
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.go_on().await;
+        assert_eq!(upkeep.service.ledger().totals().reservations, 0);
+        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
+    }
+}

@@ -1,0 +1,263 @@
+//! Whose token it is, as the API server says: `TokenReview`, one question per token.
+//!
+//! Nothing is remembered here, and nothing about reports is known: who asks decides how often.
+
+use super::port::{AgentAuthority, AgentIdentity, AuthError};
+use crate::ids::NodeName;
+use crate::units::Millis;
+use futures::future::BoxFuture;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// Where the API server notes the node of the pod that a token was made for; Kubernetes 1.30 and newer.
+const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
+/// Agents come again every second; one answer is worth no longer a wait.
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
+
+/// What a token must be to be an agent's.
+#[derive(Debug, Clone)]
+pub struct AgentAccount {
+    pub audience: String,
+    /// `system:serviceaccount:namespace:name`.
+    pub user: String,
+}
+
+impl AgentAccount {
+    pub fn new(audience: &str, namespace: &str, name: &str) -> Self {
+        Self { audience: audience.into(), user: format!("system:serviceaccount:{namespace}:{name}") }
+    }
+}
+
+pub struct TokenReviews {
+    client: Client,
+    account: AgentAccount,
+}
+
+impl TokenReviews {
+    pub fn new(client: Client, account: AgentAccount) -> Self {
+        Self { client, account }
+    }
+
+    async fn ask(&self, token: &str) -> Result<TokenReviewStatus, AuthError> {
+        let question = TokenReview {
+            spec: TokenReviewSpec {
+                audiences: Some(vec![self.account.audience.clone()]),
+                token: token.to_owned(),
+            },
+            ..TokenReview::default()
+        };
+        let (reviews, params) = (Api::<TokenReview>::all(self.client.clone()), PostParams::default());
+        match tokio::time::timeout(LIMIT, reviews.create(&params, &question)).await {
+            Ok(Ok(answer)) => {
+                answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))
+            }
+            Ok(Err(error)) => Err(unavailable(error)),
+            Err(_) => Err(unavailable(format_args!("the API server did not answer within {LIMIT:?}"))),
+        }
+    }
+}
+
+impl AgentAuthority for TokenReviews {
+    fn refuses_unasked(&self, token: &str) -> Option<AuthError> {
+        refuses(token, &self.account, jiff::Timestamp::now())
+    }
+
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
+        Box::pin(async move {
+            let node = node_of(self.ask(token).await?, &self.account)?;
+            Ok(AgentIdentity { node, remaining: remaining(token, jiff::Timestamp::now()) })
+        })
+    }
+}
+
+pub(super) fn unavailable(why: impl std::fmt::Display) -> AuthError {
+    AuthError::Unavailable(why.to_string())
+}
+
+fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName, AuthError> {
+    if status.authenticated != Some(true) {
+        let why = status.error.filter(|error| !error.is_empty());
+        return Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())));
+    }
+    // An API server that does not know audiences answers none, and has checked none.
+    let audiences = status.audiences.unwrap_or_default();
+    if !audiences.contains(&account.audience) {
+        return Err(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
+    }
+    let UserInfo { username, extra, .. } = status.user.unwrap_or_default();
+    let actual = username.unwrap_or_default();
+    if actual != account.user {
+        return Err(AuthError::WrongAccount { expected: account.user.clone(), actual });
+    }
+    let mut extra = extra.unwrap_or_default();
+    match extra.remove(NODE_CLAIM).as_deref() {
+        Some([node]) => NodeName::parse(node).map_err(|_| AuthError::NoNode),
+        _ => Err(AuthError::NoNode),
+    }
+}
+
+/// How wrong this machine's clock may be before it refuses tokens that are good.
+const CLOCK_ERROR: i64 = 3600;
+
+/// What rules a token out as an agent's before the API server is asked: it is no JSON Web Token, or is by its own words for
+/// somebody else or for the past. Its signature is the API server's to check, so that this saves questions and proves nothing.
+fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
+    let Some([_, claims, _]) = parts(token) else {
+        return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
+    };
+    let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user) }) = claims_of(claims) else {
+        return Some(AuthError::Malformed("it does not say for whom, whose and until when it is"));
+    };
+    let audiences = audiences.all();
+    if !audiences.contains(&account.audience) {
+        return Some(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
+    }
+    if user != account.user {
+        return Some(AuthError::WrongAccount { expected: account.user.clone(), actual: user });
+    }
+    (exp.saturating_add(CLOCK_ERROR) < now.as_second()).then_some(AuthError::Expired)
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    aud: Option<Audiences>,
+    exp: Option<i64>,
+    sub: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audiences {
+    One(String),
+    Some(Vec<String>),
+}
+
+impl Audiences {
+    fn all(self) -> Vec<String> {
+        match self {
+            Self::One(audience) => vec![audience],
+            Self::Some(audiences) => audiences,
+        }
+    }
+}
+
+/// Head, claims and signature.
+fn parts(token: &str) -> Option<[&str; 3]> {
+    let mut parts = token.split('.');
+    let three = [parts.next()?, parts.next()?, parts.next()?];
+    (parts.next().is_none() && three.iter().all(|part| !part.is_empty())).then_some(three)
+}
+
+fn claims_of(claims: &str) -> Option<Claims> {
+    // JSON Web Tokens are base64 of another alphabet than Kubernetes' bytes, and without padding.
+    let claims = claims.replace('-', "+").replace('_', "/");
+    let padded = format!("{claims}{}", &"==="[..(4 - claims.len() % 4) % 4]);
+    let ByteString(claims) = serde_json::from_value(padded.into()).ok()?;
+    serde_json::from_slice(&claims).ok()
+}
+
+/// Until when a token says it is good, from `now`. Only the API server knows whether it is: this can but shorten things.
+pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
+    let [_, claims, _] = parts(token)?;
+    let exp = claims_of(claims)?.exp?;
+    Some(Millis::seconds(u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn account() -> AgentAccount {
+        AgentAccount::new("stowage.dev/reports", "kube-system", "stowage-agent")
+    }
+
+    fn status(edit: impl FnOnce(&mut serde_json::Value)) -> TokenReviewStatus {
+        let mut status = json!({
+            "authenticated": true,
+            "audiences": ["stowage.dev/reports"],
+            "user": {
+                "username": "system:serviceaccount:kube-system:stowage-agent",
+                "extra": { NODE_CLAIM: ["node-a"] },
+            },
+        });
+        edit(&mut status);
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn an_agents_token_names_its_node() {
+        assert_eq!(node_of(status(|_| {}), &account()).unwrap().as_str(), "node-a");
+    }
+
+    #[test]
+    fn a_token_that_lacks_anything_opens_nothing() {
+        let code = |edit: &dyn Fn(&mut serde_json::Value)| {
+            node_of(status(edit), &account()).map_err(|error| error.code()).unwrap_err()
+        };
+        assert_eq!(code(&|s| s["authenticated"] = json!(false)), "invalid-token");
+        assert_eq!(code(&|s| drop(s.as_object_mut().unwrap().remove("authenticated"))), "invalid-token");
+        assert_eq!(code(&|s| s["audiences"] = json!(["https://kubernetes.default.svc"])), "wrong-audience");
+        assert_eq!(code(&|s| drop(s.as_object_mut().unwrap().remove("audiences"))), "wrong-audience");
+        assert_eq!(code(&|s| s["user"]["username"] = json!("system:admin")), "wrong-account");
+        assert_eq!(
+            code(&|s| s["user"]["username"] = json!("system:serviceaccount:team-a:stowage-agent")),
+            "wrong-account"
+        );
+        assert_eq!(code(&|s| s["user"]["extra"] = json!({})), "no-node-in-token");
+        assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!(["a", "b"])), "no-node-in-token");
+        assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!([""])), "no-node-in-token");
+    }
+
+    fn signed_by_nobody(claims: &serde_json::Value) -> String {
+        let serde_json::Value::String(text) = json!(ByteString(claims.to_string().into_bytes())) else {
+            unreachable!("bytes are text in JSON")
+        };
+        format!("h.{}.s", text.replace('+', "-").replace('/', "_").replace('=', ""))
+    }
+
+    #[test]
+    fn s3_a_token_that_rules_itself_out_is_refused_before_anyone_is_asked() {
+        let now = jiff::Timestamp::from_second(1_000_000).unwrap();
+        let user = "system:serviceaccount:kube-system:stowage-agent";
+        let code = |claims: serde_json::Value| {
+            refuses(&signed_by_nobody(&claims), &account(), now).map(|error| error.code())
+        };
+        assert_eq!(code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": user })), None);
+        assert_eq!(code(json!({ "aud": "stowage.dev/reports", "exp": 1_000_600, "sub": user })), None);
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 999_000, "sub": user })),
+            None,
+            "this machine's clock may be ahead"
+        );
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 996_000, "sub": user })),
+            Some("expired-token")
+        );
+        assert_eq!(code(json!({ "aud": ["vault"], "exp": 1_000_600, "sub": user })), Some("wrong-audience"));
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": "system:admin" })),
+            Some("wrong-account")
+        );
+        assert_eq!(code(json!({ "exp": 1_000_600, "sub": user })), Some("malformed-token"));
+        for token in ["", "secret", "a.b", "a.b.c", "a.b.c.d", "a..c"] {
+            let refused = refuses(token, &account(), now).map(|error| error.code());
+            assert_eq!(refused, Some("malformed-token"), "{token}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_says_when_it_ends_is_not_good_for_longer() {
+        let now = jiff::Timestamp::from_second(1_000_000).unwrap();
+        // {"exp":1000030} and {"exp":999999}, as base64url without padding.
+        assert_eq!(remaining("h.eyJleHAiOjEwMDAwMzB9.s", now), Some(Millis::seconds(30)));
+        assert_eq!(remaining("h.eyJleHAiOjk5OTk5OX0.s", now), Some(Millis(0)));
+        for opaque in ["secret", "a.b.c", "a..c", "", "h.e30.s", "h.eyJleHAiOiJub3cifQ.s"] {
+            assert_eq!(remaining(opaque, now), None, "{opaque}");
+        }
+    }
+}

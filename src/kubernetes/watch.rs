@@ -1,0 +1,301 @@
+//! The watches: every pod, every node and every disruption budget, into the index.
+//!
+//! Nothing is decided here. A watch that breaks goes on where it was, or lists anew; the index takes either. No object
+//! outlives its event.
+
+use super::index::ClusterIndex;
+use super::port::{ControlPlane, PodEvent};
+use crate::service::Service;
+use futures::{Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a page, read and parsed, stays in
+/// the low megabytes.
+const PAGE: u32 = 250;
+/// A server ends a watch after this many seconds and we resume it; a connection that died silently is noticed then.
+const WATCH_SECONDS: u32 = 60;
+
+/// A permission comes back when a person gives it; asking every few seconds is often enough.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// What every watch feeds.
+#[derive(Clone)]
+pub struct WatchFeed {
+    pub service: Arc<Service>,
+    pub index: Arc<Mutex<ClusterIndex>>,
+    /// Whom to tell what is remarkable about a pod.
+    pub control_plane: Arc<dyn ControlPlane>,
+}
+
+pub async fn pods(client: Client, feed: WatchFeed) {
+    let taking =
+        WatchHandler { take: WatchFeed::pod, fails: wait_for_it, expect_list: ClusterIndex::expect_pods };
+    watch(client, &feed, "pods", taking).await;
+}
+
+pub async fn nodes(client: Client, feed: WatchFeed) {
+    let taking =
+        WatchHandler { take: WatchFeed::node, fails: wait_for_it, expect_list: ClusterIndex::expect_nodes };
+    watch(client, &feed, "nodes", taking).await;
+}
+
+pub async fn budgets(client: Client, feed: WatchFeed) {
+    let taking = WatchHandler {
+        take: WatchFeed::budget,
+        fails: WatchFeed::budgets_failed,
+        expect_list: ClusterIndex::expect_budgets,
+    };
+    watch(client, &feed, "poddisruptionbudgets", taking).await;
+}
+
+/// What becomes of one kind of object.
+struct WatchHandler<K> {
+    take: fn(&WatchFeed, Event<K>),
+    fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
+    expect_list: fn(&mut ClusterIndex, u64),
+}
+
+/// What becomes of a watch.
+enum WatchEnd {
+    /// It goes on where it was, after a pause of its own.
+    Retry,
+    /// What it showed is not to be trusted any more: it begins anew, after a pause.
+    ListAnew,
+    /// It begins anew at once: this replica begins to lead, or its books are not to be trusted.
+    Leads,
+    Ended,
+}
+
+/// Without pods and nodes there is nothing to do but to wait for them.
+fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
+    WatchEnd::Retry
+}
+
+/// Feeds what a watch shows, and begins it anew with a list whenever the gate asks for one.
+async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut terms = feed.service.gate.terms();
+    loop {
+        let term = *terms.borrow_and_update();
+        (taking.expect_list)(&mut feed.index.lock(), term);
+        let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
+        match after {
+            WatchEnd::Leads => {
+                tracing::info!(what, "listing anew: what was listed before does not count any more")
+            }
+            WatchEnd::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
+            WatchEnd::Retry | WatchEnd::Ended => return,
+        }
+    }
+}
+
+async fn one_watch<K>(
+    client: Client,
+    feed: &WatchFeed,
+    what: &'static str,
+    taking: &WatchHandler<K>,
+    terms: &mut watch::Receiver<u64>,
+) -> WatchEnd
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events = events::<K>(client, what);
+    loop {
+        tokio::select! {
+            biased;
+            Ok(()) = terms.changed() => return WatchEnd::Leads,
+            event = events.next() => match event {
+                Some(Ok(event)) => {
+                    feed.service.contact.heard(feed.service.now());
+                    (taking.take)(feed, event);
+                }
+                Some(Err(error)) => match (taking.fails)(feed, &error) {
+                    WatchEnd::Retry => {}
+                    after => return after,
+                },
+                None => return WatchEnd::Ended,
+            },
+        }
+    }
+}
+
+impl WatchFeed {
+    fn pod(&self, event: Event<Pod>) {
+        let mut index = self.index.lock();
+        let notice = match event {
+            Event::Init => {
+                index.begin_pods(&self.service);
+                None
+            }
+            Event::InitApply(pod) | Event::Apply(pod) => index.apply_pod(&self.service, &pod),
+            Event::Delete(pod) => {
+                index.delete_pod(&self.service, &pod);
+                None
+            }
+            Event::InitDone => {
+                index.end_pods(&self.service);
+                None
+            }
+        };
+        self.note_sync(&index);
+        drop(index);
+        notice.into_iter().for_each(|notice| self.tell(notice));
+    }
+
+    fn node(&self, event: Event<Node>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_nodes(),
+            Event::InitApply(node) | Event::Apply(node) => index.apply_node(&self.service, &node),
+            Event::Delete(node) => index.delete_node(&self.service, &node),
+            Event::InitDone => index.end_nodes(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    fn budget(&self, event: Event<PodDisruptionBudget>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_budgets(&self.service),
+            Event::InitApply(budget) | Event::Apply(budget) => index.apply_budget(&self.service, &budget),
+            Event::Delete(budget) => index.delete_budget(&self.service, &budget),
+            Event::InitDone => index.end_budgets(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    /// Placing pods needs no budgets: where they may not be read it goes on, and nobody is evicted.
+    fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
+        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+        let mut index = self.index.lock();
+        if index.forbid_budgets(&self.service) {
+            tracing::error!(
+                %error,
+                "disruption budgets may not be read: nobody is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/stowage.yaml does"
+            );
+        }
+        self.note_sync(&index);
+        after
+    }
+
+    fn note_sync(&self, index: &ClusterIndex) {
+        let gate = &self.service.gate;
+        if gate.is_synced() {
+            return;
+        }
+        index.complete_since().into_iter().for_each(|term| self.service.set_synced_in(term));
+        if gate.is_synced() {
+            self.service.metrics.synced.set(1);
+            tracing::info!(nodes = index.nodes().len(), "the watches have synced");
+        }
+    }
+
+    /// Of replicas that all see the same, one speaks.
+    fn tell(&self, notice: PodEvent) {
+        if self.service.gate.is_open() {
+            self.control_plane.record_event(notice);
+        }
+    }
+}
+
+/// The events of a watch that never ends. Failures are logged and retried, each after a longer pause.
+fn events<K>(client: Client, what: &'static str) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    watcher(Api::<K>::all(client), config)
+        // Who last wrote which field is half of an object and of no use here.
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .default_backoff()
+        .inspect_err(move |error| tracing::warn!(what, %error, "the watch failed and is retried"))
+        .boxed()
+}
+
+/// What to do when nobody may read this, or nobody serves it; `None` for any other failure. A list that is refused is tried
+/// again by itself; a watch that is refused would go on as if it had shown everything meanwhile.
+fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
+    use kube::Error::Api;
+    let (code, after) = match error {
+        watcher::Error::InitialListFailed(Api(status)) => (status.code, WatchEnd::Retry),
+        watcher::Error::WatchStartFailed(Api(status))
+        | watcher::Error::WatchFailed(Api(status))
+        | watcher::Error::WatchError(status) => (status.code, WatchEnd::ListAnew),
+        _ => return None,
+    };
+    matches!(code, 401 | 403 | 404).then_some(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::testing::Recorder;
+    use crate::scheduling::policy::Policy;
+    use crate::service::Tenure;
+    use kube::core::Status;
+
+    #[test]
+    fn what_was_listed_before_this_replica_leads_does_not_open_its_gate() {
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let gate = &feed.service.gate;
+        let list = |feed: &WatchFeed, kind| {
+            for is_done in [false, true] {
+                match kind {
+                    0 => feed.pod(if is_done { Event::InitDone } else { Event::Init }),
+                    1 => feed.node(if is_done { Event::InitDone } else { Event::Init }),
+                    _ => feed.budget(if is_done { Event::InitDone } else { Event::Init }),
+                }
+            }
+        };
+        (0..3).for_each(|kind| list(&feed, kind));
+        assert!(gate.is_synced() && !gate.is_open());
+
+        feed.service.set_tenure(Tenure::without_end());
+        let term = gate.term();
+        let expect: [fn(&mut ClusterIndex, u64); 3] =
+            [ClusterIndex::expect_pods, ClusterIndex::expect_nodes, ClusterIndex::expect_budgets];
+        for (kind, expect) in expect.into_iter().enumerate() {
+            // What the old watches still show.
+            feed.pod(Event::Delete(Pod::default()));
+            assert!(!gate.is_open(), "{kind} of three lists are new");
+            assert_eq!(feed.service.ledger().leader(), None, "b5: holds are taken over from the new lists");
+            expect(&mut feed.index.lock(), term);
+            list(&feed, kind);
+        }
+        assert!(gate.is_open());
+    }
+
+    fn refusal(code: u16) -> kube::Error {
+        kube::Error::Api(Status::failure("no", "Forbidden").with_code(code).boxed())
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_api_server_means_that_budgets_cannot_be_read() {
+        let list = |code| after_refusal(&watcher::Error::InitialListFailed(refusal(code)));
+        assert!(matches!(list(403), Some(WatchEnd::Retry)));
+        assert!(matches!(list(404), Some(WatchEnd::Retry)));
+        assert!(list(500).is_none() && list(429).is_none());
+        assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
+    }
+
+    #[test]
+    fn a_watch_that_is_refused_lists_anew() {
+        assert!(matches!(
+            after_refusal(&watcher::Error::WatchStartFailed(refusal(403))),
+            Some(WatchEnd::ListAnew)
+        ));
+        let gone = Status::failure("too old", "Expired").with_code(410).boxed();
+        assert!(after_refusal(&watcher::Error::WatchError(gone)).is_none());
+    }
+}

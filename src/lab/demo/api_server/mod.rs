@@ -1,0 +1,259 @@
+//! A stand-in Kubernetes API server: as much of it as a client of pods, nodes and leases can tell.
+//!
+//! Objects live in memory as JSON with one global resource version; lists, watches, patches, bindings and
+//! evictions behave as the real server's do, refusals included. Callers are not authenticated, though
+//! tokens can be issued and reviewed; whole objects are not validated; there is no field ownership.
+//!
+//! ```text
+//! routes ── HTTP to operation ──► write, pods ──► store (objects, versions, log) ──► watch ── events to HTTP
+//!   └─ delivery: late, twice or unanswered, by faults, held and connections
+//! ```
+
+mod budgets;
+pub mod calls;
+pub mod connections;
+mod defaults;
+mod delivery;
+pub mod error;
+pub mod faults;
+pub mod held;
+mod pages;
+mod patch;
+mod pods;
+mod resource;
+mod routes;
+mod selector;
+mod store;
+mod tokens;
+mod watch;
+mod write;
+
+use crate::kubernetes::port::WriteTimes;
+use calls::Calls;
+use connections::Connections;
+use error::ApiError;
+use faults::InjectedFaults;
+use held::HeldRequests;
+use jiff::Timestamp;
+use pages::PagedListStore;
+use parking_lot::Mutex;
+use patch::PatchKind;
+use resource::RequestTarget;
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use store::{ObjectKey, Store};
+use tokens::Tokens;
+use tokio::sync::watch as channel;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use write::ObjectPart;
+
+/// What the routes and the handle share. The lock is never held across an await.
+struct Shared {
+    store: Mutex<Store>,
+    revisions: channel::Sender<u64>,
+    calls: Calls,
+    connections: Connections,
+    faults: InjectedFaults,
+    held: HeldRequests,
+    pages: PagedListStore,
+    tokens: Tokens,
+    stop: CancellationToken,
+}
+
+impl Shared {
+    /// Runs a write and tells the watches.
+    fn write<T>(&self, operation: impl FnOnce(&mut Store) -> Result<T, ApiError>) -> Result<T, ApiError> {
+        let mut store = self.store.lock();
+        let result = operation(&mut store);
+        let revision = store.revision();
+        drop(store);
+        self.revisions.send_if_modified(|known| std::mem::replace(known, revision) != revision);
+        result
+    }
+}
+
+/// A running server on a loopback port of its own; dropping it stops it.
+///
+/// The helpers below act in the process, past HTTP and the counters. They name objects `nodes/a`,
+/// `pods/default/a`, and kinds `pods` or `pods/default`.
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    router: axum::Router,
+    address: SocketAddr,
+    _stop: DropGuard,
+}
+
+impl ApiServer {
+    pub async fn start() -> std::io::Result<Self> {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            store: Mutex::default(),
+            revisions: channel::Sender::new(0),
+            calls: Calls::default(),
+            connections: Connections::default(),
+            faults: InjectedFaults::default(),
+            held: HeldRequests::default(),
+            pages: PagedListStore::default(),
+            tokens: Tokens::default(),
+            stop: stop.clone(),
+        });
+        let router = axum::Router::new()
+            .fallback(routes::handle)
+            .layer(axum::extract::DefaultBodyLimit::disable())
+            .with_state(shared.clone());
+        let stopped = stop.clone().cancelled_owned();
+        let serving = axum::serve(listener, router.clone()).with_graceful_shutdown(stopped);
+        tokio::spawn(async move { serving.await });
+        Ok(Self { shared, router, address, _stop: stop.drop_guard() })
+    }
+
+    pub fn uri(&self) -> http::Uri {
+        let uri = format!("http://{}", self.address);
+        uri.parse().expect("a socket address makes a URI")
+    }
+
+    /// A client of this server; `name` is its User-Agent, by which the counters tell clients apart.
+    pub fn client(&self, name: &str) -> kube::Result<kube::Client> {
+        self.client_with(name, WriteTimes::default())
+    }
+
+    /// The same, of which the writes may take so long.
+    pub fn client_with(&self, name: &str, times: WriteTimes) -> kube::Result<kube::Client> {
+        let mut config = kube::Config::new(self.uri());
+        if let Ok(name) = http::HeaderValue::from_str(name) {
+            config.headers.push((http::header::USER_AGENT, name));
+        }
+        // As Stowage's own client: what is refused is seen to be refused.
+        crate::kubernetes::connect::client(config, times)
+    }
+
+    /// The same without a network between: every request is a call in this process, in the order of the caller's runtime.
+    pub fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
+        let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
+        let service = tower::ServiceBuilder::new()
+            .map_request(move |mut request: http::Request<kube::client::Body>| {
+                request.headers_mut().insert(http::header::USER_AGENT, name.clone());
+                crate::kubernetes::connect::limited(request, times.server)
+            })
+            .service(self.router.clone());
+        kube::Client::new(service, "default")
+    }
+
+    pub fn calls(&self) -> &Calls {
+        &self.shared.calls
+    }
+
+    pub fn faults(&self) -> &InjectedFaults {
+        &self.shared.faults
+    }
+
+    /// What faults hold up until it is released.
+    pub fn held(&self) -> &HeldRequests {
+        &self.shared.held
+    }
+
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
+    }
+
+    /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
+    pub fn create(&self, kind: &str, object: Value) -> Result<Arc<Value>, ApiError> {
+        let target = RequestTarget::of_short(kind).ok_or_else(ApiError::no_such_path)?;
+        self.shared.write(|store| write::create(store, &target, object, Timestamp::now()))
+    }
+
+    pub fn get(&self, object: &str) -> Option<Arc<Value>> {
+        self.shared.store.lock().get(&key(object).ok()?).ok().cloned()
+    }
+
+    pub fn list(&self, kind: &str) -> Vec<Arc<Value>> {
+        let Some(target) = RequestTarget::of_short(kind) else {
+            return Vec::new();
+        };
+        let selector = selector::ListSelector::new(&target.namespace, "", "");
+        let store = self.shared.store.lock();
+        store.list(target.resource).filter(|object| selector.matches(object)).cloned().collect()
+    }
+
+    /// Deletes as `kubectl delete` does: a bound pod terminates until its kubelet removes it.
+    pub fn delete(&self, object: &str) -> Result<(), ApiError> {
+        self.delete_with(object, &json!({}))
+    }
+
+    /// Deletes at once, whoever is using it.
+    pub fn delete_now(&self, object: &str) -> Result<(), ApiError> {
+        self.delete_with(object, &json!({"gracePeriodSeconds": 0}))
+    }
+
+    /// A strategic merge patch of everything but the status.
+    pub fn patch(&self, object: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
+        self.patch_part(object, ObjectPart::Main, patch)
+    }
+
+    /// A strategic merge patch of the status: `{"status": {…}}`.
+    pub fn patch_status(&self, object: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
+        self.patch_part(object, ObjectPart::Status, patch)
+    }
+
+    /// Binds a pod past any scheduler.
+    pub fn bind(&self, pod: &str, binding: &Value) -> Result<(), ApiError> {
+        let key = key(pod)?;
+        self.shared.write(|store| pods::bind(store, &key, binding, Timestamp::now()))
+    }
+
+    /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
+    pub fn issue_token(&self, account: &str, node: Option<&str>, audience: &str) -> String {
+        self.shared.tokens.issue(account, node, audience)
+    }
+
+    /// Lets a service account (`namespace/name`) `get` something: a path such as `/metrics`, or the pods of a namespace.
+    pub fn allow(&self, account: &str, what: &str) {
+        self.shared.tokens.allow(account, what);
+    }
+
+    /// The token has expired, or its pod is gone.
+    pub fn revoke_token(&self, token: &str) {
+        self.shared.tokens.revoke(token);
+    }
+
+    /// The global resource version, after each write.
+    pub fn subscribe(&self) -> channel::Receiver<u64> {
+        self.shared.revisions.subscribe()
+    }
+
+    /// Waits until the objects are as `look` wants them, looking again after each write.
+    pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+        let mut revisions = self.subscribe();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            revisions.changed().await.expect("the handle keeps the sender");
+        }
+    }
+
+    /// Forgets the change log: watches that resume from before get 410, and so do lists that are half read.
+    pub fn compact(&self) {
+        self.shared.store.lock().compact();
+        self.shared.pages.expire();
+    }
+
+    fn delete_with(&self, object: &str, options: &Value) -> Result<(), ApiError> {
+        let key = key(object)?;
+        self.shared.write(|store| write::delete(store, &key, options, Timestamp::now())).map(drop)
+    }
+
+    fn patch_part(&self, object: &str, part: ObjectPart, patch: &Value) -> Result<Arc<Value>, ApiError> {
+        let key = key(object)?;
+        self.shared.write(|store| write::patch(store, &key, part, PatchKind::Strategic, patch))
+    }
+}
+
+fn key(object: &str) -> Result<ObjectKey, ApiError> {
+    let target = RequestTarget::of_short(object).ok_or_else(ApiError::no_such_path)?;
+    let name = target.name.ok_or_else(ApiError::no_such_path)?;
+    Ok(ObjectKey { resource: target.resource, namespace: target.namespace, name })
+}

@@ -1,0 +1,171 @@
+//! What happened since one last looked, read off the API server's objects and nothing else: a second pair of books, against
+//! which the ledger's can be held.
+
+use super::api_server::ApiServer;
+use super::machine::DemoMachine;
+use super::reported::ReportedEngines;
+use crate::ids::PodUid;
+use crate::kubernetes::objects::{VRAM, written};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The share of a GPU that the default policy lets pods have, in per cent.
+const PROMISABLE_PERCENT: u64 = 90;
+
+/// One pod as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodView {
+    pub name: String,
+    pub uid: PodUid,
+    pub node: Option<String>,
+    /// The GPUs its Binding recorded.
+    pub devices: Vec<String>,
+    pub granted: u64,
+    pub exclusive: bool,
+    pub opportunistic: bool,
+    pub leaving: bool,
+    /// Why it was refused, if it was.
+    pub refusal: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    Bound(PodView),
+    Refused(PodView),
+    Leaving(PodView),
+    Gone(PodView),
+}
+
+/// One GPU and who is on it.
+#[derive(Debug, Clone)]
+pub struct GpuView {
+    pub node: &'static str,
+    pub uuid: String,
+    pub index: u32,
+    pub model: &'static str,
+    pub promisable: u64,
+    /// Name and bytes, in order of arrival.
+    pub pods: Vec<(PodView, u64)>,
+    /// What agents say of its engines, for whoever asks them: the chronicle does not.
+    pub engines: Option<ReportedEngines>,
+}
+
+/// Remembers what it has told.
+#[derive(Debug, Default)]
+pub struct Chronicle {
+    known: BTreeMap<String, PodView>,
+    arrived: Vec<String>,
+}
+
+impl Chronicle {
+    pub fn news(&mut self, api: &ApiServer) -> Vec<News> {
+        let now: BTreeMap<String, PodView> =
+            pods(api).into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        let mut news = Vec::new();
+        for (name, pod) in &now {
+            let before = self.known.get(name);
+            if pod.node.is_some() && before.is_none_or(|before| before.node.is_none()) {
+                self.arrived.push(name.clone());
+                news.push(News::Bound(pod.clone()));
+            } else if pod.leaving && before.is_some_and(|before| !before.leaving) {
+                news.push(News::Leaving(pod.clone()));
+            } else if pod.refusal.is_some()
+                && before.is_none_or(|before| before.refusal.is_none())
+                && pod.node.is_none()
+            {
+                news.push(News::Refused(pod.clone()));
+            }
+        }
+        news.extend(self.known.values().filter(|pod| !now.contains_key(&pod.name)).cloned().map(News::Gone));
+        self.known = now;
+        news
+    }
+
+    /// Every GPU with its pods, in the order in which they came.
+    pub fn gpus(&self, machines: &[DemoMachine]) -> Vec<GpuView> {
+        let all = machines.iter().flat_map(|machine| (0..machine.gpus).map(move |index| (machine, index)));
+        all.map(|(machine, index)| {
+            let uuid = machine.uuid(index);
+            let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
+            let here = bound.filter(|pod| pod.devices.contains(&uuid));
+            let pods = here.map(|pod| (pod.clone(), pod.granted / pod.devices.len() as u64)).collect();
+            let promisable = (machine.gib << 30) * PROMISABLE_PERCENT / 100;
+            GpuView { node: machine.node, uuid, index, model: machine.model, promisable, pods, engines: None }
+        })
+        .collect()
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &PodView> {
+        self.known.values()
+    }
+
+    pub fn is_bound(&self, pod: &str) -> bool {
+        self.known.get(pod).is_some_and(|pod| pod.node.is_some())
+    }
+
+    /// Bound, or told why not.
+    pub fn is_answered(&self, pod: &str) -> bool {
+        self.known.get(pod).is_some_and(|pod| pod.node.is_some() || pod.refusal.is_some())
+    }
+
+    pub fn waiting(&self) -> Vec<String> {
+        self.pods().filter(|pod| pod.node.is_none()).map(|pod| pod.name.clone()).collect()
+    }
+
+    /// Who came first of those on a GPU that nobody may evict.
+    pub fn server_on(&self, gpu: &str) -> Option<&PodView> {
+        let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
+        bound.into_iter().find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
+    }
+}
+
+/// What the API server's objects prove wrong: a GPU promised more than it has, a GPU shared that was to be somebody's own, a
+/// bound pod without its GPUs.
+pub fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for gpu in gpus {
+        let promised: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
+        if promised > gpu.promisable {
+            broken.push(format!(
+                "{} GPU {} is promised {promised} of {} bytes",
+                gpu.node, gpu.index, gpu.promisable
+            ));
+        }
+        if gpu.pods.len() > 1 && gpu.pods.iter().any(|(pod, _)| pod.exclusive) {
+            broken.push(format!("{} GPU {} is shared and exclusive", gpu.node, gpu.index));
+        }
+    }
+    for pod in pods.iter().filter(|pod| pod.node.is_some() && pod.devices.is_empty()) {
+        broken.push(format!("{} is bound and has no GPU", pod.name));
+    }
+    broken
+}
+
+fn pods(api: &ApiServer) -> Vec<PodView> {
+    api.list("pods").iter().map(|pod| view(pod)).collect()
+}
+
+fn view(pod: &Value) -> PodView {
+    let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
+    let devices = annotation(written::DEVICES).unwrap_or_default();
+    let conditions = pod["status"]["conditions"].as_array();
+    let unscheduled = conditions.into_iter().flatten().find(|condition| {
+        condition["type"] == "PodScheduled"
+            && condition["status"] == "False"
+            && condition["reason"] == "Unschedulable"
+    });
+    let spec = &pod["spec"];
+    debug_assert!(spec["containers"][0]["resources"]["limits"][VRAM].is_string());
+    PodView {
+        name: pod["metadata"]["name"].as_str().unwrap_or_default().into(),
+        uid: PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())
+            .expect("the server gave it one"),
+        node: spec["nodeName"].as_str().map(str::to_owned),
+        devices: devices.split(',').filter(|uuid| !uuid.is_empty()).map(str::to_owned).collect(),
+        granted: annotation(written::GRANTED).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+        exclusive: annotation("stowage.dev/exclusive") == Some("true"),
+        opportunistic: spec["priority"].as_i64().unwrap_or(0) < 0,
+        leaving: pod["metadata"]["deletionTimestamp"].is_string(),
+        refusal: unscheduled.and_then(|condition| condition["message"].as_str()).map(str::to_owned),
+    }
+}

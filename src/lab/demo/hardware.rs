@@ -1,0 +1,256 @@
+//! What a machine's driver, kernel and disk would show: the only part of an agent's surroundings that is made up here.
+//!
+//! Everything follows from the pods that run on the machine, as the API server shows them, and from those that were there
+//! and whose processes have not let go of their memory yet ([`dying`]). Engines are none of this: they have pages of their
+//! own, which the agent reads like any other.
+
+use super::api_server::ApiServer;
+use super::machine::DemoMachine;
+use super::termination;
+use crate::agent::models::{ModelScan, ModelSource};
+use crate::agent::nvml::{GpuSample, GpuSource};
+use crate::agent::ownership::OwnerSource;
+use crate::agent::pods::PodOnNode;
+use crate::ids::{GpuModel, GpuUuid, ModelId, PodUid};
+use crate::kubernetes::objects::written;
+use crate::report::{GpuReport, MissingPart, ModelReport, ProcessReport};
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
+use crate::units::Bytes;
+use futures::future::{BoxFuture, ready};
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The first process on a machine that a pod starts.
+const FIRST_PID: u32 = 4000;
+
+/// One machine. Clones are the same one.
+#[derive(Clone)]
+pub struct Hardware {
+    machine: DemoMachine,
+    api: Arc<ApiServer>,
+    /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
+    started: Arc<Mutex<Vec<PodUid>>>,
+    /// Pods whose processes live on for a while when they are gone.
+    clinging: Arc<Mutex<Vec<Clinging>>>,
+}
+
+struct Clinging {
+    running: RunningProcess,
+    stays: Duration,
+    /// When the pod was first missed.
+    missed: Option<Instant>,
+}
+
+pub struct SimulatedGpus(pub Hardware);
+pub struct SimulatedOwners(pub Hardware);
+pub struct SimulatedModels(pub DemoMachine);
+
+/// What a pod has on each of its GPUs.
+#[derive(Clone)]
+struct RunningProcess {
+    process: ProcessReport,
+    gpus: Vec<String>,
+}
+
+impl Hardware {
+    pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
+        Self { machine, api, started: Arc::default(), clinging: Arc::default() }
+    }
+
+    /// A process for each pod that runs here, and for each that lives on without its pod.
+    fn running(&self) -> Vec<RunningProcess> {
+        let pods = self.api.list("pods").into_iter();
+        let here = |pod: &Arc<Value>| {
+            pod["spec"]["nodeName"] == self.machine.node && pod["status"]["phase"] == "Running"
+        };
+        let mut running = Vec::new();
+        let mut clinging = self.clinging.lock();
+        clinging.iter_mut().for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
+        for pod in pods.filter(here) {
+            let Some(found) = self.process_of(&pod) else { continue };
+            clinging.retain(|one| one.running.process.pid != found.process.pid);
+            let stays = termination::memory_stays(&pod);
+            if !stays.is_zero() {
+                clinging.push(Clinging { running: found.clone(), stays, missed: None });
+            }
+            running.push(found);
+        }
+        clinging.retain(|one| one.missed.is_none_or(|missed| missed.elapsed() < one.stays));
+        let left = clinging.iter().filter(|one| one.missed.is_some());
+        running.extend(left.map(|one| one.running.clone()));
+        running
+    }
+
+    fn process_of(&self, pod: &Value) -> Option<RunningProcess> {
+        let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
+        let uid = PodUid::parse(pod["metadata"]["uid"].as_str()?).ok()?;
+        let gpus: Vec<String> = annotation(written::DEVICES)?.split(',').map(str::to_owned).collect();
+        let granted: u64 = annotation(written::GRANTED)?.parse().ok()?;
+        let used = Bytes(taken(granted) / gpus.len() as u64);
+        let process = ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None };
+        Some(RunningProcess { process, gpus })
+    }
+
+    fn pid(&self, uid: &PodUid) -> u32 {
+        let mut started = self.started.lock();
+        let known = started.iter().position(|pod| pod == uid);
+        let place = known.unwrap_or_else(|| {
+            started.push(uid.clone());
+            started.len() - 1
+        });
+        FIRST_PID + place as u32
+    }
+
+    fn owner(&self, pid: u32) -> Option<PodUid> {
+        self.started.lock().get(pid.checked_sub(FIRST_PID)? as usize).cloned()
+    }
+}
+
+/// An engine takes what it may have when it starts, and a few per cent are lost to rounding.
+fn taken(granted: u64) -> u64 {
+    granted - granted / 32
+}
+
+impl GpuSource for SimulatedGpus {
+    fn sample(&mut self) -> Result<GpuSample, String> {
+        let Self(hardware) = self;
+        let running = hardware.running();
+        let gpus = (0..hardware.machine.gpus).map(|index| gpu(&hardware.machine, index, &running)).collect();
+        Ok(GpuSample { gpus, missing: Vec::new(), taken: Instant::now() })
+    }
+}
+
+fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuReport {
+    let uuid = machine.uuid(index);
+    let here = running.iter().filter(|pod| pod.gpus.contains(&uuid));
+    let processes: Vec<ProcessReport> = here.map(|pod| pod.process.clone()).collect();
+    GpuReport {
+        uuid: GpuUuid::parse(&uuid).expect("a name"),
+        index,
+        model: GpuModel::parse(machine.model).expect("a name"),
+        parent: None,
+        total_bytes: Bytes::gib(machine.gib),
+        reserved_bytes: Bytes::ZERO,
+        used_bytes: Some(processes.iter().filter_map(|process| process.used_bytes).sum()),
+        utilization_percent: None,
+        health: Health::Healthy,
+        health_reason: None,
+        numa_node: None,
+        nvlink_island: None,
+        processes: Some(processes),
+    }
+}
+
+impl OwnerSource for SimulatedOwners {
+    fn owners<'a>(
+        &'a mut self,
+        gpus: &'a mut [GpuReport],
+        _: &'a [PodOnNode],
+    ) -> BoxFuture<'a, Vec<MissingPart>> {
+        for process in gpus.iter_mut().flat_map(|gpu| gpu.processes.iter_mut().flatten()) {
+            process.pod = self.0.owner(process.pid);
+        }
+        Box::pin(ready(Vec::new()))
+    }
+}
+
+impl ModelSource for SimulatedModels {
+    fn models(&mut self) -> ModelScan {
+        let on_disk = self.0.models.iter().map(|found| ModelReport {
+            model: ModelId::parse(found.model).expect("a name"),
+            tier: ModelTier::Disk,
+            bytes: Bytes::gib(found.gib),
+            source: "huggingface".into(),
+        });
+        ModelScan { models: on_disk.collect(), problems: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::demo::machine::OnDisk;
+    use serde_json::json;
+
+    const MACHINE: DemoMachine = DemoMachine {
+        node: "node-a",
+        model: "H100",
+        gpus: 2,
+        gib: 80,
+        models: &[OnDisk { model: "starcoder", gib: 9 }],
+    };
+
+    /// By GPU: the pods that have memory there, and how much is used.
+    async fn seen(hardware: &Hardware) -> Vec<(Vec<PodUid>, Bytes)> {
+        let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
+        assert_eq!(SimulatedOwners(hardware.clone()).owners(&mut gpus, &[]).await, []);
+        let owners =
+            |gpu: &GpuReport| gpu.processes.iter().flatten().filter_map(|one| one.pod.clone()).collect();
+        gpus.iter().map(|gpu| (owners(gpu), gpu.used_bytes.unwrap())).collect()
+    }
+
+    #[tokio::test]
+    async fn a_pod_has_memory_on_its_gpus_from_when_it_runs_until_it_is_gone() {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let hardware = Hardware::new(MACHINE, api.clone());
+        let idle = vec![(vec![], Bytes::ZERO); 2];
+        let pod = api.create("pods", json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
+        let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap();
+        let devices = "GPU-node-a-0,GPU-node-a-1";
+        let written = json!({written::DEVICES: devices, written::GRANTED: (64u64 << 30).to_string()});
+        let binding = json!({"target": {"name": "node-a"}, "metadata": {"annotations": written}});
+        api.bind("pods/default/p", &binding).unwrap();
+        assert_eq!(seen(&hardware).await, idle, "it is starting");
+        api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}})).unwrap();
+        assert_eq!(seen(&hardware).await, vec![(vec![uid], Bytes::gib(31)); 2]);
+        let elsewhere = Hardware::new(DemoMachine { node: "node-b", ..MACHINE }, api.clone());
+        assert_eq!(seen(&elsewhere).await, idle);
+        api.delete_now("pods/default/p").unwrap();
+        assert_eq!(seen(&hardware).await, idle);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_clings_keeps_its_memory_when_its_pod_is_gone_as_long_as_it_was_told() {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let hardware = Hardware::new(MACHINE, api.clone());
+        for (name, gpu, stays) in [("hangs", 0, termination::FOR_EVER), ("slow", 1, "1")] {
+            let annotations = json!({
+                termination::MEMORY_STAYS: stays,
+                written::DEVICES: MACHINE.uuid(gpu),
+                written::GRANTED: (32u64 << 30).to_string(),
+            });
+            let pod =
+                json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"containers": []}});
+            api.create("pods", pod).unwrap();
+            api.bind(&format!("pods/default/{name}"), &json!({"target": {"name": "node-a"}})).unwrap();
+            let running = json!({"status": {"phase": "Running"}});
+            api.patch_status(&format!("pods/default/{name}"), &running).unwrap();
+        }
+        let memory = async || seen(&hardware).await.into_iter().map(|(_, used)| used).collect::<Vec<_>>();
+        let both = vec![Bytes::gib(31); 2];
+        assert_eq!(memory().await, both);
+        assert_eq!(memory().await, both, "seen twice, counted once");
+        for name in ["hangs", "slow"] {
+            api.delete_now(&format!("pods/default/{name}")).unwrap();
+        }
+        let gone = async {
+            while memory().await != [Bytes::gib(31), Bytes::ZERO] {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the slow one lets go");
+        assert_eq!(memory().await, [Bytes::gib(31), Bytes::ZERO], "the other never does");
+    }
+
+    #[test]
+    fn a_machine_has_on_disk_what_the_story_says() {
+        let found = SimulatedModels(MACHINE).models().models;
+        assert_eq!(
+            (found[0].model.as_str(), found[0].tier, found[0].bytes),
+            ("starcoder", ModelTier::Disk, Bytes::gib(9))
+        );
+    }
+}

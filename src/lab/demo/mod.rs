@@ -1,0 +1,70 @@
+//! `stowage demo`: a whole small cluster in one process, and a short story played on it.
+//!
+//! Stand-ins for the API server, the kube-scheduler, the kubelets, the GPUs and the engines surround the very same Stowage
+//! that `serve` runs and the very same rounds that `agent` makes, over real loopback HTTP. The integration tests drive it
+//! through the same stand-ins. They behave as kube-scheduler v1.36.2 was measured to behave; they are no Kubernetes, and
+//! nothing of Stowage's own deciding may live here.
+
+pub mod agents;
+pub mod api_server;
+mod chronicle;
+pub mod engines;
+mod hardware;
+pub mod kubelet;
+pub mod machine;
+mod placement_cost;
+mod play;
+mod reported;
+pub mod scheduler;
+mod screen;
+pub mod setup;
+mod story;
+pub mod stowage;
+mod summary;
+pub mod termination;
+mod watching;
+mod what_if;
+mod writes;
+
+use anyhow::Result;
+use play::Play;
+use screen::Screen;
+use setup::Setup;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// How the demo is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Show {
+    /// The story, then the cluster stays for looking around until Ctrl-C.
+    Stay,
+    /// The story only.
+    Once,
+    /// The story on stderr, and its summary on stdout as one JSON object.
+    Json,
+}
+
+/// Plays the story. The exit code says whether every invariant held.
+pub async fn run(show: Show) -> Result<ExitCode> {
+    let mut screen = if show == Show::Json { Screen::stderr() } else { Screen::stdout() };
+    screen.line("Stowage on a cluster of stand-ins: 3 nodes, 10 GPUs, an API server and a kube-scheduler, in this process.");
+    screen
+        .line("█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never promised)");
+    let mut play = Play::new(Setup::start(&story::MACHINES).await?, screen);
+    play.story().await?;
+    let summary = play.summary();
+    summary.lines().iter().for_each(|line| play.screen.line(line));
+    match show {
+        Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
+        Show::Once => {}
+        Show::Stay => {
+            let operators = play.setup.stowage.addresses.operators;
+            play.screen.line(&format!(
+                "\nLook around: curl http://{operators}/metrics, …/debug/snapshot. Ctrl-C ends."
+            ));
+            tokio::signal::ctrl_c().await?;
+        }
+    }
+    play.setup.stop().await?;
+    Ok(if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

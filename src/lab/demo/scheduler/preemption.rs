@@ -1,0 +1,262 @@
+//! The dry run of preemption, and the choice among what the extender leaves of it.
+//!
+//! Pure. Evicting and nominating is the scheduler's; calling the extender is the cycle's.
+
+use super::extender::ExtenderVictims;
+use super::filters::{Resolvable, judge};
+use super::message::{self, Refusals};
+use super::objects::{SchedulerNode, SchedulerPod};
+use super::view::SchedulerCache;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A node, and who would have to leave it.
+#[derive(Debug, Clone)]
+pub struct DryRunCandidate {
+    pub node: String,
+    pub victims: Vec<Arc<SchedulerPod>>,
+    pub pdb_violations: i64,
+}
+
+/// What the dry run found.
+#[derive(Debug, Default)]
+pub struct DryRun {
+    pub candidates: Vec<DryRunCandidate>,
+    pub refusals: Refusals,
+    /// Nodes where all victims could be re-admitted: the refusal was the extender's, not the scheduler's own.
+    pub errors: Vec<String>,
+}
+
+/// Why a pod may not preempt now.
+pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refusals) -> Option<&'static str> {
+    if pod.never_preempts() {
+        return Some("not eligible due to preemptionPolicy=Never.");
+    }
+    let node = pod.nominated.as_deref()?;
+    // A nominated node that can never do makes the pod eligible before its terminating victims are looked at.
+    if refusals.get(node).is_none_or(|refusal| refusal.resolvable == Resolvable::Never) {
+        return None;
+    }
+    let waits = view.pods_on(node).any(|other| other.priority < pod.priority && other.is_being_preempted());
+    waits.then_some("not eligible due to a terminating pod on the nominated node.")
+}
+
+/// How many candidates are looked for among `nodes`.
+pub fn wanted_candidates(nodes: usize) -> usize {
+    /// The defaults of `minCandidateNodesPercentage` and `minCandidateNodesAbsolute`.
+    const PERCENT: usize = 10;
+    const ABSOLUTE: usize = 100;
+    (nodes * PERCENT / 100).max(ABSOLUTE).min(nodes)
+}
+
+/// Tries the nodes that evictions might help, from `offset` on, until there are enough candidates.
+pub fn dry_run(
+    pod: &SchedulerPod,
+    view: &SchedulerCache,
+    refusals: &Refusals,
+    offset: usize,
+    ignored: Option<&str>,
+) -> DryRun {
+    let by_eviction = |node: &&Arc<SchedulerNode>| {
+        refusals.get(&node.name).is_some_and(|refusal| refusal.resolvable == Resolvable::ByEviction)
+    };
+    let nodes: Vec<&Arc<SchedulerNode>> = view.nodes().filter(by_eviction).collect();
+    let wanted = wanted_candidates(nodes.len());
+    let mut found = DryRun::default();
+    for place in 0..nodes.len() {
+        if found.candidates.len() >= wanted {
+            break;
+        }
+        try_node(pod, view, nodes[(place + offset) % nodes.len()], ignored, &mut found);
+    }
+    found
+}
+
+fn try_node(
+    pod: &SchedulerPod,
+    view: &SchedulerCache,
+    node: &SchedulerNode,
+    ignored: Option<&str>,
+    found: &mut DryRun,
+) {
+    let (lower, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) =
+        view.pods_on(&node.name).partition(|other| other.priority < pod.priority);
+    if lower.is_empty() {
+        found.refusals.insert(node.name.clone(), message::no_victims());
+        return;
+    }
+    let coming = view.nominated_before(pod, &node.name);
+    let mut usage = super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
+    if let Err(refusal) = judge(pod, node, &usage, ignored) {
+        found.refusals.insert(node.name.clone(), refusal);
+        return;
+    }
+    let mut victims = Vec::new();
+    for other in most_important_first(lower) {
+        let mut with = usage.clone();
+        with.add(other);
+        match judge(pod, node, &with, ignored) {
+            Ok(()) => usage = with,
+            Err(_) => victims.push(other.clone()),
+        }
+    }
+    if victims.is_empty() {
+        found.errors.push(message::unexpected_victims(&node.name));
+    } else {
+        found.candidates.push(DryRunCandidate { node: node.name.clone(), victims, pdb_violations: 0 });
+    }
+}
+
+/// Higher priority first, then the one that has run longer.
+fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
+    pods.sort_by(|a, b| {
+        let key = |pod: &SchedulerPod| (Reverse(pod.priority), pod.start_time().to_owned(), pod.uid.clone());
+        key(a).cmp(&key(b))
+    });
+    pods
+}
+
+/// The extender's answer as candidates; it may have swapped victims for any pods on the node.
+pub fn adopt(
+    answer: BTreeMap<String, ExtenderVictims>,
+    view: &SchedulerCache,
+    extender: &str,
+) -> Result<Vec<DryRunCandidate>, String> {
+    let one = |(node, meta): (String, ExtenderVictims)| {
+        if view.node(&node).is_none() {
+            return Err(format!("nodeinfo not found for node name \"{node}\""));
+        }
+        let on_node = |uid: &String| {
+            let known = view.pods_on(&node).find(|pod| pod.uid == *uid).cloned();
+            known.ok_or_else(|| {
+                format!(
+                    "extender: {extender} claims to preempt pod (UID: &{{{uid}}}) on node: {node}, \
+                     but the pod is not found on that node"
+                )
+            })
+        };
+        let victims: Vec<Arc<SchedulerPod>> = meta.uids.iter().map(on_node).collect::<Result<_, _>>()?;
+        if victims.is_empty() {
+            return Err(message::unexpected_victims(&node));
+        }
+        Ok(DryRunCandidate { node, victims, pdb_violations: meta.pdb_violations })
+    };
+    answer.into_iter().map(one).collect()
+}
+
+/// Fewest violated budgets, then the lowest highest priority, the lowest sum, the fewest victims, and the node
+/// whose most important victim has run the shortest; the name decides what is left.
+pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
+    candidates.into_iter().min_by_key(|candidate| {
+        let priorities = || candidate.victims.iter().map(|victim| victim.priority);
+        let highest = priorities().max().unwrap_or(i64::MIN);
+        // As the real one does: shifted, so that more victims of negative priority do not make a lower sum.
+        let sum: i128 = priorities().map(|priority| i128::from(priority) + (1 << 31)).sum();
+        let of_highest = candidate.victims.iter().filter(|victim| victim.priority == highest);
+        let started = of_highest.map(|victim| victim.start_time().to_owned()).min().unwrap_or_default();
+        let node = candidate.node.clone();
+        (candidate.pdb_violations, highest, sum, candidate.victims.len(), Reverse(started), node)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::demo::scheduler::filters::{Refusal, Rejector};
+    use serde_json::json;
+
+    fn pod(uid: &str, priority: i64, vram: &str, node: Option<&str>) -> Arc<SchedulerPod> {
+        let container = json!({"resources": {"requests": {"stowage.dev/vram": vram}}});
+        Arc::new(
+            SchedulerPod::parse(Arc::new(json!({
+                "metadata": {"name": uid, "uid": uid},
+                "spec": {"nodeName": node, "priority": priority, "containers": [container]},
+            })))
+            .unwrap(),
+        )
+    }
+
+    fn full_node() -> (SchedulerCache, Refusals) {
+        let mut view = SchedulerCache::default();
+        let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
+        view.apply_node(Arc::new(SchedulerNode::parse(Arc::new(
+            json!({"metadata": {"name": "n"}, "status": status}),
+        ))));
+        for victim in [pod("low", 1, "40Gi", Some("n")), pod("lower", 0, "40Gi", Some("n"))] {
+            view.apply_pod(victim);
+        }
+        let refusal =
+            Refusal::new(Rejector::Resources, Resolvable::ByEviction, "Insufficient stowage.dev/vram");
+        (view, Refusals::from([("n".to_owned(), refusal)]))
+    }
+
+    #[test]
+    fn between_equals_who_started_last_leaves_and_who_has_not_started_before_them() {
+        let on = |node: &str, started: Option<&str>| {
+            let mut object = json!({"metadata": {"name": node, "uid": node}, "spec": {"priority": 1}});
+            if let Some(started) = started {
+                object["status"] = json!({"startTime": started});
+            }
+            let victims = vec![Arc::new(SchedulerPod::parse(Arc::new(object)).unwrap())];
+            DryRunCandidate { node: node.into(), victims, pdb_violations: 0 }
+        };
+        let early = on("a", Some("2026-01-01T00:00:00Z"));
+        let late = on("b", Some("2026-01-01T00:00:01Z"));
+        let not_yet = on("c", None);
+        let chosen = |candidates: &[&DryRunCandidate]| {
+            choose(candidates.iter().copied().cloned().collect()).unwrap().node
+        };
+        assert_eq!(chosen(&[&early, &late]), "b");
+        assert_eq!(chosen(&[&early, &late, &not_yet]), "c");
+    }
+
+    #[test]
+    fn only_the_victims_that_are_needed_leave_and_the_lowest_first() {
+        let (view, refusals) = full_node();
+        let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, None);
+        let victims: Vec<&str> =
+            found.candidates[0].victims.iter().map(|victim| victim.uid.as_str()).collect();
+        assert_eq!(victims, ["lower"]);
+    }
+
+    #[test]
+    fn a_refusal_by_the_extender_alone_re_admits_every_victim_and_is_an_error() {
+        let (view, refusals) = full_node();
+        let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, Some("stowage.dev/vram"));
+        assert!(found.candidates.is_empty());
+        assert_eq!(found.errors, ["expected at least one victim pod on node \"n\""]);
+    }
+
+    #[test]
+    fn nobody_of_equal_priority_is_a_victim() {
+        let (view, refusals) = full_node();
+        let found = dry_run(&pod("p", 0, "40Gi", None), &view, &refusals, 0, None);
+        assert_eq!(found.refusals["n"], message::no_victims());
+    }
+
+    #[test]
+    fn a_uid_that_is_not_on_the_node_fails_the_whole_preemption() {
+        let (view, _) = full_node();
+        let foreign_pod = ExtenderVictims { uids: vec!["stranger".into()], pdb_violations: 0 };
+        assert!(adopt(BTreeMap::from([("n".to_owned(), foreign_pod)]), &view, "http://e").is_err());
+        let nobody = ExtenderVictims { uids: vec![], pdb_violations: 0 };
+        assert!(adopt(BTreeMap::from([("n".to_owned(), nobody)]), &view, "http://e").is_err());
+    }
+
+    #[test]
+    fn the_cheapest_victims_are_chosen() {
+        let candidate = |node: &str, victims, pdb_violations| DryRunCandidate {
+            node: node.into(),
+            victims,
+            pdb_violations,
+        };
+        let chosen = choose(vec![
+            candidate("violates", vec![pod("a", 0, "1", None)], 1),
+            candidate("high", vec![pod("b", 5, "1", None)], 0),
+            candidate("two", vec![pod("c", 1, "1", None), pod("d", 1, "1", None)], 0),
+            candidate("one", vec![pod("e", 1, "1", None)], 0),
+        ]);
+        assert_eq!(chosen.unwrap().node, "one");
+    }
+}

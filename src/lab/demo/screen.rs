@@ -1,0 +1,277 @@
+//! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
+
+use super::chronicle::{GpuView, News, PodView};
+use super::reported::ReportedEngines;
+use crate::report::EngineState;
+use crate::units::Bytes;
+use owo_colors::{OwoColorize, Style};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+const BAR: usize = 16;
+/// `KV 97 % · 40 waiting · serving`, and a little.
+const ENGINES: usize = 31;
+/// What is left of 120 columns to name those who are on a GPU.
+const TENANTS: usize = 41;
+/// Long enough to read a chapter's two lines.
+const READING_TIME: Duration = Duration::from_millis(1800);
+
+pub struct Screen {
+    out: Box<dyn Write + Send>,
+    is_terminal: bool,
+    /// The table that stands at the bottom of the terminal.
+    drawn: Vec<String>,
+}
+
+impl Screen {
+    pub fn stdout() -> Self {
+        Self {
+            is_terminal: std::io::stdout().is_terminal(),
+            out: Box::new(std::io::stdout()),
+            drawn: Vec::new(),
+        }
+    }
+
+    /// For when stdout is for a program to read.
+    pub fn stderr() -> Self {
+        Self {
+            is_terminal: std::io::stderr().is_terminal(),
+            out: Box::new(std::io::stderr()),
+            drawn: Vec::new(),
+        }
+    }
+
+    pub fn line(&mut self, text: &str) {
+        self.erase();
+        self.put(text);
+    }
+
+    pub async fn chapter(&mut self, number: usize, title: &str, text: &str) {
+        self.line("");
+        let title = format!("{number}. {title}");
+        let styled = self.paint(&title, Style::new().bold());
+        self.line(&styled);
+        self.line(&format!("   {text}"));
+        if self.is_terminal {
+            tokio::time::sleep(READING_TIME).await;
+        }
+    }
+
+    /// Something that no object of the API server tells.
+    pub fn aside(&mut self, text: &str) {
+        let styled = self.paint(&format!("   ~ {text}"), Style::new().bold());
+        self.line(&styled);
+    }
+
+    pub fn news(&mut self, news: &News) {
+        let text = match news {
+            News::Bound(pod) => {
+                let amount = Bytes(pod.granted);
+                let whole = if pod.exclusive { ", to itself" } else { "" };
+                format!("   + {:<17} {} → {}{whole}", pod.name, amount, seat(pod))
+            }
+            News::Refused(pod) => {
+                format!(
+                    "   · {:<17} waits: {}",
+                    pod.name,
+                    short_refusal(pod.refusal.as_deref().unwrap_or_default())
+                )
+            }
+            News::Leaving(pod) => format!("   − {:<17} must leave {}", pod.name, seat(pod)),
+            News::Gone(pod) => format!("   − {:<17} is gone", pod.name),
+        };
+        let style = match news {
+            News::Bound(_) => Style::new().green(),
+            News::Refused(_) => Style::new().dimmed(),
+            News::Leaving(_) | News::Gone(_) => Style::new().yellow(),
+        };
+        let styled = self.paint(&text, style);
+        self.line(&styled);
+    }
+
+    /// On a terminal the table stays at the bottom and is drawn over; elsewhere nothing is drawn between chapters.
+    pub fn update(&mut self, gpus: &[GpuView]) {
+        if self.is_terminal {
+            let rows = self.rows(gpus);
+            if rows != self.drawn {
+                self.table(rows);
+            }
+        }
+    }
+
+    /// The table as it stands, to stay.
+    pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
+        let rows = self.rows(gpus);
+        self.table(rows);
+        self.drawn.clear();
+    }
+
+    /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to draw over it.
+    fn table(&mut self, rows: Vec<String>) {
+        self.erase();
+        let (cut, wrap) = if self.is_terminal { ("\x1b[?7l", "\x1b[?7h") } else { ("", "") };
+        rows.iter().for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
+        self.drawn = rows;
+    }
+
+    fn rows(&self, gpus: &[GpuView]) -> Vec<String> {
+        let names_node = |i: usize| i == 0 || gpus[i - 1].node != gpus[i].node;
+        gpus.iter().enumerate().map(|(i, gpu)| self.row(gpu, names_node(i))).collect()
+    }
+
+    fn row(&self, gpu: &GpuView, names_node: bool) -> String {
+        let used: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
+        let cells = |bytes: u64| ((bytes * BAR as u64).div_ceil(gpu.promisable.max(1)) as usize).min(BAR);
+        let firm: u64 = gpu.pods.iter().filter(|(pod, _)| !pod.opportunistic).map(|(_, bytes)| bytes).sum();
+        let (firm, used_cells) = (cells(firm), cells(used));
+        let bar = format!(
+            "{}{}{}",
+            self.paint(&"█".repeat(firm), Style::new().cyan()),
+            self.paint(&"▒".repeat(used_cells.saturating_sub(firm)), Style::new().magenta()),
+            "·".repeat(BAR - used_cells.max(firm))
+        );
+        let node = if names_node { gpu.node } else { "" };
+        let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
+        let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
+        let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
+        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.engine_load.queue > Some(0));
+        let style = if is_busy { Style::new().red() } else { Style::new() };
+        let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
+        let row =
+            format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu));
+        row.trim_end().to_owned()
+    }
+
+    fn erase(&mut self) {
+        let up = self.drawn.len();
+        if up > 0 {
+            // A screen that cannot be written to shows nothing; the demo's verdict does not depend on it.
+            let _ = write!(self.out, "\x1b[{up}A\x1b[J");
+            self.drawn.clear();
+        }
+    }
+
+    fn put(&mut self, line: &str) {
+        let _ = writeln!(self.out, "{line}");
+        let _ = self.out.flush();
+    }
+
+    fn paint(&self, text: &str, style: Style) -> String {
+        if self.is_terminal { text.style(style).to_string() } else { text.to_owned() }
+    }
+}
+
+/// `embedder ×3, llama-8b`: who is there, briefly.
+fn tenants(gpu: &GpuView) -> String {
+    let mut groups: Vec<(String, usize)> = Vec::new();
+    for (pod, _) in &gpu.pods {
+        let model = pod.name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();
+        match groups.iter_mut().find(|(name, _)| *name == model) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((model, 1)),
+        }
+    }
+    let named =
+        groups.into_iter().map(|(name, count)| if count > 1 { format!("{name} ×{count}") } else { name });
+    short(named.collect::<Vec<_>>().join(", "), TENANTS)
+}
+
+fn short(mut text: String, length: usize) -> String {
+    if text.chars().count() > length
+        && let Some((end, _)) = text.char_indices().nth(length - 1)
+    {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// `KV 35 % · 0 waiting · serving`, as the agent reported it.
+fn engines(engines: &ReportedEngines) -> String {
+    let states = states(&engines.states);
+    let serves = |state: &EngineState| {
+        !matches!(state, EngineState::Starting | EngineState::Loading | EngineState::Sleeping)
+    };
+    if !engines.states.iter().any(serves) {
+        return states;
+    }
+    let kv = engines.engine_load.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
+    let waiting = engines.engine_load.queue.map_or("?".into(), |queue| queue.to_string());
+    format!("KV {kv} % · {waiting} waiting · {states}")
+}
+
+/// `serving`, or `2 serving, 1 loading`.
+fn states(states: &[EngineState]) -> String {
+    const IN_ORDER: [(EngineState, &str); 6] = [
+        (EngineState::Serving, "serving"),
+        (EngineState::Starting, "starting"),
+        (EngineState::Loading, "loading"),
+        (EngineState::Sleeping, "sleeping"),
+        (EngineState::Draining, "draining"),
+        (EngineState::Unreachable, "unreachable"),
+    ];
+    let count = |state| states.iter().filter(|one| **one == state).count();
+    let present: Vec<_> =
+        IN_ORDER.iter().map(|(state, word)| (count(*state), word)).filter(|(n, _)| *n > 0).collect();
+    match present[..] {
+        [(_, word)] => (*word).to_owned(),
+        _ => present.iter().map(|(n, word)| format!("{n} {word}")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// `node-a GPU 0 and 1`
+fn seat(pod: &PodView) -> String {
+    let node = pod.node.as_deref().unwrap_or_default();
+    let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
+    format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
+}
+
+/// `node-a GPU 0` of `GPU-node-a-0`, as the demo's GPUs are called.
+pub fn gpu_name(uuid: &str) -> String {
+    let name = uuid.trim_start_matches("GPU-");
+    let (node, index) = name.rsplit_once('-').unwrap_or((name, "?"));
+    format!("{node} GPU {index}")
+}
+
+/// The reasons alone: before them stands how many nodes there are, after them the same again about preemption.
+fn short_refusal(message: &str) -> &str {
+    let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
+    reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::vocabulary::node_reading::EngineLoad;
+    use crate::units::Percent;
+
+    fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
+        let engine_load = EngineLoad::of(Percent::new(kv_percent), queue);
+        engines(&ReportedEngines { engine_load, states: states.to_vec() })
+    }
+
+    #[test]
+    fn a_gpus_engines_are_shown_by_how_busy_they_are_and_how_far_they_have_come() {
+        use EngineState::{Loading, Serving, Starting, Unreachable};
+        assert_eq!(shown(97, Some(40), &[Serving]), "KV 97 % · 40 waiting · serving");
+        assert_eq!(
+            shown(5, Some(0), &[Loading, Serving, Serving]),
+            "KV 5 % · 0 waiting · 2 serving, 1 loading"
+        );
+        assert_eq!(
+            shown(0, Some(0), &[Starting, Starting]),
+            "starting",
+            "an engine that serves nobody has no figures"
+        );
+        assert_eq!(
+            shown(101, None, &[Unreachable]),
+            "KV ? % · ? waiting · unreachable",
+            "unknown is not zero"
+        );
+    }
+
+    #[test]
+    fn names_that_do_not_fit_are_cut_and_say_so() {
+        assert_eq!((short("abcé".into(), 4), short("abcéf".into(), 4)), ("abcé".into(), "abc…".to_owned()));
+    }
+}

@@ -1,0 +1,227 @@
+//! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, who gets busy, and what a newcomer
+//! should see in it.
+
+use super::engines::StubEngineLoad;
+use super::machine::{DemoMachine, OnDisk};
+use super::termination;
+use crate::kubernetes::objects::PLAN_GATE;
+use serde_json::{Value, json};
+
+pub const MACHINES: [DemoMachine; 3] = [
+    DemoMachine {
+        node: "node-a",
+        model: "NVIDIA-H100-80GB-HBM3",
+        gpus: 4,
+        gib: 80,
+        models: &[OnDisk { model: "starcoder", gib: 9 }],
+    },
+    DemoMachine { node: "node-b", model: "NVIDIA-A100-SXM4-40GB", gpus: 4, gib: 40, models: &[] },
+    DemoMachine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48, models: &[] },
+];
+
+/// Who may be pushed out for whom: a negative priority says "evict me first".
+pub const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
+
+/// More requests than an engine can take in: its KV cache is all but full, and they wait.
+pub const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };
+
+pub struct Chapter {
+    pub title: &'static str,
+    pub text: &'static str,
+    pub acts: Vec<StoryStep>,
+}
+
+/// One thing that happens, and when it is over.
+pub enum StoryStep {
+    /// They arrive together; over when all are bound and their engines are up.
+    Arrive(Vec<StoryPod>),
+    /// The same batch the ordinary way and planned, one after the other; over when all are bound.
+    Twice { ordinary: Vec<StoryPod>, planned: Vec<StoryPod> },
+    /// They arrive together; over when each is bound or was told why not.
+    Fill(Vec<StoryPod>),
+    /// Services end; over when at least so many of the pods that waited are bound.
+    Leave { who: &'static [&'static str], takers: usize },
+    /// The engine where this pod would go gets busy; over when decisions know.
+    Crowd(StoryPod),
+    /// That engine has worked off what it had; over when decisions know.
+    Calm,
+    /// Tells how long this pod's model would take to answer on each node.
+    Compare(StoryPod),
+}
+
+/// A pod to be.
+#[derive(Debug, Clone)]
+pub struct StoryPod {
+    pub name: String,
+    gib: u64,
+    kv_gib: Option<u64>,
+    gpus: u32,
+    exclusive: bool,
+    priority_class: &'static str,
+    /// Behind the planner's gate.
+    planned: bool,
+    /// In milliseconds, the time it takes to die, and the time its processes then keep its memory; it says nothing of it if
+    /// `None`.
+    dies: Option<(u32, u32)>,
+    /// Of its engine; `None` for a job, which has none.
+    pub load: Option<StubEngineLoad>,
+}
+
+pub fn chapters() -> Vec<Chapter> {
+    vec![
+        Chapter {
+            title: "Mixed models arrive",
+            text: "Each asks for VRAM, not for a whole GPU, and gets the GPU it fills best. One engine at a time starts on a GPU.",
+            acts: vec![
+                StoryStep::Arrive([several("llama-8b", 2, 20, 35), several("qwen-14b", 2, 34, 50)].concat()),
+                StoryStep::Arrive(vec![serving("mistral-7b-1", 18, 40)]),
+                StoryStep::Arrive(vec![serving("mistral-7b-2", 18, 45)]),
+                StoryStep::Arrive(vec![serving("embedder-1", 4, 10)]),
+                StoryStep::Arrive(vec![serving("embedder-2", 4, 5)]),
+            ],
+        },
+        Chapter {
+            title: "A 70B model over two GPUs, and one that wants a GPU to itself",
+            text: "llama-70b takes an equal share of two GPUs of one node; nobody may join fraud-detector.",
+            acts: vec![StoryStep::Arrive(vec![
+                StoryPod { gpus: 2, ..serving("llama-70b", 140, 52) },
+                StoryPod { exclusive: true, ..serving("fraud-detector", 24, 20) },
+            ])],
+        },
+        Chapter {
+            title: "A model goes where its weights lie",
+            text: "Its best fit is elsewhere; but from a disk it is ready sooner than over the network.",
+            acts: vec![StoryStep::Compare(starcoder()), StoryStep::Arrive(vec![starcoder()])],
+        },
+        Chapter {
+            title: "A KV cache fills up",
+            text: "Its VRAM is as it was: only the engine's own page tells that who joins it would hurt. Others go elsewhere.",
+            acts: vec![
+                StoryStep::Crowd(serving("gemma-9b", 14, 30)),
+                StoryStep::Arrive(vec![serving("gemma-9b", 14, 30)]),
+                StoryStep::Arrive(vec![serving("granite-8b", 14, 25)]),
+            ],
+        },
+        Chapter {
+            title: "Its requests are worked off",
+            text: "The same page says so, and the GPU takes serving pods again.",
+            acts: vec![StoryStep::Calm, StoryStep::Arrive(vec![serving("phi-mini", 14, 20)])],
+        },
+        Chapter {
+            title: "The same jobs twice, once planned",
+            text: "Under the gate stowage.dev/plan they are placed before the scheduler has seen them: it asks about one node each.",
+            acts: vec![StoryStep::Twice {
+                ordinary: opportunistic("indexer", 6, 3),
+                planned: opportunistic("reranker", 6, 3)
+                    .into_iter()
+                    .map(|job| StoryPod { planned: true, ..job })
+                    .collect(),
+            }],
+        },
+        Chapter {
+            title: "Free on two GPUs is not free on one",
+            text: "The node's sum would do, so the scheduler preempts nobody. The planner does: the cheapest, on one GPU, and waits.",
+            acts: vec![
+                StoryStep::Arrive(opportunistic("fine-tune", 2, 26).into_iter().map(dies_slowly).collect()),
+                StoryStep::Arrive(vec![serving("qwen-7b-urgent", 24, 30)]),
+            ],
+        },
+        Chapter {
+            title: "Opportunistic jobs fill the rest",
+            text: "They may be evicted at any time, and cost nobody anything meanwhile. What fits nowhere is told why.",
+            acts: vec![StoryStep::Fill(opportunistic("batch-eval", 8, 8))],
+        },
+        Chapter {
+            title: "A serving pod arrives, and the cluster is full",
+            text: "Pods leave one GPU, the cheapest for it, and the room they leave is held for the one who asked.",
+            acts: vec![StoryStep::Arrive(vec![serving("llama-8b-urgent", 20, 30)])],
+        },
+        Chapter {
+            title: "Two services scale down",
+            text: "Jobs that were refused take the free VRAM without anybody asking again.",
+            acts: vec![StoryStep::Leave { who: &["llama-8b-1", "mistral-7b-1"], takers: 4 }],
+        },
+    ]
+}
+
+fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
+    (1..=count).map(|i| serving(&format!("{name}-{i}"), gib, kv_percent)).collect()
+}
+
+fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
+    let load = StubEngineLoad { kv_percent, waiting: 0, running: u64::from(kv_percent) / 2 };
+    StoryPod {
+        name: name.into(),
+        gib,
+        kv_gib: None,
+        gpus: 1,
+        exclusive: false,
+        planned: false,
+        dies: None,
+        priority_class: "stowage-serving",
+        load: Some(load),
+    }
+}
+
+/// Its weights are 9 GiB: much enough for the network to be felt.
+fn starcoder() -> StoryPod {
+    StoryPod { kv_gib: Some(3), ..serving("starcoder", 12, 15) }
+}
+
+fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<StoryPod> {
+    let job = |i| StoryPod {
+        priority_class: "stowage-opportunistic",
+        load: None,
+        ..serving(&format!("{name}-{i}"), gib, 0)
+    };
+    (1..=count).map(job).collect()
+}
+
+/// It writes a checkpoint before it goes, and its memory is free a while later.
+fn dies_slowly(job: StoryPod) -> StoryPod {
+    StoryPod { dies: Some((600, 400)), ..job }
+}
+
+impl StoryPod {
+    /// `llama-8b` of `llama-8b-2`: what its replicas have in common.
+    pub fn model(&self) -> &str {
+        let (stem, last) = self.name.rsplit_once('-').unwrap_or((&self.name, ""));
+        if last.parse::<u32>().is_ok() { stem } else { &self.name }
+    }
+
+    /// Its manifest, as its owner would write it; `port` is where its engine's pages are.
+    pub fn pod(&self, port: Option<u16>) -> Value {
+        let mut annotations = json!({"stowage.dev/model": self.model()});
+        if self.gpus > 1 {
+            annotations["stowage.dev/gpus"] = self.gpus.to_string().into();
+        }
+        if self.exclusive {
+            annotations["stowage.dev/exclusive"] = "true".into();
+        }
+        if let Some(gib) = self.kv_gib {
+            annotations["stowage.dev/kv-cache"] = format!("{gib}Gi").into();
+        }
+        if let Some(port) = port {
+            annotations["stowage.dev/metrics-port"] = port.to_string().into();
+        }
+        if let Some((takes, memory_stays)) = self.dies {
+            annotations[termination::TAKES] = takes.to_string().into();
+            annotations[termination::MEMORY_STAYS] = memory_stays.to_string().into();
+        }
+        let gates: &[Value] = if self.planned { &[json!({"name": PLAN_GATE})] } else { &[] };
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": self.name, "namespace": "default", "annotations": annotations},
+            "spec": {
+                "schedulerName": "stowage",
+                "schedulingGates": gates,
+                "priorityClassName": self.priority_class,
+                "terminationGracePeriodSeconds": 3,
+                "containers": [{
+                    "name": "engine", "image": "engine:1",
+                    "resources": {"limits": {"stowage.dev/vram": format!("{}Gi", self.gib)}, "requests": {"cpu": "1"}},
+                }],
+            },
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! Stowage itself in the demo: the very same service that `serve` runs, on ports that it finds again when it is started anew.
+//!
+//! It is stopped as `serve` stops, or dropped as a process dies: nothing that it knew outlives it but what the API server keeps.
+
+use super::api_server::ApiServer;
+use crate::extender::reports::Board;
+use crate::extender::request::RequestLimits;
+use crate::extender::server::{Endpoint, Endpoints};
+use crate::extender::{Extender, server};
+use crate::kubernetes;
+use crate::kubernetes::LeadWith;
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use anyhow::{Context, Result};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// Where it listens, on loopback.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    pub scheduler: SocketAddr,
+    pub agents: SocketAddr,
+    pub operators: SocketAddr,
+}
+
+/// A running one.
+pub struct Stowage {
+    pub service: Arc<Service>,
+    /// To be read: what gets there is the agents' to post.
+    pub board: Arc<Board>,
+    pub addresses: Addresses,
+    http: JoinHandle<std::io::Result<()>>,
+    tasks: JoinSet<()>,
+    stop_http: CancellationToken,
+    stop_cluster: CancellationToken,
+}
+
+impl Stowage {
+    /// Starts it on free ports, or where another has been before it.
+    pub fn start(api: &ApiServer, policy: Policy, at: Option<Addresses>) -> Result<Self> {
+        let service = Service::new(policy);
+        let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
+        let options = kubernetes::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
+        let (control_plane, tasks) =
+            kubernetes::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
+        let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
+        let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
+        let (operators_listener, operators) = listen(at.map(|at| at.operators))?;
+        let doors = Endpoints {
+            scheduler: Endpoint::plain(scheduler_listener),
+            agents: Endpoint::plain(agents_listener),
+            operators: Endpoint::plain(operators_listener),
+        };
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
+        let board = extender.board.clone();
+        let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
+        let addresses = Addresses { scheduler, agents, operators };
+        Ok(Self { service, board, addresses, http, tasks, stop_http, stop_cluster })
+    }
+
+    /// Ends it as `serve` ends: the HTTP side first.
+    pub async fn stop(mut self) -> Result<()> {
+        self.stop_http.cancel();
+        self.http.await??;
+        self.stop_cluster.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Ends it as one that is killed: what the planner has begun is not finished, what the watches would show is not seen.
+    pub async fn kill(mut self) -> Result<()> {
+        self.tasks.abort_all();
+        while self.tasks.join_next().await.is_some() {}
+        // The ports are free only when the last answer is out.
+        self.stop_http.cancel();
+        self.http.await??;
+        self.stop_cluster.cancel();
+        Ok(())
+    }
+}
+
+fn listen(at: Option<SocketAddr>) -> Result<(TcpListener, SocketAddr)> {
+    let at = at.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, 0).into());
+    let listener = TcpListener::bind(at).with_context(|| format!("nobody can listen on {at}"))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}

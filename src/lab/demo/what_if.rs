@@ -1,0 +1,84 @@
+//! What the core would answer for a pod that does not exist yet: the functions that `filter` runs, on the snapshot that it
+//! would read. Asking changes nothing.
+
+use crate::ids::{GpuUuid, NodeName};
+use crate::kubernetes::objects;
+use crate::scheduling::placing::rank::{ScheduleAttempt, ready, shortlist};
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::service::Service;
+use crate::units::Millis;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+use std::sync::Arc;
+
+pub struct Foresight {
+    snapshot: Arc<Snapshot>,
+    policy: Arc<Policy>,
+    demand: Demand,
+}
+
+/// A GPU of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeseenGpu {
+    pub node: NodeName,
+    pub gpu: GpuUuid,
+}
+
+impl Foresight {
+    pub fn of(service: &Service, manifest: Value) -> Result<Self> {
+        let pod: Pod = serde_json::from_value(manifest).context("the story's pods are pods")?;
+        let mut ledger = service.ledger();
+        let policy = ledger.policy().clone();
+        let demand = objects::demand(&pod, &policy)?;
+        Ok(Self { snapshot: ledger.snapshot(), policy, demand })
+    }
+
+    /// The same for a pod that does not say what it serves.
+    pub fn without_model(mut self) -> Self {
+        self.demand.model = None;
+        self
+    }
+
+    /// Where the pod would go, by its first GPU.
+    pub fn seat(&self) -> Option<ForeseenGpu> {
+        let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+        let attempt = ScheduleAttempt {
+            limit: 1,
+            just_failed: None,
+            reserved_placement: None,
+            policy: &self.policy,
+            allowance: TenantLimit::default(),
+        };
+        let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
+        let best = list.best.first()?;
+        let node = &self.snapshot.nodes()[best.node];
+        let gpu = node.devices[best.gpus.iter().next()?].uuid.clone();
+        Some(ForeseenGpu { node: node.name.clone(), gpu })
+    }
+
+    /// How long until its model would answer on each node, soonest first.
+    pub fn ready(&self) -> Vec<(Millis, NodeName)> {
+        let nodes = self.snapshot.nodes().iter();
+        let mut times: Vec<_> = nodes
+            .filter_map(|node| Some((ready(node, &self.demand, &self.policy.loading)?, node.name.clone())))
+            .collect();
+        times.sort();
+        times
+    }
+
+    /// Whether the engines on a GPU are too busy for it.
+    pub fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
+        let Some(node) = self.snapshot.node(seat.node.as_str()) else { return false };
+        let place = node.devices.iter().position(|device| device.uuid == seat.gpu);
+        place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].engine_load))
+    }
+}
+
+/// Whether an engine is starting anywhere: until it is ready, others keep off its GPU.
+pub fn is_any_engine_starting(service: &Service) -> bool {
+    let snapshot = service.ledger().snapshot();
+    snapshot.nodes().iter().flat_map(|node| node.gpus.iter()).any(|gpu| gpu.starting)
+}

@@ -1,0 +1,182 @@
+//! Rows of the trace's two tables, understood.
+
+use super::table::{Column, CsvRow, Table};
+use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
+use crate::ids::{GpuModel, InvalidName, NodeName};
+use crate::scheduling::vocabulary::demand::MAX_GPUS;
+use crate::units::{Bytes, MilliCpu, Millis};
+use std::collections::BTreeSet;
+
+/// More CPU, memory or time than any machine has; far from where sums of them would not fit.
+const MOST: u64 = 1 << 40;
+
+pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
+    let table = Table::read(source.file, source.text)?;
+    let [sn, cpu, memory, gpu, model] = columns(&table, ["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
+    let mut names = BTreeSet::new();
+    let mut node = |row: &CsvRow<'_>| {
+        let name = name(&table, row, sn, NodeName::parse)?;
+        if !names.insert(name.clone()) {
+            let (file, name) = (table.file.into(), name.to_string());
+            return Err(TraceError::SameName { file, line: row.line, name });
+        }
+        Ok(TraceNode {
+            name,
+            cpu: MilliCpu(row.number(cpu, MOST)?),
+            memory: Bytes::mib(row.number(memory, MOST >> 20)?),
+            gpus: row.number(gpu, MAX_GPUS.into())? as u32,
+            model: self::name(&table, row, model, GpuModel::parse)?,
+        })
+    };
+    table.rows().map(&mut node).collect()
+}
+
+pub fn pods(source: TraceText<'_>, nodes: &[TraceNode]) -> Result<Vec<TracePod>, TraceError> {
+    let table = Table::read(source.file, source.text)?;
+    let columns = PodColumns::of(&table)?;
+    table.rows().map(|row| pod(&table, row, &columns, nodes)).collect()
+}
+
+struct PodColumns {
+    name: Column,
+    cpu: Column,
+    memory: Column,
+    gpus: Column,
+    milli: Column,
+    models: Option<Column>,
+    life: Option<LifeColumns>,
+}
+
+struct LifeColumns {
+    qos: Column,
+    created: Column,
+    placed: Column,
+    gone: Column,
+}
+
+impl PodColumns {
+    fn of(table: &Table<'_>) -> Result<Self, TraceError> {
+        let [name, cpu, memory, gpus, milli] =
+            columns(table, ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
+        let models = table.column_if_any("gpu_spec");
+        Ok(Self { name, cpu, memory, gpus, milli, models, life: LifeColumns::of(table)? })
+    }
+}
+
+impl LifeColumns {
+    /// Some variants have none of these. One that has some has lost the others.
+    fn of(table: &Table<'_>) -> Result<Option<Self>, TraceError> {
+        let names = ["qos", "creation_time", "scheduled_time", "deletion_time"];
+        if names.iter().all(|name| table.column_if_any(name).is_none()) {
+            return Ok(None);
+        }
+        let [qos, created, placed, gone] = columns(table, names)?;
+        Ok(Some(Self { qos, created, placed, gone }))
+    }
+}
+
+fn pod(
+    table: &Table<'_>,
+    row: &CsvRow<'_>,
+    columns: &PodColumns,
+    nodes: &[TraceNode],
+) -> Result<TracePod, TraceError> {
+    let pod = TracePod {
+        name: row.text(columns.name).into(),
+        cpu: MilliCpu(row.number(columns.cpu, MOST)?),
+        memory: Bytes::mib(row.number(columns.memory, MOST >> 20)?),
+        gpus: row.number(columns.gpus, MAX_GPUS.into())? as u32,
+        milli: row.number(columns.milli, WHOLE_GPU.into())? as u32,
+        models: match columns.models {
+            Some(column) => models(table, row, column)?,
+            None => [].into(),
+        },
+        life: columns.life.as_ref().map(|columns| life(table, row, columns)).transpose()?,
+    };
+    let is_whole = match pod.gpus {
+        0 => pod.milli == 0,
+        1 => pod.milli > 0,
+        _ => pod.milli == WHOLE_GPU,
+    };
+    if !is_whole {
+        let (file, line, TracePod { gpus, milli, .. }) = (table.file.to_owned(), row.line, pod);
+        return Err(TraceError::PartOfSeveral { file, line, gpus, milli });
+    }
+    could_be_served(table.file, row.line, &pod, nodes)?;
+    Ok(pod)
+}
+
+/// A pod may be too large for the nodes of the models it names, and is never placed then; what no list of nodes could be meant
+/// for is an error.
+fn could_be_served(file: &str, line: usize, pod: &TracePod, nodes: &[TraceNode]) -> Result<(), TraceError> {
+    let (file, name) = (file.to_owned(), pod.name.to_string());
+    if !nodes.iter().any(|node| node.is_large_enough_for(pod)) {
+        return Err(TraceError::LargerThanAnyNode { file, line, pod: name, wants: wants(pod) });
+    }
+    if !nodes.iter().any(|node| node.is_accepted_by(pod)) {
+        return Err(TraceError::NoSuchModel { file, line, pod: name, models: named(pod) });
+    }
+    Ok(())
+}
+
+fn wants(pod: &TracePod) -> String {
+    format!("{} GPU(s), {} thousandths of a CPU and {}", pod.gpus, pod.cpu.0, pod.memory)
+}
+
+fn named(pod: &TracePod) -> String {
+    let models: Vec<&str> = pod.models.iter().map(GpuModel::as_str).collect();
+    models.join(" or ")
+}
+
+fn models(
+    table: &Table<'_>,
+    row: &CsvRow<'_>,
+    column: Column,
+) -> Result<std::sync::Arc<[GpuModel]>, TraceError> {
+    let named = row.text(column).split('|').filter(|model| !model.is_empty());
+    named.map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse)).collect()
+}
+
+fn life(table: &Table<'_>, row: &CsvRow<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
+    // A pod that was never placed has no such time.
+    let placed = if row.text(columns.placed).is_empty() { columns.created } else { columns.placed };
+    let (began, gone) = (row.number(placed, MOST)?, row.number(columns.gone, MOST)?);
+    let (file, line) = (table.file.to_owned(), row.line);
+    let ran = gone.checked_sub(began).ok_or(TraceError::Backwards { file, line })?;
+    Ok(Life { qos: qos(table, row, columns.qos)?, ran: Millis::seconds(ran) })
+}
+
+fn qos(table: &Table<'_>, row: &CsvRow<'_>, column: Column) -> Result<Qos, TraceError> {
+    match row.text(column) {
+        "BE" => Ok(Qos::BestEffort),
+        "Burstable" => Ok(Qos::Burstable),
+        "Guaranteed" => Ok(Qos::Guaranteed),
+        "LS" => Ok(Qos::LatencySensitive),
+        text => Err(TraceError::Qos { file: table.file.into(), line: row.line, text: text.into() }),
+    }
+}
+
+fn columns<const N: usize>(table: &Table<'_>, names: [&'static str; N]) -> Result<[Column; N], TraceError> {
+    let found: Vec<Column> = names.into_iter().map(|name| table.column(name)).collect::<Result<_, _>>()?;
+    Ok(found.try_into().expect("as many columns were found as were named"))
+}
+
+fn name<T>(
+    table: &Table<'_>,
+    row: &CsvRow<'_>,
+    column: Column,
+    parse: impl Fn(&str) -> Result<T, InvalidName>,
+) -> Result<T, TraceError> {
+    named_so(table, row, column.name(), row.text(column), parse)
+}
+
+fn named_so<T>(
+    table: &Table<'_>,
+    row: &CsvRow<'_>,
+    column: &'static str,
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, InvalidName>,
+) -> Result<T, TraceError> {
+    let (file, line) = (table.file.to_owned(), row.line);
+    parse(text).map_err(|why| TraceError::Name { file, line, column, text: text.into(), why })
+}

@@ -1,0 +1,128 @@
+//! Who comes in which order, and which node is ranked before which: what a seed says. The protocol of the published runs.
+
+use super::placer::PodArrival;
+use super::trace::PlayedTrace;
+use crate::lab::simulate::openb::go_dice::GoDice;
+use crate::lab::simulate::random::Random;
+
+/// So many hundredths of the GPUs are asked for in the end.
+pub const LAST_LOAD: u64 = 130;
+
+/// What is rolled beside the protocol, each with dice of its own.
+#[derive(Debug, Clone, Copy)]
+pub enum ArrivalDice {
+    /// Of a policy that rolls dice itself.
+    Policy,
+    /// Of a load that does not end: which pods, when, and for how long.
+    Draws,
+    Gaps,
+    Lifetimes,
+}
+
+impl ArrivalDice {
+    pub fn of(self, seed: u64) -> Random {
+        // Apart from the preemption simulator's, which are the first nine.
+        Random::seeded(seed, 16 + self as u64)
+    }
+}
+
+/// Between the pods and the nodes the published runs rolled ten numbers more, in the libraries they are built on. With them
+/// every run that rolls no dice itself comes out as published, to the hundredth, seed by seed.
+const ROLLED_BY_OTHERS: usize = 10;
+
+/// One seed's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arrivals {
+    pub seed: u64,
+    /// By their places in the setting's pods.
+    pub pods: Vec<usize>,
+    /// Every site, in the order in which they win ties.
+    pub ranks: Vec<usize>,
+}
+
+impl Arrivals {
+    /// With the dice of the published runs, in the order in which those rolled them: a number that nobody used, the pods, more
+    /// pods or fewer, [`ROLLED_BY_OTHERS`], the nodes.
+    pub fn of(setting: &PlayedTrace, seed: u64) -> Self {
+        let mut dice = GoDice::seeded(seed);
+        dice.int63();
+        let mut pods: Vec<usize> = (0..setting.pods.len()).collect();
+        dice.shuffle(&mut pods);
+        fill_up(setting, &mut pods, &mut dice);
+        (0..ROLLED_BY_OTHERS).for_each(|_| {
+            dice.int63();
+        });
+        let mut by_name: Vec<usize> = (0..setting.sites.len()).collect();
+        by_name.sort_by_key(|site| &setting.sites[*site].name);
+        let mut ranks = vec![0; by_name.len()];
+        let ranked = dice.permutation(by_name.len());
+        ranked.into_iter().zip(by_name).for_each(|(rank, site)| ranks[rank] = site);
+        Self { seed, pods, ranks }
+    }
+
+    pub fn iter(&self, setting: &PlayedTrace) -> impl Iterator<Item = PodArrival> {
+        let arrival =
+            |(number, pod): (usize, &usize)| PodArrival { number, pod: *pod, kind: setting.pods[*pod].kind };
+        self.pods.iter().enumerate().map(arrival)
+    }
+}
+
+/// Draws pods with replacement until the next one would ask for more than [`LAST_LOAD`]; of a trace that asks for more by
+/// itself pods are taken out until it does not. A pod over several GPUs is tried as if it asked for one of them, as it was in
+/// the published runs.
+fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
+    let asks = |pod: usize| setting.kind_of(pod).milli_gpus();
+    let mut asked: u64 = pods.iter().map(|pod| asks(*pod)).sum();
+    let most = setting.capacity() * LAST_LOAD / 100;
+    while asked > most {
+        asked -= asks(pods.remove(dice.below(pods.len() as u32)));
+    }
+    let rows = setting.pods.len();
+    // Pods that ask for no GPU would be drawn for ever.
+    while setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0) {
+        let drawn = dice.below(rows as u32);
+        if asked + u64::from(setting.kind_of(drawn).milli) > most {
+            return;
+        }
+        asked += asks(drawn);
+        pods.push(drawn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{kind, setting};
+    use super::*;
+    use crate::lab::simulate::openb::built_in;
+
+    #[test]
+    fn everyone_comes_once_and_then_some_again_until_the_load_is_reached() {
+        let setting = setting(&[(64_000, 8)], &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)]);
+        let arrivals = Arrivals::of(&setting, 42);
+        let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
+        first.sort_unstable();
+        assert_eq!(first, [0, 1, 2]);
+        let asked: u64 = arrivals.pods.iter().map(|pod| setting.kind_of(*pod).milli_gpus()).sum();
+        // 130 % of eight GPUs.
+        assert!((9_500..=10_400).contains(&asked), "{asked}");
+        assert_eq!(arrivals, Arrivals::of(&setting, 42));
+        assert_ne!(arrivals, Arrivals::of(&setting, 43));
+    }
+
+    #[test]
+    fn of_a_trace_that_asks_for_more_some_are_left_out() {
+        let setting = PlayedTrace::of(&built_in::trace());
+        let arrivals = Arrivals::of(&setting, 42);
+        assert!(arrivals.pods.len() < setting.pods.len());
+        let mut ranks = arrivals.ranks.clone();
+        ranks.sort_unstable();
+        assert_eq!(ranks, (0..24).collect::<Vec<_>>());
+        assert_ne!(ranks, arrivals.ranks);
+    }
+
+    #[test]
+    fn pods_without_gpus_come_once() {
+        let setting = setting(&[(64_000, 8)], &[kind(1000, 0, 0), kind(2000, 0, 0)]);
+        assert_eq!(Arrivals::of(&setting, 42).pods.len(), 2);
+    }
+}

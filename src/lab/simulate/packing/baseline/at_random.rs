@@ -1,0 +1,60 @@
+//! Any node that fits, and any GPU that does: what no policy should be worse than.
+
+use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
+use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::lab::simulate::random::Random;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+
+pub struct AtRandom<'s> {
+    setting: &'s PlayedTrace,
+    dice: Random,
+    /// By rank; kept for the next pod.
+    fitting: Vec<usize>,
+}
+
+impl<'s> AtRandom<'s> {
+    pub fn new(setting: &'s PlayedTrace, dice: Random) -> Self {
+        Self { setting, dice, fitting: Vec::new() }
+    }
+
+    fn gpus(&mut self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
+        if !kind.is_shared() {
+            return node.tightest(kind);
+        }
+        let roomy: Vec<usize> = node.roomy(kind).collect();
+        GpuSet::one(roomy[self.dice.below(roomy.len())])
+    }
+}
+
+impl Placer for AtRandom<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+        let kind = &self.setting.kinds[arrival.kind];
+        let fitting = cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(kind));
+        self.fitting.clear();
+        self.fitting.extend(fitting.map(|(rank, _)| rank));
+        let node = *self.fitting.get(self.dice.below(self.fitting.len()))?;
+        let gpus = self.gpus(&cluster.nodes()[node], kind);
+        Some(Placed::alone(SimulatedPlacement { node, gpus }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::simulate::packing::testing::{kind, setting};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_node_and_gpu_that_fits_is_met_and_no_other() {
+        let setting = setting(&[(64_000, 2), (500, 2), (64_000, 2)], &[kind(1000, 1, 600)]);
+        let cluster = SimulatedCluster::new(&setting, &[0, 1, 2]);
+        let mut random = AtRandom::new(&setting, Random::seeded(42, 0));
+        let seat = |random: &mut AtRandom<'_>| {
+            let seat = random.place(&cluster, PodArrival { number: 0, pod: 0, kind: 0 }).unwrap().seat;
+            (seat.node, seat.gpus.iter().next().unwrap())
+        };
+        let met: BTreeSet<(usize, usize)> = (0..100).map(|_| seat(&mut random)).collect();
+        assert_eq!(met, BTreeSet::from([(0, 0), (0, 1), (2, 0), (2, 1)]));
+    }
+}

@@ -1,0 +1,108 @@
+//! Policies that look at what is on a node already: who is there, or which GPUs are in use.
+
+use super::{BaselineScore, LARGEST_GPU, TOP};
+use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::lab::simulate::packing::cluster::{DemandSort, SimulatedNode};
+use crate::lab::simulate::packing::trace::PodKind;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+
+/// Pods of one sort together: first nodes with that sort alone, then such as have it too, then empty ones, then those of
+/// others; within each quarter of the scale the fuller node.
+pub struct Clustering;
+
+/// GPUs in use before idle ones, nodes in use before idle ones.
+pub struct PackingBaseline;
+
+impl BaselineScore for Clustering {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
+        let Some(sort) = DemandSort::of(kind) else { return 0 };
+        let quarter = TOP / 4;
+        let used = LARGEST_GPU.saturating_sub(node.free() as u32);
+        let base = match (node.sorts.contains_key(&sort), node.sorts.len()) {
+            (true, 1) => 3 * quarter,
+            (true, _) => 2 * quarter,
+            (false, 0) => quarter,
+            (false, _) => 0,
+        };
+        base + quarter * used / LARGEST_GPU
+    }
+}
+
+impl BaselineScore for PackingBaseline {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
+        if kind.gpus == 0 {
+            return 0;
+        }
+        let untouched = node.untouched();
+        if untouched == node.gpus.len() as u32 {
+            return (TOP / 3).saturating_sub(untouched).max(untouched);
+        }
+        let chosen = fullest(node, kind);
+        let of_untouched = chosen.iter().filter(|place| node.gpus[*place] == WHOLE_GPU).count() as u32;
+        if of_untouched > 0 {
+            return (TOP / 2).saturating_sub(of_untouched).max(TOP / 3);
+        }
+        let free: u32 = chosen.iter().map(|place| node.gpus[place] * 100 / WHOLE_GPU).sum();
+        TOP.saturating_sub(free / 10).max(TOP / 2)
+    }
+}
+
+/// As many GPUs as the pod asks for, the fullest that have room.
+fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
+    let mut places: Vec<usize> = node.roomy(kind).collect();
+    places.sort_by_key(|place| node.gpus[*place]);
+    places.into_iter().take(kind.gpus as usize).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+    use crate::lab::simulate::packing::testing::{kind, setting};
+
+    /// A node of four GPUs with these pods on it, by GPU.
+    fn node(pods: &[(PodKind, &[usize])]) -> SimulatedNode {
+        let mut cluster = SimulatedCluster::new(&setting(&[(64_000, 4)], &[]), &[0]);
+        for (kind, gpus) in pods {
+            cluster.take(kind, SimulatedPlacement { node: 0, gpus: gpus.iter().copied().collect() });
+        }
+        cluster.nodes()[0].clone()
+    }
+
+    #[test]
+    fn clustering_has_a_quarter_of_the_scale_for_each_way_to_be_together() {
+        let (part, whole, on_cpus) = (kind(0, 1, 500), kind(0, 1, 1000), kind(1000, 0, 0));
+        let idle = node(&[]);
+        // 25 × (8,000 − 4,000) / 8,000 = 12.
+        assert_eq!(Clustering.score(&idle, &part), 25 + 12);
+        let parts = node(&[(part.clone(), &[0])]);
+        // 25 × 4,500 / 8,000 = 14.06.
+        assert_eq!(Clustering.score(&parts, &part), 75 + 14);
+        assert_eq!(Clustering.score(&parts, &whole), 14);
+        let both = node(&[(part.clone(), &[0]), (whole.clone(), &[1])]);
+        assert_eq!(Clustering.score(&both, &whole), 50 + 17);
+        // Whole GPUs of another number are another sort.
+        assert_eq!(Clustering.score(&both, &kind(0, 2, 1000)), 17);
+        assert_eq!(Clustering.score(&both, &on_cpus), 0);
+    }
+
+    #[test]
+    fn packing_prefers_gpus_in_use_then_nodes_in_use() {
+        let (part, pair) = (kind(0, 1, 300), kind(0, 2, 1000));
+        assert_eq!(PackingBaseline.score(&node(&[]), &part), 33 - 4);
+        let used = node(&[(kind(0, 1, 450), &[2])]);
+        // 55 % of the chosen GPU is free: 100 − 55 / 10.
+        assert_eq!(PackingBaseline.score(&used, &part), 95);
+        assert_eq!(PackingBaseline.score(&used, &pair), 50 - 2);
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 600)), 50 - 1);
+        assert_eq!(PackingBaseline.score(&used, &kind(1000, 0, 0)), 0);
+    }
+
+    #[test]
+    fn packing_counts_the_fullest_gpus_that_have_room() {
+        let used = node(&[(kind(0, 1, 900), &[0]), (kind(0, 1, 200), &[1]), (kind(0, 1, 500), &[3])]);
+        assert_eq!(fullest(&used, &kind(0, 1, 300)), GpuSet::one(3));
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 300)), 100 - 5);
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 100)), 100 - 1);
+    }
+}

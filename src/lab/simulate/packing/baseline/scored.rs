@@ -1,0 +1,105 @@
+//! A policy that is a score, played: the node with the highest takes the pod, of equal ones the lowest rank. Of each kind of
+//! pods the scores are remembered, and only nodes that have changed since are looked at again.
+
+use super::BaselineScore;
+use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+
+pub struct Scored<'s, S> {
+    setting: &'s PlayedTrace,
+    score: S,
+    /// By kind; none of those that have not come yet.
+    memories: Vec<Option<RememberedScores>>,
+}
+
+/// What is remembered of one kind, by rank of node.
+struct RememberedScores {
+    /// The node's version that the score is of.
+    versions: Box<[u32]>,
+    /// None where such a pod does not fit.
+    scores: Box<[Option<u32>]>,
+}
+
+impl<'s, S: BaselineScore> Scored<'s, S> {
+    pub fn new(setting: &'s PlayedTrace, score: S) -> Self {
+        Self { setting, score, memories: setting.kinds.iter().map(|_| None).collect() }
+    }
+}
+
+impl<S: BaselineScore> Placer for Scored<'_, S> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+        let kind = &self.setting.kinds[arrival.kind];
+        let memory =
+            self.memories[arrival.kind].get_or_insert_with(|| RememberedScores::new(cluster.nodes().len()));
+        let node = memory.best(cluster, kind, &self.score)?;
+        let gpus = self.score.gpus(&cluster.nodes()[node], kind);
+        Some(Placed::alone(SimulatedPlacement { node, gpus }))
+    }
+}
+
+impl RememberedScores {
+    fn new(nodes: usize) -> Self {
+        // No node has version 0.
+        Self { versions: vec![0; nodes].into(), scores: vec![None; nodes].into() }
+    }
+
+    fn best(
+        &mut self,
+        cluster: &SimulatedCluster,
+        kind: &PodKind,
+        score: &impl BaselineScore,
+    ) -> Option<usize> {
+        let mut best: Option<(u32, usize)> = None;
+        for (rank, node) in cluster.nodes().iter().enumerate() {
+            if self.versions[rank] != node.version {
+                self.versions[rank] = node.version;
+                self.scores[rank] = node.fits(kind).then(|| score.score(node, kind));
+            }
+            if let Some(score) = self.scores[rank]
+                && best.is_none_or(|(highest, _)| score > highest)
+            {
+                best = Some((score, rank));
+            }
+        }
+        best.map(|(_, rank)| rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fit::BestFit;
+    use super::*;
+    use crate::lab::simulate::packing::testing::{kind, setting};
+
+    fn arrival(number: usize) -> PodArrival {
+        PodArrival { number, pod: 0, kind: 0 }
+    }
+
+    #[test]
+    fn of_equal_nodes_the_lowest_rank_is_taken_until_it_is_full() {
+        let setting = setting(&[(64_000, 1), (64_000, 1)], &[kind(1000, 1, 600)]);
+        let mut cluster = SimulatedCluster::new(&setting, &[1, 0]);
+        let mut best_fit = Scored::new(&setting, BestFit);
+        for expected in [Some(0), Some(1), None] {
+            let placed = best_fit.place(&cluster, arrival(0));
+            assert_eq!(placed.as_ref().map(|placed| placed.seat.node), expected);
+            if let Some(placed) = placed {
+                cluster.take(&setting.kinds[0], placed.seat);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_node_that_changed_is_forgotten() {
+        let setting = setting(&[(64_000, 1), (32_000, 1)], &[kind(1000, 1, 600)]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
+        let mut best_fit = Scored::new(&setting, BestFit);
+        let seat = best_fit.place(&cluster, arrival(0)).unwrap().seat;
+        assert_eq!(seat.node, 1);
+        cluster.take(&setting.kinds[0], seat);
+        assert_eq!(best_fit.place(&cluster, arrival(1)).unwrap().seat.node, 0);
+        cluster.give_back(&setting.kinds[0], seat);
+        assert_eq!(best_fit.place(&cluster, arrival(2)).unwrap().seat.node, 1);
+    }
+}

@@ -1,0 +1,144 @@
+//! How full GPUs could have become at most, whoever places pods: an upper bound by a linear program ([`program`]) on how many
+//! pods of each kind had come ([`asked`]). Which policy comes how near is not known here.
+//!
+//! When more has been asked for than there is, somebody is turned away, and a policy that knew the future would choose whom: of
+//! such a one little more can be said than that GPUs have an end. Real policies place whoever fits. So there are two bounds: of
+//! [anybody](AllocationBound::of_anybody_at_130), and of whoever [places at least those](AllocationBound::at_130) whom the best policy that was played
+//! placed before it turned away the first who accepts the same GPU models.
+
+pub mod asked;
+pub mod program;
+
+use super::arrivals::Arrivals;
+use super::cluster::SimulatedCluster;
+use super::placer::{Placed, Placer, PodArrival};
+use super::policy::PlayedPolicy;
+use super::trace::{PlayedTrace, PodKind};
+use crate::lab::simulate::openb::WHOLE_GPU;
+use asked::DemandAtLoad;
+use program::{Unsolved, most};
+use serde::Serialize;
+
+/// Shares of all GPUs in hundredths; absent for a load at which nothing came.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AllocationBound {
+    /// The policy that turned nobody away for longest.
+    pub begins_as: PlayedPolicy,
+    /// What those asked for whom it had placed by then, whoever was turned away later: the mean over seeds.
+    pub placed: f64,
+    /// Of whoever places them too.
+    pub at_100: Option<f64>,
+    pub at_130: Option<f64>,
+    /// Of anybody, also of who turns pods away for which there is room.
+    pub of_anybody_at_100: Option<f64>,
+    pub of_anybody_at_130: Option<f64>,
+}
+
+/// What a policy did with each seed until it first turned somebody away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beginning {
+    pub policy: PlayedPolicy,
+    pub until: Vec<Until>,
+}
+
+/// By kind: how many pods had come when the first was turned away that accepts the same GPU models. Of the kind's own pods, all
+/// that came before were placed, and stayed.
+pub type Until = Vec<usize>;
+
+impl AllocationBound {
+    /// On the means over these seeds of what was allocated; `None` if nothing was played.
+    pub fn of(
+        setting: &PlayedTrace,
+        arrivals: &[Arrivals],
+        beginnings: &[Beginning],
+    ) -> Result<Option<Self>, Unsolved> {
+        let placed = |beginning: &Beginning| placed(setting, arrivals, &beginning.until);
+        // Of equals the one that was asked for first.
+        let longest = beginnings.iter().rev().max_by(|a, b| placed(a).total_cmp(&placed(b)));
+        let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else { return Ok(None) };
+        let nobody = vec![vec![0; setting.kinds.len()]; arrivals.len()];
+        let at = |until: &[Until], load| at(setting, arrivals, until, load);
+        Ok(Some(Self {
+            begins_as: longest.policy,
+            placed: placed(longest),
+            at_100: at(&longest.until, 100)?,
+            at_130: at(&longest.until, 130)?,
+            of_anybody_at_100: at(&nobody, 100)?,
+            of_anybody_at_130: at(&nobody, 130)?,
+        }))
+    }
+}
+
+fn at(
+    setting: &PlayedTrace,
+    arrivals: &[Arrivals],
+    until: &[Until],
+    load: u64,
+) -> Result<Option<f64>, Unsolved> {
+    let Some(asked) = DemandAtLoad::at(setting, arrivals, until, load) else { return Ok(None) };
+    Ok(Some(hundredths(setting, most(setting, &asked)? * f64::from(WHOLE_GPU))))
+}
+
+fn placed(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until]) -> f64 {
+    let of = |(arrivals, until): (&Arrivals, &Until)| -> u64 {
+        let placed = arrivals.iter(setting).filter(|arrival| arrival.number < until[arrival.kind]);
+        placed.map(|arrival| setting.kinds[arrival.kind].milli_gpus()).sum()
+    };
+    let asked: u64 = arrivals.iter().zip(until).map(of).sum();
+    hundredths(setting, asked as f64 / arrivals.len().max(1) as f64)
+}
+
+fn hundredths(setting: &PlayedTrace, milli: f64) -> f64 {
+    100.0 * milli / setting.capacity().max(1) as f64
+}
+
+/// Looks on as somebody places pods, until the first of each kind is turned away. Where somebody has to leave, that is the end
+/// for all kinds. Pods that no node could ever hold are turned away by everybody, and say nothing.
+pub struct ObservedPlacer<'p> {
+    setting: &'p PlayedTrace,
+    placer: Box<dyn Placer + 'p>,
+    came: usize,
+    until: Vec<Option<usize>>,
+}
+
+impl<'p> ObservedPlacer<'p> {
+    pub fn new(setting: &'p PlayedTrace, placer: Box<dyn Placer + 'p>) -> Self {
+        let until = |kind| if setting.could_fit(kind) { None } else { Some(0) };
+        Self { setting, placer, came: 0, until: setting.kinds.iter().map(until).collect() }
+    }
+
+    pub fn until(self) -> Until {
+        self.until.into_iter().map(|until| until.unwrap_or(self.came)).collect()
+    }
+
+    /// Nothing is known any more of what becomes of kinds like this.
+    fn stop(&mut self, is_like: impl Fn(&PodKind) -> bool) {
+        for (until, kind) in self.until.iter_mut().zip(&self.setting.kinds) {
+            if is_like(kind) {
+                until.get_or_insert(self.came);
+            }
+        }
+    }
+}
+
+impl Placer for ObservedPlacer<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+        let placed = self.placer.place(cluster, arrival);
+        let kind = &self.setting.kinds[arrival.kind];
+        match &placed {
+            Some(placed) if placed.evicted.is_empty() => {}
+            Some(_) => self.stop(|_| true),
+            None if !self.setting.could_fit(kind) => {}
+            None => self.stop(|other| other.models == kind.models),
+        }
+        self.came += 1;
+        placed
+    }
+
+    fn end(&mut self, number: usize) {
+        self.placer.end(number);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! The linear program of the bound, solved as its dual: prices for which nobody could place pods at a profit.
+//!
+//! ```text
+//! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, those of the sort taken together
+//! with      placed_k ≤ Σ_n x_kn ≤ came_k
+//!           Σ_k cpu_k·x_kn ≤ CPU_n,  Σ_k memory_k·x_kn ≤ memory_n
+//!           Σ_k whole_k·x_kn + Σ_p y_pn ≤ GPU_n        y_pn: GPUs cut in the way p, as in the cutting-stock problem
+//!           Σ_{k of size s} x_kn ≤ Σ_p a_sp·y_pn       for each size s of parts
+//! ```
+//!
+//! The ways to cut are columns, so in the dual they are constraints: a GPU's price is at least that of the parts of each cut
+//! (Gilmore and Gomory, 1961). They are far too many to write down; each round adds, for each sort, the one that is missed most,
+//! which a knapsack finds (Kelley's cutting planes, 1960).
+//!
+//! What is left out, such as which node of a sort a pod is on, makes the bound higher, never lower. Prices that satisfy all
+//! constraints are an upper bound even where they are not the best; where rounds end early, a GPU is priced up until they do.
+
+use super::asked::DemandAtLoad;
+use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::lab::simulate::packing::trace::{PlayedNode, PlayedTrace, PodKind};
+use microlp::{ComparisonOp, OptimizationDirection, Problem, Solution, Variable};
+use std::collections::BTreeMap;
+
+/// Below this a cut is missed by no more than the arithmetic's noise.
+const EPSILON: f64 = 1e-7;
+/// Far more than any trace takes.
+const ROUNDS: usize = 200;
+/// So much less has to be placed than was, so that rounding never asks for more than there is room for.
+const SLACK: f64 = 1e-9;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Unsolved {
+    #[error("the program of the bound has no solution that the solver can verify ({0}); leave --bound out")]
+    Solver(#[from] microlp::Error),
+    #[error("the solver of the bound stopped before it had a solution; leave --bound out")]
+    Interrupted,
+}
+
+/// In GPUs, for one pod that has to be placed: more than any can displace. Without an end to it there is no first solution, as
+/// long as the cuts that make room for all are missing.
+const DEAREST: f64 = 1000.0;
+
+/// GPUs that can be allocated at most when so many of each kind have come.
+pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved> {
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_fit(&setting.kinds[*kind]);
+    let kinds: Vec<usize> = (0..setting.kinds.len()).filter(plays).collect();
+    let prices: Vec<(usize, KindPrices)> =
+        kinds.iter().map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind))).collect();
+    let mut sorts = Vec::new();
+    for (site, count) in alike(setting) {
+        let kinds = prices.iter().map(|(kind, place)| (&setting.kinds[*kind], *place));
+        sorts.push(NodePrices::new(
+            &mut problem,
+            site,
+            count,
+            kinds.filter(|(kind, _)| site.could_fit(kind)),
+        ));
+    }
+    let solution = solved(problem.solve()?)?;
+    let (solution, missed) = cut(solution, &sorts)?;
+    Ok(solution.objective() + missed)
+}
+
+/// Nodes that are alike, and how many there are.
+fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
+    let mut sorts: BTreeMap<_, (&PlayedNode, f64)> = BTreeMap::new();
+    for site in &setting.sites {
+        sorts.entry((site.model, site.cpu, site.memory, site.gpus)).or_insert((site, 0.0)).1 += 1.0;
+    }
+    sorts.into_values().collect()
+}
+
+/// What it is worth that one more pod of a kind came, and what it costs that one more has to be placed.
+#[derive(Debug, Clone, Copy)]
+struct KindPrices {
+    came: Variable,
+    placed: Variable,
+}
+
+impl KindPrices {
+    fn new(problem: &mut Problem, asked: &DemandAtLoad, kind: usize) -> Self {
+        let placed = asked.placed[kind] * (1.0 - SLACK);
+        Self {
+            came: problem.add_var(asked.came[kind], (0.0, f64::INFINITY)),
+            placed: problem.add_var(-placed, (0.0, DEAREST)),
+        }
+    }
+}
+
+/// The prices on nodes that are alike.
+struct NodePrices {
+    /// Of all these nodes.
+    gpus: f64,
+    gpu: Variable,
+    /// Of a part of each size, in thousandths.
+    parts: BTreeMap<u32, Variable>,
+}
+
+impl NodePrices {
+    fn new<'s>(
+        problem: &mut Problem,
+        site: &PlayedNode,
+        count: f64,
+        kinds: impl Iterator<Item = (&'s PodKind, KindPrices)>,
+    ) -> Self {
+        let any = (0.0, f64::INFINITY);
+        let gpus = count * f64::from(site.gpus);
+        let cpu = problem.add_var(count * cores(site.cpu), any);
+        let memory = problem.add_var(count * gib(site.memory), any);
+        let mut sort = Self { gpus, gpu: problem.add_var(gpus, any), parts: BTreeMap::new() };
+        for (kind, place) in kinds {
+            let mut costs = vec![(place.came, 1.0), (place.placed, -1.0)];
+            costs.extend(
+                [(cpu, cores(kind.cpu)), (memory, gib(kind.memory))].into_iter().filter(|(_, n)| *n > 0.0),
+            );
+            match kind.gpus {
+                0 => {}
+                _ if kind.is_shared() => costs.push((sort.part(problem, kind.milli), 1.0)),
+                whole => costs.push((sort.gpu, f64::from(whole))),
+            }
+            let packing_model = kind.milli_gpus() as f64 / f64::from(WHOLE_GPU);
+            problem.add_constraint(costs, ComparisonOp::Ge, packing_model);
+        }
+        sort
+    }
+
+    /// At first a GPU's price is only held to cuts of one size each.
+    fn part(&mut self, problem: &mut Problem, milli: u32) -> Variable {
+        *self.parts.entry(milli).or_insert_with(|| {
+            let part = problem.add_var(0.0, (0.0, f64::INFINITY));
+            let pieces = f64::from(WHOLE_GPU / milli);
+            problem.add_constraint([(self.gpu, 1.0), (part, -pieces)], ComparisonOp::Ge, 0.0);
+            part
+        })
+    }
+
+    /// The cut whose parts are worth most, by size, and by how much they are worth more than a GPU costs.
+    fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
+        let worths: Vec<(u32, f64)> =
+            self.parts.iter().map(|(milli, part)| (*milli, solution.var_value(*part))).collect();
+        let (pieces, packing_model) = best_cut(&worths);
+        (pieces, packing_model - solution.var_value(self.gpu))
+    }
+
+    fn constraint(&self, pieces: &BTreeMap<u32, u32>) -> Vec<(Variable, f64)> {
+        let parts = pieces.iter().map(|(milli, count)| (self.parts[milli], -f64::from(*count)));
+        [(self.gpu, 1.0)].into_iter().chain(parts).collect()
+    }
+}
+
+/// Adds cuts until none is missed; what the prices of GPUs still lack, over all GPUs.
+fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), Unsolved> {
+    for _ in 0..ROUNDS {
+        let mut is_done = true;
+        for sort in sorts {
+            let (pieces, missed) = sort.missed(&solution);
+            if missed > EPSILON {
+                is_done = false;
+                solution =
+                    solved(solution.add_constraint(sort.constraint(&pieces), ComparisonOp::Ge, 0.0)?)?;
+            }
+        }
+        if is_done {
+            break;
+        }
+    }
+    let lacking = sorts.iter().map(|sort| sort.gpus * sort.missed(&solution).1.max(0.0)).sum();
+    Ok((solution, lacking))
+}
+
+fn solved(outcome: microlp::SolveOutcome) -> Result<Solution, Unsolved> {
+    outcome.into_solution().map_err(|_| Unsolved::Interrupted)
+}
+
+/// Of parts of these sizes in thousandths, each worth so much, those that are worth most together and come from one GPU.
+fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
+    let whole = WHOLE_GPU as usize;
+    let mut best = vec![0.0; whole + 1];
+    let mut last = vec![None; whole + 1];
+    for room in 1..=whole {
+        best[room] = best[room - 1];
+        for &(milli, packing_model) in parts {
+            let Some(rest) = room.checked_sub(milli as usize) else { continue };
+            if best[rest] + packing_model > best[room] {
+                best[room] = best[rest] + packing_model;
+                last[room] = Some(milli);
+            }
+        }
+    }
+    let mut pieces = BTreeMap::new();
+    let mut room = whole;
+    while room > 0 {
+        if let Some(milli) = last[room] {
+            *pieces.entry(milli).or_default() += 1;
+        }
+        room -= last[room].map_or(1, |milli| milli as usize);
+    }
+    (pieces, best[whole])
+}
+
+/// Units in which figures are of the size of GPUs, so that the solver's arithmetic is sound.
+fn cores(milli: u64) -> f64 {
+    milli as f64 / 1000.0
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}

@@ -1,0 +1,189 @@
+//! The bound beside packings that are found by trying all, and beside what policies come to.
+
+use super::super::cluster::{SimulatedNode, SimulatedPlacement};
+use super::super::testing::{kind, setting};
+use super::*;
+use crate::lab::simulate::openb::built_in;
+use crate::lab::simulate::packing::trace::PodKind;
+use crate::lab::simulate::packing::{CpuRule, Replay, SimulatedEviction, Typical, replay};
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use proptest::prelude::*;
+
+/// In thousandths of GPUs: the best that can be had of these pods, the first `placed` of which must all be in.
+fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -> Option<u64> {
+    fn go(setting: &PlayedTrace, cluster: &SimulatedCluster, pods: &[usize], placed: usize) -> Option<u64> {
+        let Some((pod, rest)) = pods.split_first() else { return Some(cluster.allocated()) };
+        let kind = setting.kind_of(*pod);
+        let without = if placed == 0 { go(setting, cluster, rest, 0) } else { None };
+        let with = seats(cluster, kind).into_iter().filter_map(|seat| {
+            let mut cluster = cluster.clone();
+            cluster.take(kind, seat);
+            go(setting, &cluster, rest, placed.saturating_sub(1))
+        });
+        with.chain(without).max()
+    }
+    go(setting, &SimulatedCluster::new(setting, ranks), pods, placed)
+}
+
+/// Every node and GPU on which there is room. Whole GPUs are all alike.
+fn seats(cluster: &SimulatedCluster, kind: &PodKind) -> Vec<SimulatedPlacement> {
+    let on = |(rank, node): (usize, &SimulatedNode)| -> Vec<SimulatedPlacement> {
+        let gpus = match kind.is_shared() {
+            true => {
+                (0..node.gpus.len()).filter(|gpu| node.gpus[*gpu] >= kind.milli).map(GpuSet::one).collect()
+            }
+            false => vec![node.tightest(kind)],
+        };
+        let seats = gpus.into_iter().map(|gpus| SimulatedPlacement { node: rank, gpus });
+        if node.fits(kind) { seats.collect() } else { Vec::new() }
+    };
+    cluster.nodes().iter().enumerate().flat_map(on).collect()
+}
+
+/// Two nodes and a handful of kinds, some of which only one of two models would hold.
+fn small() -> impl Strategy<Value = (PlayedTrace, Vec<usize>)> {
+    let size = prop_oneof![Just(1000u32), (1u32..=100).prop_map(|tens| tens * 10)];
+    let one = (0u64..9, 0u32..=2, size, any::<bool>());
+    let kinds = prop::collection::vec(one, 1..=4).prop_map(|kinds: Vec<(u64, u32, u32, bool)>| {
+        let kind = |(cpu, gpus, milli, is_picky): (u64, u32, u32, bool)| {
+            let milli = match gpus {
+                0 => 0,
+                1 => milli,
+                _ => 1000,
+            };
+            PodKind { models: [true, !is_picky].into(), ..kind(cpu * 1000, gpus, milli) }
+        };
+        kinds.into_iter().map(kind).collect::<Vec<PodKind>>()
+    });
+    let nodes = prop::collection::vec((1u64..17, 1u32..=2), 1..=2);
+    (nodes, kinds, prop::collection::vec(any::<prop::sample::Index>(), 1..=6)).prop_map(
+        |(nodes, kinds, pods)| {
+            let nodes: Vec<(u64, u32)> = nodes.into_iter().map(|(cpu, gpus)| (cpu * 1000, gpus)).collect();
+            let mut setting = setting(&nodes, &kinds);
+            if let Some(last) = setting.sites.get_mut(1) {
+                last.model = 1;
+            }
+            let pods = pods.into_iter().map(|pod| pod.index(kinds.len())).collect();
+            (setting, pods)
+        },
+    )
+}
+
+fn counted(setting: &PlayedTrace, pods: &[usize]) -> Vec<f64> {
+    let of = |kind| pods.iter().filter(|pod| setting.pods[**pod].kind == kind).count() as f64;
+    (0..setting.kinds.len()).map(of).collect()
+}
+
+proptest! {
+    #[test]
+    fn no_packing_passes_the_bound((setting, pods) in small(), placed in 0usize..=6) {
+        let ranks: Vec<usize> = (0..setting.sites.len()).collect();
+        let placed = placed.min(pods.len());
+        if let Some(best) = best(&setting, &ranks, &pods, placed) {
+            let asked = DemandAtLoad { came: counted(&setting, &pods), placed: counted(&setting, &pods[..placed]) };
+            let most = most(&setting, &asked).unwrap();
+            prop_assert!(most * 1000.0 >= best as f64 - 1e-3, "{most} GPUs, where {best} thousandths are packed");
+            let all: f64 = pods.iter().map(|pod| setting.kind_of(*pod).milli_gpus() as f64).sum();
+            prop_assert!(most * 1000.0 <= all.min(setting.capacity() as f64) + 1e-3);
+        }
+    }
+}
+
+#[test]
+fn what_no_cut_of_a_gpu_holds_is_not_counted_on() {
+    let asked = |came: &[f64], placed: &[f64]| DemandAtLoad { came: came.into(), placed: placed.into() };
+    // Parts of 600 thousandths are one to a GPU, those of 300 three, and one of each two.
+    let setting = setting(&[(64_000, 2)], &[kind(0, 1, 600), kind(0, 1, 300)]);
+    let most = |asked: DemandAtLoad| (most(&setting, &asked).unwrap() * 1e6).round() / 1e6;
+    assert_eq!(most(asked(&[4.0, 0.0], &[0.0, 0.0])), 1.2);
+    assert_eq!(most(asked(&[4.0, 1.0], &[0.0, 0.0])), 1.5);
+    assert_eq!(most(asked(&[4.0, 9.0], &[0.0, 0.0])), 1.8);
+    // One that has to be in takes what others would have used better, or not.
+    let single = self::setting(&[(64_000, 1)], &[kind(0, 1, 600), kind(0, 1, 1000)]);
+    let most = |placed: f64| super::most(&single, &asked(&[1.0, 1.0], &[placed, 0.0])).unwrap();
+    assert!((most(0.0) - 1.0).abs() < 1e-6 && (most(1.0) - 0.6).abs() < 1e-6);
+}
+
+#[test]
+fn cpu_memory_and_models_bound_what_gpus_would_hold() {
+    let asked = |came: f64| DemandAtLoad { came: vec![came], placed: vec![0.0] };
+    let of = |kind: PodKind| most(&setting(&[(8000, 4)], &[kind]), &asked(9.0)).unwrap();
+    assert!((of(kind(1000, 1, 1000)) - 4.0).abs() < 1e-6);
+    assert!((of(kind(4000, 1, 1000)) - 2.0).abs() < 1e-6);
+    assert!((of(PodKind { memory: 1 << 40, ..kind(0, 1, 1000) }) - 1.0).abs() < 1e-6);
+    assert_eq!(of(PodKind { models: [false, true].into(), ..kind(0, 1, 1000) }), 0.0);
+}
+
+fn played(setting: &PlayedTrace, arrivals: &[Arrivals], policy: PlayedPolicy) -> (Beginning, Vec<Replay>) {
+    let typical = Typical::of(setting);
+    let mut beginning = Beginning { policy, until: Vec::new() };
+    let mut replays = Vec::new();
+    for arrivals in arrivals {
+        let placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
+        let mut watched = ObservedPlacer::new(setting, placer);
+        replays.push(replay(setting, arrivals, &typical, &mut watched));
+        beginning.until.push(watched.until());
+    }
+    (beginning, replays)
+}
+
+#[test]
+fn no_policy_passes_the_bound_on_those_who_began_as_it_did() {
+    let setting = PlayedTrace::of(&built_in::trace());
+    let arrivals = [Arrivals::of(&setting, 42), Arrivals::of(&setting, 43)];
+    let mean = |replays: &[Replay], load| {
+        let of = replays.iter().map(|replay| replay.curve.at(load).unwrap().allocated);
+        of.sum::<f64>() / replays.len() as f64
+    };
+    for policy in PlayedPolicy::ALL {
+        let (beginning, replays) = played(&setting, &arrivals, policy);
+        let bound = AllocationBound::of(&setting, &arrivals, &[beginning]).unwrap().unwrap();
+        let came_to = [mean(&replays, 100), mean(&replays, 130)];
+        let bounds = [(bound.at_100, bound.of_anybody_at_100), (bound.at_130, bound.of_anybody_at_130)];
+        for (came_to, (bound, choosy)) in came_to.into_iter().zip(bounds) {
+            let (bound, choosy) = (bound.unwrap(), choosy.unwrap());
+            assert!(
+                came_to <= bound + 1e-6 && bound <= choosy + 1e-6,
+                "{policy:?}: {came_to} {bound} {choosy}"
+            );
+            assert!(choosy <= 100.0 + 1e-6);
+        }
+    }
+}
+
+#[test]
+fn the_bound_is_of_whoever_turned_nobody_away_for_longest() {
+    let setting = setting(&[(64_000, 10)], &[kind(0, 1, 1000)]);
+    let arrivals = [Arrivals { seed: 0, pods: vec![0; 13], ranks: vec![0] }];
+    let beginning = |policy, placed| Beginning { policy, until: vec![vec![placed]] };
+    let beginnings = [
+        beginning(PlayedPolicy::Random, 7),
+        beginning(PlayedPolicy::Fgd, 9),
+        beginning(PlayedPolicy::BestFit, 9),
+    ];
+    let bound = AllocationBound::of(&setting, &arrivals, &beginnings).unwrap().unwrap();
+    assert_eq!((bound.begins_as, bound.placed), (PlayedPolicy::Fgd, 90.0));
+    assert!((bound.at_130.unwrap() - 100.0).abs() < 1e-6);
+    assert_eq!(AllocationBound::of(&setting, &arrivals, &[]), Ok(None));
+    assert_eq!(AllocationBound::of(&setting, &[], &beginnings), Ok(None));
+}
+
+#[test]
+fn a_pod_that_no_node_could_hold_is_turned_away_by_all_and_says_nothing() {
+    let kinds = [kind(0, 1, 1000), kind(99_000, 1, 1), kind(0, 1, 1000)];
+    let setting = setting(&[(64_000, 2)], &kinds);
+    let arrivals = [Arrivals { seed: 0, pods: vec![1, 0, 1, 2, 0, 2], ranks: vec![0] }];
+    let (beginning, _) = played(&setting, &arrivals, PlayedPolicy::BestFit);
+    assert_eq!(beginning.until, [[4, 0, 4]]);
+    let bound = AllocationBound::of(&setting, &arrivals, &[beginning]).unwrap().unwrap();
+    assert_eq!((bound.placed, bound.at_100.unwrap().round()), (100.0, 100.0));
+}
+
+#[test]
+fn who_is_turned_away_ends_the_beginning_of_those_who_accept_the_same_models() {
+    let nowhere_else = PodKind { models: [true, false].into(), ..kind(0, 1, 1000) };
+    let setting = setting(&[(64_000, 2)], &[nowhere_else, kind(0, 1, 500), kind(0, 1, 400)]);
+    let arrivals = [Arrivals { seed: 0, pods: vec![0, 1, 0, 2, 1, 1], ranks: vec![0] }];
+    let (beginning, _) = played(&setting, &arrivals, PlayedPolicy::BestFit);
+    assert_eq!(beginning.until, [[2, 4, 4]]);
+}

@@ -1,0 +1,215 @@
+//! What is free where: the cluster as the stock filters and the published policies see it, by CPU, memory and thousandths of
+//! each GPU. Every placement is entered here too, whoever made it, so that a policy that hands out what is taken is caught.
+//! Whom to place where is not known here.
+
+use super::trace::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
+use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use std::collections::BTreeMap;
+
+/// Nodes by their rank: of two that are equal to a policy, the lower takes the pod.
+#[derive(Debug, Clone)]
+pub struct SimulatedCluster {
+    nodes: Vec<SimulatedNode>,
+    /// In thousandths of GPUs.
+    allocated: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct SimulatedNode {
+    /// By its place in [`PlayedTrace::sites`].
+    pub site: usize,
+    pub model: usize,
+    /// What is free: thousandths of cores, bytes, thousandths of each GPU, pods.
+    pub cpu: u64,
+    pub memory: u64,
+    pub gpus: Box<[u32]>,
+    pub slots: u32,
+    /// How many pods of each sort are here.
+    pub sorts: BTreeMap<DemandSort, u32>,
+    /// Rises with every change.
+    pub version: u32,
+}
+
+/// Where a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SimulatedPlacement {
+    /// By its rank.
+    pub node: usize,
+    pub gpus: GpuSet,
+}
+
+/// What GPU pods are grouped by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DemandSort {
+    /// A part of one GPU.
+    Part,
+    /// So many whole ones.
+    Whole(u32),
+}
+
+impl DemandSort {
+    pub fn of(kind: &PodKind) -> Option<Self> {
+        match kind.gpus {
+            0 => None,
+            _ if kind.is_shared() => Some(Self::Part),
+            gpus => Some(Self::Whole(gpus)),
+        }
+    }
+}
+
+impl SimulatedCluster {
+    /// All is free; `ranks` has every site once, in the order of their ranks.
+    pub fn new(setting: &PlayedTrace, ranks: &[usize]) -> Self {
+        Self {
+            nodes: ranks.iter().map(|site| SimulatedNode::new(*site, &setting.sites[*site])).collect(),
+            allocated: 0,
+        }
+    }
+
+    pub fn nodes(&self) -> &[SimulatedNode] {
+        &self.nodes
+    }
+
+    /// In thousandths of GPUs.
+    pub fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    pub fn take(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
+        self.nodes[seat.node].take(kind, seat.gpus);
+        self.allocated += kind.milli_gpus();
+    }
+
+    pub fn give_back(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
+        self.nodes[seat.node].give_back(kind, seat.gpus);
+        self.allocated -= kind.milli_gpus();
+    }
+}
+
+impl SimulatedNode {
+    fn new(site: usize, bought: &PlayedNode) -> Self {
+        Self {
+            site,
+            model: bought.model,
+            cpu: bought.cpu,
+            memory: bought.memory,
+            gpus: vec![WHOLE_GPU; bought.gpus as usize].into(),
+            slots: POD_SLOTS,
+            sorts: BTreeMap::new(),
+            version: 1,
+        }
+    }
+
+    pub fn fits(&self, kind: &PodKind) -> bool {
+        self.is_accepted(kind) && self.has_gpus(kind)
+    }
+
+    /// Whether the stock scheduler's own filters let the pod come: they know nothing of GPUs but their model.
+    pub fn is_accepted(&self, kind: &PodKind) -> bool {
+        kind.models[self.model] && kind.cpu <= self.cpu && kind.memory <= self.memory && self.slots > 0
+    }
+
+    /// Whether enough single GPUs have room.
+    pub fn has_gpus(&self, kind: &PodKind) -> bool {
+        kind.gpus == 0 || self.roomy(kind).nth(kind.gpus as usize - 1).is_some()
+    }
+
+    /// The places of GPUs that have room.
+    pub fn roomy(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
+        let milli = kind.milli;
+        self.gpus.iter().enumerate().filter(move |(_, free)| **free >= milli).map(|(place, _)| place)
+    }
+
+    /// Over all GPUs, in thousandths of one.
+    pub fn free(&self) -> u64 {
+        self.gpus.iter().map(|free| u64::from(*free)).sum()
+    }
+
+    /// How many GPUs nobody uses.
+    pub fn untouched(&self) -> u32 {
+        self.gpus.iter().filter(|free| **free == WHOLE_GPU).count() as u32
+    }
+
+    /// The tightest GPUs that have room, and of equal ones those in the lowest places. Whole GPUs are equal.
+    pub fn tightest(&self, kind: &PodKind) -> GpuSet {
+        if kind.is_shared() {
+            let tightest = self.roomy(kind).min_by_key(|place| (self.gpus[*place], *place));
+            return tightest.map(GpuSet::one).unwrap_or_default();
+        }
+        self.roomy(kind).take(kind.gpus as usize).collect()
+    }
+
+    fn take(&mut self, kind: &PodKind, gpus: GpuSet) {
+        const ROOM: &str = "whoever places a pod has made sure that there is room";
+        self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
+        self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
+        self.slots = self.slots.checked_sub(1).expect(ROOM);
+        assert_eq!(gpus.len(), kind.gpus, "a pod gets as many GPUs as it asks for");
+        for place in gpus.iter() {
+            self.gpus[place] = self.gpus[place].checked_sub(kind.milli).expect(ROOM);
+        }
+        if let Some(sort) = DemandSort::of(kind) {
+            *self.sorts.entry(sort).or_default() += 1;
+        }
+        self.version += 1;
+    }
+
+    fn give_back(&mut self, kind: &PodKind, gpus: GpuSet) {
+        self.cpu += kind.cpu;
+        self.memory += kind.memory;
+        self.slots += 1;
+        gpus.iter().for_each(|place| self.gpus[place] += kind.milli);
+        if let Some(sort) = DemandSort::of(kind)
+            && let Some(count) = self.sorts.get_mut(&sort)
+        {
+            *count -= 1;
+            self.sorts.retain(|_, count| *count > 0);
+        }
+        self.version += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{kind, setting};
+    use super::*;
+
+    #[test]
+    fn what_a_pod_takes_it_gives_back() {
+        let setting = setting(&[(64_000, 2)], &[]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        let (part, whole) = (kind(1000, 1, 400), kind(1000, 2, 1000));
+        let seat = SimulatedPlacement { node: 0, gpus: cluster.nodes()[0].tightest(&part) };
+        cluster.take(&part, seat);
+        assert_eq!((cluster.allocated(), &*cluster.nodes()[0].gpus), (400, &[600, 1000][..]));
+        assert!(!cluster.nodes()[0].fits(&whole));
+        assert_eq!(cluster.nodes()[0].sorts, BTreeMap::from([(DemandSort::Part, 1)]));
+        cluster.give_back(&part, seat);
+        assert!(cluster.nodes()[0].fits(&whole));
+        assert_eq!((cluster.allocated(), cluster.nodes()[0].sorts.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_part_goes_to_the_tightest_gpu_and_whole_ones_are_the_first_that_are_free() {
+        let setting = setting(&[(64_000, 4)], &[]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        cluster.take(&kind(0, 1, 300), SimulatedPlacement { node: 0, gpus: GpuSet::one(0) });
+        cluster.take(&kind(0, 1, 500), SimulatedPlacement { node: 0, gpus: GpuSet::one(2) });
+        let node = &cluster.nodes()[0];
+        assert_eq!(node.tightest(&kind(0, 1, 200)), GpuSet::one(2));
+        assert_eq!(node.tightest(&kind(0, 1, 600)), GpuSet::one(0));
+        assert_eq!(node.tightest(&kind(0, 2, 1000)), [1, 3].into_iter().collect());
+        assert!(!node.fits(&kind(0, 3, 1000)));
+    }
+
+    #[test]
+    #[should_panic(expected = "there is room")]
+    fn a_gpu_that_is_handed_out_twice_is_caught() {
+        let setting = setting(&[(64_000, 1)], &[]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        let seat = SimulatedPlacement { node: 0, gpus: GpuSet::one(0) };
+        cluster.take(&kind(0, 1, 600), seat);
+        cluster.take(&kind(0, 1, 600), seat);
+    }
+}

@@ -1,0 +1,110 @@
+//! What is read off a replay: how much is allocated, and how much of the rest is in fragments, over what has been asked for so
+//! far. The mean over all events at which the load rounds to a whole per cent, as in the published runs.
+
+use super::arrivals::LAST_LOAD;
+use crate::lab::simulate::openb::WHOLE_GPU;
+
+/// By load, from 0 % to [`LAST_LOAD`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct AllocationCurve {
+    capacity: u64,
+    asked: u64,
+    levels: Vec<Level>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Level {
+    events: u64,
+    /// Sums over events: thousandths of GPUs, and GPUs.
+    allocated: u64,
+    fragmented: f64,
+}
+
+/// Of all GPUs, in hundredths.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    pub load: u64,
+    pub allocated: f64,
+    pub fragmented: f64,
+}
+
+impl AllocationCurve {
+    /// Of a cluster with so many thousandths of GPUs.
+    pub fn new(capacity: u64) -> Self {
+        Self { capacity: capacity.max(1), asked: 0, levels: vec![Level::default(); LAST_LOAD as usize + 1] }
+    }
+
+    /// Something came that asks for so many thousandths of GPUs; what holds after that.
+    pub fn note(&mut self, asked: u64, allocated: u64, fragmented_gpus: f64) {
+        self.asked += asked;
+        if let Some(level) = self.levels.get_mut(load(self.asked, self.capacity) as usize) {
+            level.events += 1;
+            level.allocated += allocated;
+            level.fragmented += fragmented_gpus;
+        }
+    }
+
+    /// `None` for a load at which nothing came.
+    pub fn at(&self, load: u64) -> Option<Point> {
+        let level = self.levels.get(load as usize).filter(|level| level.events > 0)?;
+        let events = level.events as f64;
+        let hundredth = self.capacity as f64 / 100.0;
+        Some(Point {
+            load,
+            allocated: level.allocated as f64 / events / hundredth,
+            fragmented: level.fragmented * f64::from(WHOLE_GPU) / events / hundredth,
+        })
+    }
+
+    pub fn points(&self) -> impl Iterator<Item = Point> {
+        (0..=LAST_LOAD).filter_map(|load| self.at(load))
+    }
+}
+
+/// What has been asked for, in hundredths of the capacity, to the nearest.
+pub fn load(asked: u64, capacity: u64) -> u64 {
+    let capacity = capacity.max(1);
+    (asked * 100 + capacity / 2) / capacity
+}
+
+/// The mean over curves, at each load that any of them has.
+pub fn mean(curves: &[&AllocationCurve]) -> Vec<Point> {
+    let at = |load: u64| {
+        let points: Vec<Point> = curves.iter().filter_map(|curve| curve.at(load)).collect();
+        let mean = |of: fn(&Point) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
+        (!points.is_empty()).then(|| Point {
+            load,
+            allocated: mean(|point| point.allocated),
+            fragmented: mean(|point| point.fragmented),
+        })
+    };
+    (0..=LAST_LOAD).filter_map(at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_s_figure_is_the_mean_over_the_events_that_round_to_it() {
+        let mut curve = AllocationCurve::new(10_000);
+        curve.note(40, 40, 1.0);
+        // 0.9 % and 1.4 % round to 1.
+        curve.note(50, 90, 2.0);
+        curve.note(50, 90, 4.0);
+        assert_eq!(curve.at(0), Some(Point { load: 0, allocated: 0.4, fragmented: 10.0 }));
+        assert_eq!(curve.at(1), Some(Point { load: 1, allocated: 0.9, fragmented: 30.0 }));
+        assert_eq!(curve.at(2), None);
+        assert_eq!(curve.points().count(), 2);
+    }
+
+    #[test]
+    fn the_mean_is_over_those_that_have_the_load() {
+        let (mut one, mut two) = (AllocationCurve::new(10_000), AllocationCurve::new(10_000));
+        one.note(100, 100, 0.0);
+        two.note(100, 50, 0.0);
+        two.note(100, 150, 0.0);
+        let allocated: Vec<(u64, f64)> = mean(&[&one, &two]).iter().map(|p| (p.load, p.allocated)).collect();
+        assert_eq!(allocated, [(1, 0.75), (2, 1.5)]);
+    }
+}

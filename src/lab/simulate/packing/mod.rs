@@ -1,0 +1,46 @@
+//! How full GPUs become: the same pods, placed by several policies, Stowage's own among them.
+//!
+//! # The protocol
+//!
+//! That of the published runs ("Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), so that figures compare:
+//!
+//! - Every node of the trace. Pods without GPUs land on them too.
+//! - All pods come in an order of the seed, then pods drawn with replacement until the next one would ask for more than 130 %
+//!   of the GPUs. Nobody leaves. A pod that does not fit is dropped.
+//! - A pod fits where CPU, memory, the GPU's model and a slot allow it, and as many GPUs as it asks for have the thousandths free.
+//! - Nodes are ranked by the seed; of nodes that are equal to a policy the lowest rank is taken.
+//! - Allocation at a load of L % is the mean over all arrivals at which what has been asked for rounds to L % of the GPUs.
+//!
+//! [`kinds`] is what is played, [`arrivals`] in which order, [`cluster`] what is free, [`placer`] whoever places, [`baseline`]
+//! the published policies, [`shipped`] Stowage, [`world`] one step, [`replay`] one run of the protocol, [`churn`] one in which pods end, [`curve`] what is read off a replay,
+//! [`fragmentation`] what of the rest is of no use, [`bound`] how full GPUs could have become at most, [`report`] the comparison.
+
+pub mod arrivals;
+pub mod baseline;
+pub mod bound;
+pub mod churn;
+pub mod cluster;
+pub mod curve;
+pub mod fragmentation;
+pub mod placer;
+pub mod policy;
+pub mod replay;
+pub mod report;
+pub mod run;
+pub mod shipped;
+pub mod trace;
+
+pub use arrivals::Arrivals;
+pub use bound::AllocationBound;
+pub use churn::{OfferedLoad, Rejections, churn};
+pub use fragmentation::Typical;
+pub use policy::PlayedPolicy;
+pub use replay::{Replay, replay};
+pub use report::PackingLine;
+pub use shipped::{CpuRule, SimulatedEviction};
+pub use trace::PlayedTrace;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

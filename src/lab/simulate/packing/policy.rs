@@ -1,0 +1,142 @@
+//! The policies that can be played, by their names.
+
+use super::arrivals::{ArrivalDice, Arrivals};
+use super::baseline::at_random::AtRandom;
+use super::baseline::fgd::Fgd;
+use super::baseline::fit::{BestFit, DotProduct};
+use super::baseline::grouping::{Clustering, PackingBaseline};
+use super::baseline::scored::Scored;
+use super::fragmentation::Typical;
+use super::placer::Placer;
+use super::shipped::learning::Knowledge;
+use super::shipped::{CpuRule, Shipped, SimulatedEviction};
+use super::trace::PlayedTrace;
+use serde::Serialize;
+use std::str::FromStr;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlayedPolicy {
+    Random,
+    DotProduct,
+    Clustering,
+    Packing,
+    BestFit,
+    Fgd,
+    /// Ours: what the extender would do.
+    Stowage,
+    /// The same, told beforehand how often each kind of pod will come.
+    StowageTold,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no policy {name:?}; write one or several of {}", PlayedPolicy::ALL.map(PlayedPolicy::name).join(", "))]
+pub struct UnknownPolicy {
+    name: String,
+}
+
+impl PlayedPolicy {
+    pub const ALL: [Self; 8] = [
+        Self::Random,
+        Self::DotProduct,
+        Self::Clustering,
+        Self::Packing,
+        Self::BestFit,
+        Self::Fgd,
+        Self::Stowage,
+        Self::StowageTold,
+    ];
+
+    /// Those that know no more than a scheduler can.
+    pub fn usual() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|policy| *policy != Self::StowageTold).collect()
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::DotProduct => "dot-product",
+            Self::Clustering => "clustering",
+            Self::Packing => "packing",
+            Self::BestFit => "best-fit",
+            Self::Fgd => "fgd",
+            Self::Stowage => "stowage",
+            Self::StowageTold => "stowage-told",
+        }
+    }
+
+    /// What its results were published under.
+    pub fn published_as(self) -> Option<&'static str> {
+        match self {
+            Self::Random => Some("Random"),
+            Self::DotProduct => Some("DotProd"),
+            Self::Clustering => Some("GpuClustering"),
+            Self::Packing => Some("GpuPacking"),
+            Self::BestFit => Some("BestFit"),
+            Self::Fgd => Some("FGD"),
+            Self::Stowage | Self::StowageTold => None,
+        }
+    }
+
+    /// Ready to place the first pod of these arrivals.
+    pub fn placer<'s>(
+        self,
+        setting: &'s PlayedTrace,
+        typical: &'s Typical,
+        arrivals: &Arrivals,
+        eviction: SimulatedEviction,
+        cpu_rule: CpuRule,
+    ) -> Box<dyn Placer + 's> {
+        match self {
+            Self::Random => Box::new(AtRandom::new(setting, ArrivalDice::Policy.of(arrivals.seed))),
+            Self::DotProduct => Box::new(Scored::new(setting, DotProduct)),
+            Self::Clustering => Box::new(Scored::new(setting, Clustering)),
+            Self::Packing => Box::new(Scored::new(setting, PackingBaseline)),
+            Self::BestFit => Box::new(Scored::new(setting, BestFit)),
+            Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
+            Self::Stowage | Self::StowageTold => {
+                let knowledge = self.knowledge(setting);
+                Box::new(Shipped::new(setting, &arrivals.ranks, eviction, cpu_rule, knowledge))
+            }
+        }
+    }
+
+    /// What Stowage knows of the pods to come.
+    pub fn knowledge(self, setting: &PlayedTrace) -> Knowledge {
+        match self {
+            Self::StowageTold => Knowledge::of_all(setting),
+            _ => Knowledge::Learned,
+        }
+    }
+}
+
+impl FromStr for PlayedPolicy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name.trim());
+        found.ok_or_else(|| UnknownPolicy { name: name.trim().into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_is_found_by_its_name_and_written_so() {
+        for policy in PlayedPolicy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
+        }
+    }
+
+    #[test]
+    fn an_unknown_policy_is_answered_with_those_that_exist() {
+        let error = "worst-fit".parse::<PlayedPolicy>().unwrap_err().to_string();
+        assert!(
+            error.starts_with("there is no policy \"worst-fit\"; write one or several of random, "),
+            "{error}"
+        );
+    }
+}

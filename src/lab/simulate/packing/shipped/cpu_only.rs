@@ -1,0 +1,144 @@
+//! Who places pods that run on CPUs alone. In a cluster they never come to Stowage: the stock scheduler places them, by rules that
+//! are the owner's. Two stand in for it here: one that goes by what free VRAM is worth, as Stowage does, and one that knows
+//! nothing of it. What they take of CPU decides what GPUs can still be used, so it matters which.
+
+use super::cpu_pods::BestEffortCpuPods;
+use super::{PodTier, SimulatedEviction};
+use crate::lab::simulate::packing::baseline::fit::BestFit;
+use crate::lab::simulate::packing::baseline::scored::Scored;
+use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::scheduling::ledger::{Ledger, WithoutEvictable};
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::{Bytes, MilliCpu};
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CpuRule {
+    /// Where it costs least of what free VRAM is worth, to a pod that stays: of what would be free without those who may be evicted.
+    /// Best fit as long as nothing was learned.
+    #[default]
+    Worth,
+    /// Where the least CPU and GPU is left over.
+    BestFit,
+}
+
+pub struct CpuOnly<'s> {
+    setting: &'s PlayedTrace,
+    rule: CpuRule,
+    eviction: SimulatedEviction,
+    best_fit: Scored<'s, BestFit>,
+    /// Those that may be evicted.
+    pub evictable: BestEffortCpuPods,
+}
+
+impl<'s> CpuOnly<'s> {
+    /// Nobody is evicted.
+    pub fn new(setting: &'s PlayedTrace, rule: CpuRule) -> Self {
+        let best_fit = Scored::new(setting, BestFit);
+        Self {
+            setting,
+            rule,
+            eviction: SimulatedEviction::Never,
+            best_fit,
+            evictable: BestEffortCpuPods::default(),
+        }
+    }
+
+    pub fn with(self, eviction: SimulatedEviction) -> Self {
+        Self { eviction, ..self }
+    }
+
+    pub fn place(
+        &mut self,
+        ledger: &mut Ledger,
+        cluster: &SimulatedCluster,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
+        let kind = &self.setting.kinds[arrival.kind];
+        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
+        let placed = match self.rule {
+            CpuRule::Worth if ledger.packing_model().is_learned() => {
+                let node = self.cheapest(ledger, cluster, kind, standing)?;
+                Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
+            }
+            CpuRule::Worth | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
+        };
+        if standing == PodTier::BestEffort {
+            self.evictable.put(placed.seat.node, arrival.number, kind);
+        }
+        Some(placed)
+    }
+
+    /// By its rank, which is its place in a snapshot too.
+    fn cheapest(
+        &self,
+        ledger: &mut Ledger,
+        cluster: &SimulatedCluster,
+        kind: &PodKind,
+        standing: PodTier,
+    ) -> Option<usize> {
+        let snapshot = ledger.snapshot();
+        let (ledger, taken) =
+            (&*ledger, HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        let loss = |rank: &usize| {
+            let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
+            match self.cleared(ledger, node, *rank, standing) {
+                Some(cleared) => packing_model
+                    .packing_cost_of_host(&packing_model.node_summary(cleared.node_gpus(node)), taken),
+                None => packing_model.packing_cost_of_host(snapshot.node_summary(*rank), taken),
+            }
+        };
+        super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
+    }
+
+    /// The node as the pod should see it, where that is not as it is. A pod that stays is placed as if those who may be evicted
+    /// had left: others who stay will have their GPUs, and need CPU beside them.
+    fn cleared(
+        &self,
+        ledger: &Ledger,
+        node: &Node,
+        rank: usize,
+        standing: PodTier,
+    ) -> Option<WithoutEvictable> {
+        if self.eviction == SimulatedEviction::Never || standing == PodTier::BestEffort {
+            return None;
+        }
+        let cleared = ledger.without_evictable(&node.name, standing.priority())?;
+        Some(cleared.and_freed(self.evictable.freed(rank)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shipped;
+    use super::super::learning::Knowledge;
+    use super::*;
+    use crate::lab::simulate::openb::Qos;
+    use crate::lab::simulate::packing::run::PackingRun;
+    use crate::lab::simulate::packing::testing::{kind, setting};
+
+    /// On which of two nodes a pod of ten cores lands: one with 16 cores or one with 64, the GPUs of both in the hands of pods that
+    /// need a core each. Those to come need six.
+    fn node_for(qos: Qos, eviction: SimulatedEviction) -> usize {
+        let kinds = [kind(1000, 1, 1000), kind(6000, 1, 1000), kind(10_000, 0, 0)];
+        let mut setting = setting(&[(16_000, 2), (64_000, 2)], &kinds);
+        setting.pods[0].qos = Some(Qos::BestEffort);
+        setting.pods[2].qos = Some(qos);
+        setting.pods.extend([setting.pods[1]; 9]);
+        let mut world = PackingRun::new(&setting, &[0, 1], None);
+        let mut shipped =
+            Shipped::new(&setting, &[0, 1], eviction, CpuRule::Worth, Knowledge::of_all(&setting));
+        let mut admit = |number, kind| world.admit(PodArrival { number, pod: kind, kind }, &mut shipped).node;
+        assert!((0..4).all(|number| admit(number, 0).is_some()));
+        admit(4, 2).unwrap()
+    }
+
+    #[test]
+    fn a_pod_that_stays_keeps_off_cpu_that_others_will_need_when_best_effort_pods_have_left() {
+        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::OfBestEffort), 1);
+        assert_eq!(node_for(Qos::BestEffort, SimulatedEviction::OfBestEffort), 0, "it leaves with them");
+        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::Never), 0, "they never leave");
+    }
+}

@@ -1,0 +1,92 @@
+//! Best-effort pods that run on CPUs alone. The books do not know them, but the stock scheduler evicts them like any others
+//! where CPU or memory is lacking: on each node, what they would free, and which of them leave.
+
+use crate::lab::simulate::packing::trace::PodKind;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::units::{Bytes, MilliCpu};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default)]
+pub struct BestEffortCpuPods {
+    /// By rank of node and number.
+    on: BTreeMap<(usize, usize), HostResources>,
+    /// Where each is, by number.
+    ranks: BTreeMap<usize, usize>,
+}
+
+impl BestEffortCpuPods {
+    pub fn put(&mut self, rank: usize, number: usize, kind: &PodKind) {
+        self.on.insert((rank, number), HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        self.ranks.insert(number, rank);
+    }
+
+    pub fn remove(&mut self, number: usize) {
+        if let Some(rank) = self.ranks.remove(&number) {
+            self.on.remove(&(rank, number));
+        }
+    }
+
+    /// What all of them there would give back.
+    pub fn freed(&self, rank: usize) -> HostResources {
+        self.there(rank).fold(HostResources::default(), |sum, (_, freed)| HostResources {
+            cpu: MilliCpu(sum.cpu.0 + freed.cpu.0),
+            memory: sum.memory + freed.memory,
+        })
+    }
+
+    /// What is lacking on a node when all of them there have left.
+    pub fn lack_without(&self, rank: usize, lack: HostResources) -> HostResources {
+        less(lack, self.freed(rank))
+    }
+
+    /// Who leaves so that nothing is lacking: the largest first, and none that is not needed.
+    pub fn leavers(&self, rank: usize, mut lack: HostResources) -> Vec<usize> {
+        let mut there: Vec<(usize, HostResources)> = self.there(rank).collect();
+        there.sort_by_key(|(number, freed)| (Reverse((freed.cpu, freed.memory)), *number));
+        let mut leavers = Vec::new();
+        for (number, freed) in there {
+            let rest = less(lack, freed);
+            if rest != lack {
+                leavers.push(number);
+                lack = rest;
+            }
+        }
+        leavers
+    }
+
+    fn there(&self, rank: usize) -> impl Iterator<Item = (usize, HostResources)> {
+        self.on.range((rank, 0)..=(rank, usize::MAX)).map(|((_, number), freed)| (*number, *freed))
+    }
+}
+
+/// What is still lacking when that much was freed.
+pub fn less(lack: HostResources, freed: HostResources) -> HostResources {
+    HostResources {
+        cpu: MilliCpu(lack.cpu.0.saturating_sub(freed.cpu.0)),
+        memory: lack.memory.minus(freed.memory),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::kind;
+    use super::*;
+
+    #[test]
+    fn the_largest_leave_and_nobody_for_nothing() {
+        let mut pods = BestEffortCpuPods::default();
+        for (number, cpu) in [(1, 1000), (2, 4000), (3, 2000)] {
+            pods.put(0, number, &kind(cpu, 0, 0));
+        }
+        pods.put(1, 4, &kind(64_000, 0, 0));
+        let lack = |cpu| HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO };
+        assert_eq!(pods.leavers(0, lack(0)), [0; 0]);
+        assert_eq!(pods.leavers(0, lack(3000)), [2]);
+        assert_eq!(pods.leavers(0, lack(5000)), [2, 3]);
+        assert_eq!(pods.lack_without(0, lack(8000)), lack(1000));
+        assert_eq!(pods.freed(0), lack(7000));
+        pods.remove(2);
+        assert_eq!(pods.lack_without(0, lack(8000)), lack(5000));
+    }
+}

@@ -1,0 +1,91 @@
+//! Room for a pod that serves, where nobody has any: the shipped search for the cheapest who leave, of the nodes that would
+//! suit the pod if they did.
+
+use super::cpu_pods::less;
+use super::{Shipped, ledger};
+use crate::ids::{NodeName, PodUid};
+use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode};
+use crate::lab::simulate::packing::placer::{Placed, PodArrival};
+use crate::lab::simulate::packing::trace::PodKind;
+use crate::scheduling::evicting;
+use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Bytes, MilliCpu};
+
+impl Shipped<'_> {
+    /// Who leaves is gone at once.
+    pub(super) fn make_room(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
+        let kind = &self.setting.kinds[arrival.kind];
+        let set = self.cheapest(cluster, uid, kind)?;
+        let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
+        self.ledger.reserve(uid, reservation(&self.ledger, &set)?).ok()?;
+        let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
+        set.evicted().for_each(|victim| {
+            self.ledger.release(victim);
+        });
+        cpu_pods.iter().for_each(|number| self.cpu_only.evictable.remove(*number));
+        evicted.extend(cpu_pods);
+        let placement = self.bind(uid, &set.node)?;
+        Some(Placed { seat: self.seat(&placement), evicted })
+    }
+
+    /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
+    fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
+        let rank = self.rank_of(&set.node);
+        let host_resources =
+            |victim: &PodUid| self.ledger.pod_state(victim).map(|entry| entry.demand.host_resources);
+        let freed = set.victims.iter().filter_map(host_resources);
+        self.cpu_only.evictable.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
+    }
+
+    fn rank_of(&self, node: &NodeName) -> usize {
+        self.names.binary_search(node).expect("a room is one of a node that is there")
+    }
+
+    /// Nodes are looked at closely only where it could be cheapest.
+    fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
+        let demand = &self.ledger.pod_state(uid).filter(|entry| entry.demand.may_preempt)?.demand;
+        let preemptor = self.ledger.preemptor(uid);
+        let mut cost_bounds = self.ledger.cost_bounds(&preemptor, demand);
+        cost_bounds.retain(|cost_bound| kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]);
+        let mut survey = self.ledger.survey(&preemptor, demand);
+        let look = |node: &NodeName| {
+            let mut room = survey.candidate(node)?;
+            let rank = self.rank_of(node);
+            let lack = lack(&cluster.nodes()[rank], kind);
+            room.shortfall.host_resources = self.cpu_only.evictable.lack_without(rank, lack);
+            evicting::seen(room, demand)
+        };
+        evicting::cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), look)
+    }
+}
+
+/// What the stock scheduler's filters miss of CPU and memory: whoever leaves must free that too.
+fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
+    HostResources {
+        cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),
+        memory: Bytes(kind.memory.saturating_sub(node.memory)),
+    }
+}
+
+fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
+    let node = ledger.node(&set.node)?;
+    Some(Reservation {
+        node: set.node.clone(),
+        devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
+        victims: set.all_victims().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().reservation_slack,
+    })
+}
+
+/// The other way from [`books::uid`].
+fn number(uid: &PodUid) -> Option<usize> {
+    uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| ledger::uid(*number) == *uid)
+}

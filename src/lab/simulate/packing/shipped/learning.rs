@@ -1,0 +1,94 @@
+//! What `serve` does beside the requests: it says how much CPU and memory nodes have left, and has what free VRAM is worth
+//! learned anew when enough pods have come.
+
+use super::ledger;
+use crate::ids::NodeName;
+use crate::lab::simulate::packing::cluster::SimulatedCluster;
+use crate::lab::simulate::packing::trace::PlayedTrace;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::placing::learned::{DemandHistory, DemandShape, EVERY, PackingModel};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::{Bytes, MilliCpu};
+use std::sync::Arc;
+
+/// What is known of the pods to come.
+#[derive(Debug, Clone, Default)]
+pub enum Knowledge {
+    /// What was seen of those before them.
+    #[default]
+    Learned,
+    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
+    /// arrivals.
+    Told { demand_history: Arc<DemandHistory>, next_at: u64 },
+}
+
+impl Knowledge {
+    /// Of each pod of the trace, as if all had come already.
+    pub fn of_all(setting: &PlayedTrace) -> Self {
+        let window = u16::try_from(setting.pods.len()).unwrap_or(u16::MAX);
+        let policy = Policy::default();
+        let demand_shapes: Vec<Option<DemandShape>> = setting
+            .kinds
+            .iter()
+            .map(|kind| DemandShape::of(&ledger::demands(setting, kind, &policy)?[0]))
+            .collect();
+        let mut demand_history = DemandHistory::of_last(window);
+        setting
+            .pods
+            .iter()
+            .filter_map(|pod| demand_shapes[pod.kind].clone())
+            .for_each(|demand_shape| demand_history.arrive(demand_shape));
+        Self::Told { demand_history: Arc::new(demand_history), next_at: 0 }
+    }
+}
+
+/// Keeps a ledger up to date beside its pods.
+#[derive(Debug, Default)]
+pub struct SimulatedUpkeep {
+    knowledge: Knowledge,
+    /// By rank: as which version of a node the ledger knows what CPU and memory it has left. No node has version 0.
+    versions: Vec<u32>,
+}
+
+impl SimulatedUpkeep {
+    pub fn knowing(knowledge: Knowledge) -> Self {
+        Self { knowledge, versions: Vec::new() }
+    }
+
+    /// As often as `serve` does, which is before each pod: it is told of nodes that have changed, and learns if it is time to.
+    pub fn tick(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
+        self.look_at_nodes(ledger, cluster, names);
+        self.learn(ledger);
+    }
+
+    fn look_at_nodes(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
+        self.versions.resize(names.len(), 0);
+        for (rank, node) in cluster.nodes().iter().enumerate() {
+            if self.versions[rank] != node.version {
+                self.versions[rank] = node.version;
+                let free_host = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
+                ledger.set_free_host(&names[rank], Some(free_host));
+            }
+        }
+    }
+
+    fn learn(&mut self, ledger: &mut Ledger) {
+        let demand_history = match &mut self.knowledge {
+            Knowledge::Learned if ledger.is_packing_model_due() => Arc::new(ledger.demand_history_to_learn()),
+            Knowledge::Learned => return,
+            Knowledge::Told { demand_history, next_at } if *next_at <= ledger.demand_history().arrivals() => {
+                *next_at = ledger.demand_history().arrivals() + EVERY;
+                demand_history.clone()
+            }
+            Knowledge::Told { .. } => return,
+        };
+        let snapshot = ledger.snapshot();
+        let packing_model =
+            PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+        // The ledger copies one that somebody still reads.
+        drop(snapshot);
+        ledger.set_packing_model(packing_model);
+    }
+}

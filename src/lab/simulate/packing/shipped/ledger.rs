@@ -1,0 +1,124 @@
+//! The trace's nodes and pods as the ledger meets them. All GPUs count alike, and a thousandth of one is a thousandth of the
+//! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
+
+use super::PodTier;
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::lab::simulate::openb::WHOLE_GPU;
+use crate::lab::simulate::packing::cluster::SimulatedPlacement;
+use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::units::Bytes;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A size that GPUs have; every figure is a part of it.
+const GPU: Bytes = Bytes::gib(80);
+
+/// Names whose order is that of the ranks.
+pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
+    let width = ranks.len().to_string().len();
+    let name = |(rank, site): (usize, &usize)| {
+        let name = &setting.sites[*site].name;
+        // A name that is too long to have its rank before it is left out.
+        NodeName::parse(&format!("{rank:0width$}-{name}"))
+            .or_else(|_| NodeName::parse(&format!("{rank:0width$}")))
+            .expect("digits are a name")
+    };
+    ranks.iter().enumerate().map(name).collect()
+}
+
+/// The nodes with their GPUs, under these names.
+pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
+    // Nobody wrote a budget, and everybody knows it.
+    ledger.set_budget_visibility(BudgetVisibility::Complete);
+    for (rank, site) in ranks.iter().enumerate() {
+        let site = &setting.sites[*site];
+        let device = |index: u32| Device {
+            uuid: GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name"),
+            index,
+            model: setting.models[site.model].clone(),
+            parent: None,
+            total: GPU,
+            reserved: Bytes::ZERO,
+            health: Health::Healthy,
+            island: None,
+        };
+        ledger.set_node(&names[rank], NodeKind::Stowage, None);
+        let reported = ledger.report_devices(&names[rank], (0..site.gpus).map(device).collect());
+        debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
+    }
+}
+
+/// What such a pod's manifest asks for, by [`PodTier`]; nothing of Stowage's if it has no GPU.
+pub fn demands(setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Option<[Demand; 3]> {
+    let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
+    let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
+    (kind.gpus > 0).then(|| PodTier::ALL.map(demand))
+}
+
+/// The GPU models that a pod insists on; none if it runs on any.
+pub fn models<'s>(setting: &'s PlayedTrace, kind: &PodKind) -> impl Iterator<Item = &'s GpuModel> {
+    let is_picky = kind.models.contains(&false);
+    let named = setting.models.iter().zip(kind.models.clone());
+    named.filter(move |(_, accepted)| is_picky && *accepted).map(|(model, _)| model)
+}
+
+pub fn uid(number: usize) -> PodUid {
+    PodUid::parse(&format!("pod-{number}")).expect("digits are a name")
+}
+
+pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservation {
+    let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
+    let shown = Some(ObservedDisruptionInfo {
+        disruption_info: DisruptionInfo::default(),
+        stamp: CheckpointAge::None,
+        leaving: None,
+    });
+    PodObservation { uid: uid.clone(), key, demand, state, observed: shown }
+}
+
+/// What a pod asks for over all its GPUs.
+pub fn vram(kind: &PodKind, policy: &Policy) -> Bytes {
+    let promisable = GPU.minus(policy.headroom.default.of(GPU));
+    let per_gpu = promisable.0 * u64::from(kind.milli) / u64::from(WHOLE_GPU);
+    Bytes(per_gpu).times(kind.gpus.into())
+}
+
+/// Whether it wants its GPUs to itself.
+pub fn is_exclusive(kind: &PodKind) -> bool {
+    kind.milli == WHOLE_GPU
+}
+
+/// Where a pod is, as its cluster's rank of nodes and places of GPUs.
+pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> SimulatedPlacement {
+    let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
+    let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();
+    let chosen = |place: &usize| devices.contains(&there[*place].uuid);
+    SimulatedPlacement { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
+}
+
+fn demand(kind: &PodKind, standing: PodTier, policy: &Policy) -> Demand {
+    let (vram, gpus) = (vram(kind, policy).0.to_string(), kind.gpus.to_string());
+    let (cpu, memory) = (format!("{}m", kind.cpu), kind.memory.to_string());
+    let containers = [ContainerRequest {
+        vram: Some(&vram),
+        cpu: Some(&cpu),
+        memory: Some(&memory),
+        ..ContainerRequest::plain("main")
+    }];
+    let pod = PodRequest {
+        priority: standing.priority(),
+        may_preempt: standing == PodTier::Preemptor,
+        gpus: Some(&gpus),
+        exclusive: is_exclusive(kind).then_some("true"),
+        resources: &BTreeSet::from(["stowage.dev/vram"]),
+        ..PodRequest::plain("sim", &containers)
+    };
+    Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
+}

@@ -1,0 +1,207 @@
+//! Stowage, played: a ledger with the trace's nodes, and of each pod the very calls that filter, prioritize and bind make.
+//! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
+//! pod slot. No rule of Stowage's own is here.
+//!
+//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_only`] stands in for
+//! whoever places pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
+
+pub mod cpu_only;
+mod cpu_pods;
+mod evict;
+pub mod learning;
+pub mod ledger;
+
+pub use cpu_only::CpuRule;
+
+use super::cluster::{SimulatedCluster, SimulatedPlacement};
+use super::placer::{Placed, Placer, PodArrival};
+use super::trace::{PlayedTrace, PodKind};
+use crate::ids::{NodeName, PodUid};
+use crate::lab::simulate::openb::Qos;
+use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting};
+use crate::scheduling::placing::rank::ScheduleAttempt;
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::placement::Placement;
+use crate::units::Millis;
+use cpu_only::CpuOnly;
+use learning::{Knowledge, SimulatedUpkeep};
+use std::sync::Arc;
+
+/// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
+/// else.
+const BETWEEN_ARRIVALS: Millis = Millis(1);
+
+/// Whether pods may be evicted for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SimulatedEviction {
+    #[default]
+    Never,
+    /// Best-effort pods, for those that serve.
+    OfBestEffort,
+}
+
+impl SimulatedEviction {
+    /// Where nobody is evicted all are equal.
+    pub fn standing(self, qos: Option<Qos>) -> PodTier {
+        match self {
+            Self::Never => PodTier::Bystander,
+            Self::OfBestEffort => PodTier::of(qos),
+        }
+    }
+}
+
+pub struct Shipped<'s> {
+    setting: &'s PlayedTrace,
+    eviction: SimulatedEviction,
+    pub ledger: Ledger,
+    policy: Arc<Policy>,
+    /// By rank: in order, so that of equal nodes the lower rank is taken here too.
+    names: Vec<NodeName>,
+    /// By kind and [`PodTier`]; none of pods without GPUs.
+    demands: Vec<Option<[Demand; 3]>>,
+    cpu_only: CpuOnly<'s>,
+    upkeep: SimulatedUpkeep,
+    score_cache: ScoreCache,
+}
+
+/// What a pod is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodTier {
+    /// It serves; others may be evicted for it.
+    Preemptor,
+    /// Neither.
+    Bystander,
+    /// It may be evicted.
+    BestEffort,
+}
+
+impl PodTier {
+    pub const ALL: [Self; 3] = [Self::Preemptor, Self::Bystander, Self::BestEffort];
+
+    fn of(qos: Option<Qos>) -> Self {
+        match qos {
+            Some(Qos::LatencySensitive | Qos::Guaranteed) => Self::Preemptor,
+            Some(Qos::BestEffort) => Self::BestEffort,
+            Some(Qos::Burstable) | None => Self::Bystander,
+        }
+    }
+
+    fn priority(self) -> i32 {
+        match self {
+            Self::Preemptor | Self::Bystander => 1000,
+            Self::BestEffort => -10,
+        }
+    }
+}
+
+impl<'s> Shipped<'s> {
+    pub fn new(
+        setting: &'s PlayedTrace,
+        ranks: &[usize],
+        eviction: SimulatedEviction,
+        cpu_rule: CpuRule,
+        knowledge: Knowledge,
+    ) -> Self {
+        let policy = Arc::new(Policy::default());
+        let names = ledger::names(setting, ranks);
+        let mut ledger = Ledger::new(policy.clone());
+        ledger::fill(&mut ledger, setting, ranks, &names);
+        Self {
+            eviction,
+            ledger,
+            demands: setting.kinds.iter().map(|kind| ledger::demands(setting, kind, &policy)).collect(),
+            policy,
+            names,
+            setting,
+            cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
+            upkeep: SimulatedUpkeep::knowing(knowledge),
+            score_cache: ScoreCache::default(),
+        }
+    }
+
+    /// Filter, prioritize and bind.
+    fn place_in_room(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
+        let node = self.best(cluster, uid, arrival)?;
+        let placement = self.bind(uid, &node)?;
+        Some(Placed::alone(self.seat(&placement)))
+    }
+
+    fn best(&mut self, cluster: &SimulatedCluster, uid: &PodUid, arrival: PodArrival) -> Option<NodeName> {
+        let kind = &self.setting.kinds[arrival.kind];
+        self.ledger.begin_attempt(uid);
+        let snapshot = self.ledger.snapshot();
+        let demand = &self.ledger.pod_state(uid)?.demand;
+        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
+        let attempt = ScheduleAttempt {
+            limit: usize::from(self.policy.shortlist),
+            just_failed: None,
+            reserved_placement: None,
+            policy: &self.policy,
+            allowance: TenantLimit::default(),
+        };
+        let list = self.score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt);
+        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
+    }
+
+    /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
+    fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
+        let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
+        let devices = placement.recorded();
+        self.ledger.confirm(uid, node, devices.clone());
+        let demand = self.ledger.pod_state(uid)?.demand.clone();
+        let state = ObservedPhase::Bound { node: node.clone(), devices, starting: false, ran: None };
+        self.ledger.see(ledger::seen(uid, demand, state));
+        Some(placement)
+    }
+
+    fn seat(&self, placement: &Placement) -> SimulatedPlacement {
+        ledger::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
+    }
+
+    fn demand(&self, arrival: PodArrival) -> Option<Demand> {
+        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
+        self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
+    }
+}
+
+impl Placer for Shipped<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+        self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
+        self.upkeep.tick(&mut self.ledger, cluster, &self.names);
+        let Some(demand) = self.demand(arrival) else {
+            return self.cpu_only.place(&mut self.ledger, cluster, arrival);
+        };
+        let uid = ledger::uid(arrival.number);
+        self.ledger.see(ledger::seen(&uid, demand, ObservedPhase::Waiting(ObservedWaiting::default())));
+        let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
+            SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+            SimulatedEviction::Never => None,
+        });
+        if placed.is_none() {
+            self.ledger.note_refused(&uid, None);
+            self.ledger.release(&uid);
+        }
+        placed
+    }
+
+    fn end(&mut self, number: usize) {
+        self.ledger.release(&ledger::uid(number));
+        self.cpu_only.evictable.remove(number);
+    }
+}
+
+/// Ranks of the nodes that the stock scheduler's filters let the pod come to.
+pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
+    let nodes = cluster.nodes().iter().enumerate();
+    nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
+}
+
+#[cfg(test)]
+mod tests;

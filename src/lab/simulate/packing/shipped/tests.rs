@@ -1,0 +1,86 @@
+//! Stowage on small clusters: the books are right after every event, and it says what the flat cluster says.
+
+use super::*;
+use crate::lab::simulate::openb::{Qos, built_in};
+use crate::lab::simulate::packing::arrivals::Arrivals;
+use crate::lab::simulate::packing::run::PackingRun;
+use crate::lab::simulate::packing::testing::{kind, setting};
+use crate::scheduling::audit::ledger::audit;
+
+fn audited(shipped: &Shipped<'_>) {
+    let violations = audit(&shipped.ledger);
+    assert!(violations.is_empty(), "{violations:?}");
+}
+
+/// Thousandths of GPUs that the ledger says are promised, to the nearest.
+fn promised(shipped: &Shipped<'_>) -> u64 {
+    let totals = shipped.ledger.totals();
+    let gpu = totals.capacity.0 / totals.gpus;
+    (totals.charged.0 * 1000 + gpu / 2) / gpu
+}
+
+#[test]
+fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
+    let setting = PlayedTrace::of(&built_in::trace());
+    for eviction in [SimulatedEviction::Never, SimulatedEviction::OfBestEffort] {
+        let arrivals = Arrivals::of(&setting, 42);
+        let mut world = PackingRun::new(&setting, &arrivals.ranks, None);
+        let mut shipped =
+            Shipped::new(&setting, &arrivals.ranks, eviction, CpuRule::default(), Knowledge::Learned);
+        let mut evicted = 0;
+        for arrival in arrivals.iter(&setting) {
+            evicted += world.admit(arrival, &mut shipped).evicted.len();
+            // Some of those before it end.
+            if arrival.number % 8 == 7 {
+                world.end(arrival.number / 2, &mut shipped);
+            }
+            audited(&shipped);
+            assert_eq!(promised(&shipped), world.cluster.allocated());
+        }
+        assert_eq!(evicted > 0, eviction == SimulatedEviction::OfBestEffort);
+    }
+}
+
+#[test]
+fn a_pod_goes_only_where_the_stock_filters_let_it() {
+    let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
+    let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
+    let cluster = SimulatedCluster::new(&setting, &[0, 1]);
+    let mut shipped =
+        Shipped::new(&setting, &[0, 1], SimulatedEviction::Never, CpuRule::default(), Knowledge::Learned);
+    let place = |shipped: &mut Shipped<'_>, kind| {
+        shipped.place(&cluster, PodArrival { number: kind, pod: kind, kind }).map(|placed| placed.seat.node)
+    };
+    assert_eq!(place(&mut shipped, 0), Some(1));
+    assert_eq!(place(&mut shipped, 1), None);
+    assert!(shipped.ledger.pod_state(&super::ledger::uid(1)).is_none());
+}
+
+/// Two best-effort pods on one node with 8 CPUs and two GPUs, and then one that serves: where that goes, and who leaves for it.
+fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
+    let mut setting = setting(&[(8000, 2)], &kinds);
+    for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
+        setting.pods[pod].qos = Some(qos);
+    }
+    let mut world = PackingRun::new(&setting, &[0], None);
+    let mut shipped =
+        Shipped::new(&setting, &[0], SimulatedEviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
+    let mut outcomes =
+        (0..3).map(|pod| world.admit(PodArrival { number: pod, pod, kind: pod }, &mut shipped));
+    let last = outcomes.nth(2).unwrap();
+    audited(&shipped);
+    (last.node, last.evicted)
+}
+
+#[test]
+fn whoever_leaves_frees_the_cpu_too() {
+    // One with little CPU, and one with most of it; the GPU has room for neither and one more.
+    let kinds = [kind(1000, 1, 600), kind(6000, 1, 900), kind(5000, 1, 700)];
+    assert_eq!(third_of(kinds), (Some(0), vec![1]));
+}
+
+#[test]
+fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
+    let kinds = [kind(6000, 0, 0), kind(1000, 1, 400), kind(3000, 1, 400)];
+    assert_eq!(third_of(kinds), (Some(0), vec![0]));
+}

@@ -1,0 +1,33 @@
+//! Whole runs on the trace that is made up. Those on the real one are integration tests.
+
+use super::*;
+use crate::lab::simulate::openb::built_in;
+
+fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Replay {
+    let typical = Typical::of(setting);
+    let mut placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
+    replay(setting, arrivals, &typical, &mut *placer)
+}
+
+#[test]
+fn a_run_is_the_same_each_time() {
+    let setting = PlayedTrace::of(&built_in::trace());
+    for policy in PlayedPolicy::ALL {
+        let arrivals = Arrivals::of(&setting, 42);
+        assert_eq!(run(&setting, policy, &arrivals), run(&setting, policy, &arrivals), "{policy:?}");
+    }
+}
+
+#[test]
+fn what_is_allocated_is_what_was_asked_for_until_something_is_dropped() {
+    let setting = PlayedTrace::of(&built_in::trace());
+    let arrivals = Arrivals::of(&setting, 42);
+    for policy in PlayedPolicy::ALL {
+        let curve = run(&setting, policy, &arrivals).curve;
+        let half = curve.at(50).unwrap();
+        assert!((half.allocated - 50.0).abs() < 0.6, "{policy:?}: {half:?}");
+        let full = curve.points().last().unwrap();
+        assert!(full.allocated > 80.0 && full.allocated <= 100.0, "{policy:?}: {full:?}");
+        assert!(full.fragmented <= 100.0 - full.allocated + 1e-9, "{policy:?}: {full:?}");
+    }
+}

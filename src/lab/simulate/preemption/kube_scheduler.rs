@@ -1,0 +1,93 @@
+//! The stock scheduler's own choice of victims (kube-scheduler's default preemption): a dry run on each node that readmits the
+//! more important pods first, and `pickOneNodeForPreemption` over what is left. As it knows VRAM, by sums over nodes; and the
+//! same told of single GPUs.
+//!
+//! It is shown in a better light than it has. It looks at all nodes, not at a hundred; a node where no eviction would make the
+//! pod fit on single GPUs is not offered; and when the pod does not fit after its evictions, more leave the same node, where
+//! the real one would go on to the next.
+
+use super::orders::{Person, VictimChoice, best, choice, fits_without, people};
+use crate::scheduling::evicting::PreemptionCandidate;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::units::Moment;
+use std::cmp::Reverse;
+
+/// By sums, and then more in the same order until a GPU fits the pod. Nodes whose sum is enough have no victims for it; they
+/// are looked at where there is no other.
+pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    let ruled: Vec<(&PreemptionCandidate, Vec<Person<'_>>)> =
+        rooms.iter().map(|room| (*room, victims_by_sum(ledger, room, demand))).collect();
+    let with_victims = ruled.iter().filter(|(_, victims)| !victims.is_empty());
+    let (room, victims) = with_victims
+        .min_by_key(|(room, victims)| (rank(victims), &room.node))
+        .or_else(|| ruled.iter().min_by_key(|(room, _)| &room.node))?;
+    Some(choice(room, demand, &until_it_fits(ledger, room, demand, victims)))
+}
+
+/// The same dry run, whose filter asks for single GPUs.
+pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    best(rooms, demand, |room| {
+        let everyone = most_important_first(ledger, room);
+        let mut leave = everyone.clone();
+        for one in &everyone {
+            let without: Vec<Person<'_>> =
+                leave.iter().filter(|other| other.resident.uid != one.resident.uid).copied().collect();
+            if fits_without(room, demand, &without).is_some() {
+                leave = without;
+            }
+        }
+        ((rank(&leave), &room.node), leave)
+    })
+}
+
+/// Everyone leaves; then, the most important first, whoever the node's sum still allows comes back.
+fn victims_by_sum<'a>(ledger: &Ledger, room: &'a PreemptionCandidate, demand: &Demand) -> Vec<Person<'a>> {
+    let everyone = most_important_first(ledger, room);
+    let freed = everyone.iter().map(|one| one.resident.vram()).sum();
+    let mut left = ledger.sum_left_on(&room.node) + freed;
+    let mut victims = Vec::new();
+    for one in everyone {
+        let without = left.minus(one.resident.vram());
+        match without >= demand.vram() {
+            true => left = without,
+            false => victims.push(one),
+        }
+    }
+    victims
+}
+
+fn until_it_fits<'a>(
+    ledger: &Ledger,
+    room: &'a PreemptionCandidate,
+    demand: &Demand,
+    victims: &[Person<'a>],
+) -> Vec<Person<'a>> {
+    let mut leave = victims.to_vec();
+    let is_victim = |one: &Person<'_>| victims.iter().any(|v| v.resident.uid == one.resident.uid);
+    let mut others: Vec<Person<'a>> =
+        most_important_first(ledger, room).into_iter().filter(|one| !is_victim(one)).collect();
+    while fits_without(room, demand, &leave).is_none() {
+        let Some(least_important) = others.pop() else { break };
+        leave.push(least_important);
+    }
+    leave
+}
+
+/// Higher priority first, then the one that has run longer.
+fn most_important_first<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
+    let mut everyone = people(ledger, room);
+    everyone.sort_by_key(|one| (Reverse(one.resident.priority), one.started, &one.resident.uid));
+    everyone
+}
+
+/// The lowest highest priority, the lowest sum of priorities, the fewest victims, and the one whose most important victim began
+/// last.
+fn rank(victims: &[Person<'_>]) -> impl Ord + use<> {
+    let highest = victims.iter().map(|one| one.resident.priority).max();
+    // Shifted, so that more victims of negative priority do not make a lower sum.
+    let sum: u64 = victims.iter().map(|one| u64::from(one.resident.priority.abs_diff(i32::MIN))).sum();
+    let of_highest = victims.iter().filter(|one| Some(one.resident.priority) == highest);
+    let began: Option<Moment> = of_highest.map(|one| one.started).min();
+    (highest, sum, victims.len(), Reverse(began))
+}

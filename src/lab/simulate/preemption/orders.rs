@@ -1,0 +1,178 @@
+//! Orders of victims: Stowage's own, and those that it is held against. Each picks a node by its own rule, and victims there
+//! until the pod fits on single GPUs; whom nobody may evict (priority, class) is left out for all of them alike.
+
+use super::kube_scheduler;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting;
+use crate::scheduling::evicting::{
+    BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, discharge, settle_class_exclusions,
+};
+use crate::scheduling::ledger::{Ledger, PodPhase};
+use crate::scheduling::placing::pack;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::units::{Millis, Moment};
+use serde::Serialize;
+use std::cmp::Reverse;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VictimOrder {
+    /// The cheapest set by the shipped price, by the shipped search.
+    Stowage,
+    /// The stock scheduler's choice by sums over nodes; where no single GPU fits the pod then, more leave in its order.
+    Stock,
+    /// The same rules, told of single GPUs: better than the stock scheduler can do.
+    StockOnGpus,
+    /// Who began last leaves first; the node is the one whose eldest victim is the youngest.
+    YoungestFirst,
+    /// The lowest priority leaves first; the node is the one whose highest victim is the lowest, then with the fewest victims.
+    LowestPriorityFirst,
+}
+
+/// Who leaves which node, and what the pod gets there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VictimChoice {
+    pub node: NodeName,
+    pub gpus: GpuSet,
+    /// Who is evicted for it.
+    pub evicted: Vec<PodUid>,
+    /// Who must have left before it can come: those, and whoever leaves anyway.
+    pub awaited: Vec<PodUid>,
+    pub grace: Millis,
+    /// False if a search ended before it had seen everything.
+    pub exact: bool,
+}
+
+/// A resident, and since when it runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Person<'a> {
+    pub resident: &'a PotentialVictim,
+    pub started: Moment,
+}
+
+impl VictimOrder {
+    pub const ALL: [Self; 5] =
+        [Self::Stowage, Self::Stock, Self::StockOnGpus, Self::YoungestFirst, Self::LowestPriorityFirst];
+
+    pub fn said(self) -> &'static str {
+        match self {
+            Self::Stowage => "stowage",
+            Self::Stock => "stock scheduler",
+            Self::StockOnGpus => "stock scheduler, told of single GPUs",
+            Self::YoungestFirst => "youngest first",
+            Self::LowestPriorityFirst => "lowest priority first",
+        }
+    }
+
+    /// `None` if nobody's leaving would be enough on any node.
+    pub fn choose(
+        self,
+        ledger: &Ledger,
+        rooms: &[PreemptionCandidate],
+        demand: &Demand,
+    ) -> Option<VictimChoice> {
+        if self == Self::Stowage {
+            return cheapest(rooms, demand);
+        }
+        let rooms: Vec<&PreemptionCandidate> = rooms.iter().filter(|room| could_fit(room, demand)).collect();
+        let people = |room| people(ledger, room);
+        match self {
+            Self::Stowage => unreachable!("it was answered"),
+            Self::Stock => kube_scheduler::by_sums(ledger, &rooms, demand),
+            Self::StockOnGpus => kube_scheduler::on_gpus(ledger, &rooms, demand),
+            Self::YoungestFirst => best(&rooms, demand, |room| {
+                let mut people = people(room);
+                people.sort_by_key(|one| (Reverse(one.started), &one.resident.uid));
+                let leave = in_order(room, demand, &people);
+                let eldest = leave.iter().map(|one| one.started).min();
+                ((Reverse(eldest), leave.len(), &room.node), leave)
+            }),
+            Self::LowestPriorityFirst => best(&rooms, demand, |room| {
+                let mut people = people(room);
+                people.sort_by_key(|one| (one.resident.priority, &one.resident.uid));
+                let leave = in_order(room, demand, &people);
+                let highest = leave.iter().map(|one| one.resident.priority).max();
+                ((highest, leave.len(), &room.node), leave)
+            }),
+        }
+    }
+}
+
+fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    let set = evicting::cheapest(rooms, demand, BudgetRules::Keep, SearchEffort::default())?;
+    Some(VictimChoice {
+        node: set.node.clone(),
+        gpus: set.gpus,
+        evicted: set.evicted().cloned().collect(),
+        awaited: set.all_victims(),
+        grace: set.longest_grace,
+        exact: set.exact,
+    })
+}
+
+/// Of what each room's rule says who leaves, the least by its key.
+pub fn best<'a, K: Ord>(
+    rooms: &[&'a PreemptionCandidate],
+    demand: &Demand,
+    rule: impl Fn(&'a PreemptionCandidate) -> (K, Vec<Person<'a>>),
+) -> Option<VictimChoice> {
+    let ruled = rooms.iter().map(|room| (rule(room), *room));
+    let ((_, leave), room) = ruled.min_by(|((a, _), _), ((b, _), _)| a.cmp(b))?;
+    Some(choice(room, demand, &leave))
+}
+
+/// The victims' room for the pod, which fits there once they have left.
+pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> VictimChoice {
+    let evicted: Vec<PodUid> = leave.iter().map(|one| one.resident.uid.clone()).collect();
+    VictimChoice {
+        node: room.node.clone(),
+        gpus: fits_without(room, demand, leave).expect("victims are chosen until the pod fits"),
+        awaited: evicted.clone(),
+        evicted,
+        grace: leave.iter().map(|one| one.resident.grace).max().unwrap_or_default(),
+        exact: true,
+    }
+}
+
+/// All who may leave a node.
+pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
+    let started = |uid: &PodUid| match &ledger.pod_state(uid)?.phase {
+        PodPhase::Bound(bound) => Some(bound.started),
+        _ => None,
+    };
+    let person = |resident: &'a PotentialVictim| Person {
+        resident,
+        started: started(&resident.uid).unwrap_or_else(|| ledger.now()),
+    };
+    room.candidates.iter().map(person).collect()
+}
+
+/// The first of these without whom the pod fits, and of them none whose staying would do as well.
+fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a>]) -> Vec<Person<'a>> {
+    let enough = (0..=people.len()).find(|count| fits_without(room, demand, &people[..*count]).is_some());
+    let mut leave = people[..enough.unwrap_or(people.len())].to_vec();
+    for place in (0..leave.len()).rev() {
+        let spared = leave.remove(place);
+        if fits_without(room, demand, &leave).is_none() {
+            leave.insert(place, spared);
+        }
+    }
+    leave
+}
+
+/// The GPUs that the pod would get if these left.
+pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
+    let mut gpus = room.gpus.clone();
+    leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
+    settle_class_exclusions(&room.class_exclusions, &mut gpus, |uid| {
+        leave.iter().any(|one| one.resident.uid == *uid)
+    });
+    pack::choose(&gpus, demand, GpuSet::ALL)
+}
+
+fn could_fit(room: &PreemptionCandidate, demand: &Demand) -> bool {
+    let all: Vec<Person<'_>> =
+        room.candidates.iter().map(|resident| Person { resident, started: Moment::default() }).collect();
+    fits_without(room, demand, &all).is_some()
+}

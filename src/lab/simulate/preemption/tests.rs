@@ -1,0 +1,295 @@
+//! Runs that can be had again, books that add up after every event, and each order on hand-made nodes.
+
+use super::orders::VictimChoice;
+use super::report::RunOutcome;
+use super::run::PreemptionRun;
+use super::tally::GpuTime;
+use super::workload::{Job, JobRole, JobSize};
+use super::*;
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::lab::simulate::openb::{Trace, built_in};
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::units::{Bytes, Millis, Moment};
+use std::sync::Arc;
+
+/// A fifth of the made-up cluster, for as long as it takes to fill and some hours more.
+const SHORT: WorkloadExtent =
+    WorkloadExtent { node_step: 5, warm_up: Millis::seconds(12 * 3600), counted: Millis::seconds(6 * 3600) };
+
+fn outcomes(trace: &Trace, extent: WorkloadExtent, seed: u64) -> (Workload, Vec<RunOutcome>) {
+    let workload = Workload::of(trace, extent, seed).unwrap();
+    let run = |order| RunOutcome { order, seed, tally: play(&workload, order) };
+    let outcomes = VictimOrder::ALL.into_iter().map(run).collect();
+    (workload, outcomes)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_and_another_others() {
+    let report = |seed| {
+        let (workload, outcomes) = outcomes(&built_in::trace(), SHORT, seed);
+        serde_json::to_string(&Report::of(&[workload], &outcomes)).unwrap()
+    };
+    assert_eq!(report(42), report(42));
+    assert_ne!(report(42), report(43));
+}
+
+#[test]
+fn the_books_add_up_after_every_event_whoever_chooses_the_victims() {
+    let workload = Workload::of(&built_in::trace(), SHORT, 42).unwrap();
+    for order in VictimOrder::ALL {
+        let mut world = PreemptionRun::new(&workload, order);
+        let mut evicted = 0;
+        while world.step() {
+            assert_eq!(audit(&world.ledger), [], "{order:?}");
+            evicted = world.tally().victims;
+        }
+        assert!(evicted > 0, "{order:?} evicted nobody: the run shows nothing");
+    }
+}
+
+#[test]
+fn all_orders_meet_the_same_arrivals_and_the_cluster_is_full() {
+    let (_, outcomes) = outcomes(&built_in::trace(), SHORT, 42);
+    let first = outcomes[0].tally;
+    for RunOutcome { order, tally, .. } in &outcomes {
+        assert_eq!(tally.arrivals, first.arrivals);
+        assert!(tally.admitted * 10 >= tally.arrivals * 8, "{order:?}: {tally:?}");
+        assert!(tally.preempted_for <= tally.victims, "{order:?}: {tally:?}");
+    }
+}
+
+#[test]
+fn the_real_trace_keeps_the_cluster_full_and_every_search_is_exact() {
+    let Some(trace) = real_trace() else { return };
+    let day = Millis::seconds(86_400);
+    let extent = WorkloadExtent { node_step: 64, warm_up: Millis(day.0 / 2), counted: Millis(day.0 / 8) };
+    let (workload, outcomes) = outcomes(&trace, extent, 42);
+    let report = Report::of(&[workload], &outcomes);
+    for line in &report.results {
+        assert!((85.0..=100.0).contains(&line.used_percent.mean), "{line:?}");
+        assert!(line.lost_gpu_hours.mean > 0.0 && line.cut_short == 0, "{line:?}");
+    }
+}
+
+#[test]
+fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
+    let minutes = |n: u64| Millis::seconds(60 * n);
+    let whole = JobSize { gpus: 1, milli: 1000 };
+    let load = time_to_ready(None, Bytes::gib(72), &LoadingSpeeds::default());
+    let comes = Moment::default() + load + minutes(25);
+    let job = |role, comes, work| Job { comes, role, size: whole, work, saves_every: minutes(10) };
+    let workload = Workload {
+        seed: 0,
+        extent: WorkloadExtent { node_step: 1, warm_up: Millis::default(), counted: minutes(600) },
+        nodes: vec![(NodeName::parse("only").unwrap(), 1)],
+        jobs: vec![
+            job(JobRole::BestEffort, Moment::default(), minutes(120)),
+            job(JobRole::Arrival, comes, minutes(30)),
+        ],
+    };
+    for order in VictimOrder::ALL {
+        let tally = play(&workload, order);
+        assert_eq!((tally.arrivals, tally.admitted, tally.victims), (1, 1, 1), "{order:?}");
+        assert_eq!(tally.lost_work, GpuTime::of(whole, minutes(5)), "{order:?}");
+        assert_eq!(tally.reload, GpuTime::of(whole, load), "{order:?}");
+        // It loads and works, is told to leave and takes its grace; then the arrival; then it loads, and does what it has not saved.
+        let first = load + minutes(25) + Millis::seconds(30);
+        let used = first + minutes(30) + load + minutes(100);
+        assert_eq!(tally.used, GpuTime::of(whole, used), "{order:?}");
+    }
+}
+
+/// Beside the checkout, or where `STOWAGE_SHARED` says.
+#[expect(clippy::disallowed_methods, reason = "a test may read the real trace")]
+fn real_trace() -> Option<Trace> {
+    let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
+    let shared = std::env::var_os("STOWAGE_SHARED").unwrap_or_else(beside);
+    let directory = std::path::Path::new(&shared).join("traces/openb");
+    let read = |name: &str| std::fs::read_to_string(directory.join(name));
+    use crate::lab::simulate::openb::{NODES, PODS, TraceText};
+    match (read(NODES), read(PODS)) {
+        (Ok(nodes), Ok(pods)) => {
+            let nodes = TraceText { file: NODES, text: &nodes };
+            Some(Trace::read(nodes, TraceText { file: PODS, text: &pods }).unwrap())
+        }
+        _ => {
+            println!("skipped: no openb trace in {}", directory.display());
+            None
+        }
+    }
+}
+
+/// Nodes with GPUs of 100 B, residents that began at some second, and one who wants room.
+struct Scene {
+    ledger: Ledger,
+    nodes: Vec<NodeName>,
+}
+
+const NOW: Moment = Moment(10_000_000);
+
+impl Scene {
+    fn of(nodes: &[(&str, u32)]) -> Self {
+        let mut ledger = Ledger::new(Arc::new(Policy::default()));
+        ledger.set_budget_visibility(BudgetVisibility::Complete);
+        ledger.set_now(NOW);
+        let mut names = Vec::new();
+        for (name, gpus) in nodes {
+            let name = NodeName::parse(name).unwrap();
+            ledger.set_node(&name, NodeKind::Stowage, None);
+            ledger.report_devices(&name, (0..*gpus).map(|index| device(&name, index)).collect()).unwrap();
+            names.push(name);
+        }
+        Self { ledger, nodes: names }
+    }
+
+    /// A resident on one GPU.
+    fn with(mut self, uid: &str, (node, gpu): (&str, u32), size: u64, priority: i32, began: u64) -> Self {
+        let node = NodeName::parse(node).unwrap();
+        let ran = Some(NOW.since(Moment(began * 1000)));
+        let devices = Some(Arc::from([device(&node, gpu).uuid]));
+        self.see(uid, size, priority, ObservedPhase::Bound { node, devices, starting: false, ran });
+        self
+    }
+
+    fn see(&mut self, uid: &str, size: u64, priority: i32, state: ObservedPhase) {
+        let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
+        let shown =
+            Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation {
+            uid: PodUid::parse(uid).unwrap(),
+            key,
+            demand,
+            state,
+            observed: shown,
+        });
+    }
+
+    /// Whom an order evicts for a pod of that size, and from where.
+    fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
+        self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
+        let preemptor = self.ledger.preemptor(&PodUid::parse("asks").unwrap());
+        let rooms = self.ledger.candidates_for(&preemptor, &self.nodes);
+        let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
+        let VictimChoice { node, mut evicted, .. } = chosen;
+        evicted.sort();
+        Some((node.to_string(), evicted.iter().map(ToString::to_string).collect()))
+    }
+}
+
+fn device(node: &NodeName, index: u32) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        index,
+        model: GpuModel::parse("any").unwrap(),
+        parent: None,
+        // Of which the built-in headroom leaves 100.
+        total: Bytes(112),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    }
+}
+
+fn demand(size: u64, priority: i32) -> Demand {
+    use crate::scheduling::vocabulary::demand::{ContainerRequest, PodRequest};
+    let vram = size.to_string();
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
+    let pod = PodRequest { priority, ..PodRequest::plain("sim", &containers) };
+    let demand = Demand::of(&pod, &Policy::default()).unwrap();
+    assert_eq!(demand.sharing, Sharing::Shared);
+    demand
+}
+
+fn of(node: &str, victims: &[&str]) -> Option<(String, Vec<String>)> {
+    Some((node.into(), victims.iter().map(ToString::to_string).collect()))
+}
+
+/// Two GPUs, each with an old pod and a young one.
+fn two_gpus() -> Scene {
+    Scene::of(&[("a", 2)])
+        .with("old-0", ("a", 0), 60, -20, 1000)
+        .with("young-0", ("a", 0), 40, -20, 9000)
+        .with("old-1", ("a", 1), 50, -20, 2000)
+        .with("young-1", ("a", 1), 50, -20, 8000)
+}
+
+#[test]
+fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
+    // The old are readmitted first. The sum wants 90, and both young ones free just that; but no GPU fits 90 then, and the
+    // next in its order is the younger of the old.
+    assert_eq!(two_gpus().choice(VictimOrder::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
+    // Told of single GPUs it spares those on the other.
+    assert_eq!(two_gpus().choice(VictimOrder::StockOnGpus, 90), of("a", &["old-1", "young-1"]));
+    // Where one is enough by either count, the least important leaves.
+    assert_eq!(two_gpus().choice(VictimOrder::Stock, 40), of("a", &["young-0"]));
+}
+
+#[test]
+fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
+    let scene = || {
+        Scene::of(&[("a", 1), ("b", 1), ("c", 1)])
+            .with("a-1", ("a", 0), 50, -20, 9000)
+            .with("a-2", ("a", 0), 50, -20, 9000)
+            .with("b-1", ("b", 0), 100, -20, 3000)
+            .with("c-1", ("c", 0), 100, -20, 5000)
+    };
+    assert_eq!(scene().choice(VictimOrder::Stock, 80), of("c", &["c-1"]));
+    assert_eq!(scene().choice(VictimOrder::StockOnGpus, 80), of("c", &["c-1"]));
+    // A lower priority goes before fewer victims.
+    let lower = Scene::of(&[("a", 1), ("d", 1)])
+        .with("a-1", ("a", 0), 100, -20, 9000)
+        .with("d-1", ("d", 0), 50, -30, 10)
+        .with("d-2", ("d", 0), 50, -30, 10);
+    assert_eq!(lower.choice(VictimOrder::Stock, 80), of("d", &["d-1", "d-2"]));
+}
+
+#[test]
+fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
+    let fragmented = |scene: Scene| scene.with("x", ("a", 0), 50, -20, 1).with("y", ("a", 1), 50, -20, 2);
+    let scene = fragmented(Scene::of(&[("a", 2), ("b", 1)])).with("z", ("b", 0), 100, -10, 9000);
+    assert_eq!(scene.choice(VictimOrder::Stock, 100), of("b", &["z"]));
+    assert_eq!(fragmented(Scene::of(&[("a", 2)])).choice(VictimOrder::Stock, 100), of("a", &["y"]));
+}
+
+#[test]
+fn youngest_first_evicts_the_youngest_and_spares_who_need_not_leave() {
+    // By age young-0, young-1, old-1: then GPU 1 fits 90, and young-0 may stay.
+    assert_eq!(two_gpus().choice(VictimOrder::YoungestFirst, 90), of("a", &["old-1", "young-1"]));
+    let scene = Scene::of(&[("a", 1), ("b", 1)])
+        .with("a-1", ("a", 0), 100, -20, 3000)
+        .with("b-1", ("b", 0), 50, -20, 8000)
+        .with("b-2", ("b", 0), 50, -20, 7000);
+    assert_eq!(scene.choice(VictimOrder::YoungestFirst, 100), of("b", &["b-1", "b-2"]));
+}
+
+#[test]
+fn lowest_priority_first_evicts_the_lowest_however_old() {
+    let scene = || {
+        Scene::of(&[("a", 1), ("b", 1)])
+            .with("a-1", ("a", 0), 60, -10, 9000)
+            .with("a-2", ("a", 0), 40, -20, 9000)
+            .with("b-1", ("b", 0), 50, -20, 10)
+            .with("b-2", ("b", 0), 50, -20, 10)
+    };
+    assert_eq!(scene().choice(VictimOrder::LowestPriorityFirst, 100), of("b", &["b-1", "b-2"]));
+    assert_eq!(scene().choice(VictimOrder::LowestPriorityFirst, 40), of("a", &["a-2"]));
+}
+
+#[test]
+fn nobody_is_evicted_by_any_order_where_it_would_not_help() {
+    for order in VictimOrder::ALL {
+        let scene = || Scene::of(&[("a", 1)]).with("x", ("a", 0), 50, -20, 1);
+        assert_eq!(scene().choice(order, 101), None, "{order:?}");
+        // A service stays.
+        let served = scene().with("serves", ("a", 0), 40, 0, 1);
+        assert_eq!(served.choice(order, 80), None, "{order:?}");
+    }
+}

@@ -1,0 +1,210 @@
+//! The small cluster that a case begins with: nodes whose agents have just reported, and pods that run on them.
+
+use super::pod_shorthand;
+use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
+use crate::policy_file::file::{ExistingPod, TestCluster, TestGpu, TestNode};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS, RequestError};
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::model_tier::NodeModel;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, Millis, Moment};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a GPU has of which a case says nothing: the common size of a data centre's.
+const USUAL_MEMORY: Bytes = Bytes::gib(80);
+/// What a model weighs of which a case says where it is: eight billion parameters in 16 bits.
+const USUAL_WEIGHTS: Bytes = Bytes(16_000_000_000);
+/// Far from the beginning, so that pods can have run for days before it.
+const NOW: Moment = Moment(365 * 24 * 3600 * 1000);
+/// What is used without a promise is believed after three reports in a row.
+const REPORTS: u64 = 3;
+/// A pod that is there has started long ago, unless the case says otherwise.
+const USUAL_RUN: Millis = Millis::seconds(3600);
+
+/// A cluster in a case that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadCluster {
+    #[error("cluster.nodes: {0}; give it another name")]
+    Name(#[from] InvalidName),
+    #[error("cluster.nodes: {node} stands there twice; give each node a name of its own")]
+    TwoNodes { node: NodeName },
+    #[error("cluster.nodes: {node} has {gpus} GPUs; {MAX_GPUS} are the most")]
+    TooManyGpus { node: NodeName, gpus: usize },
+    #[error("cluster.pods: {pod} stands there twice; give each pod a name of its own")]
+    TwoPods { pod: String },
+    #[error("cluster.pods: {pod} is on {node}, which is not among cluster.nodes")]
+    NoSuchNode { pod: String, node: String },
+    #[error("cluster.pods: {pod} is on GPU {index} of {node}, which has {gpus}; they are counted from 0")]
+    NoSuchGpu { pod: String, node: String, index: u32, gpus: usize },
+    #[error("cluster.pods: {pod} is on {on} GPU(s) and asks for {gpus}; name as many under `on`")]
+    OtherCount { pod: String, on: usize, gpus: u32 },
+    #[error("cluster.pods: {pod}: {error}")]
+    Pod { pod: String, error: RequestError },
+}
+
+pub fn uid(name: &str) -> PodUid {
+    PodUid::parse(&name.replace(' ', "-")).expect("names of pods and this module's own are UIDs, too")
+}
+
+pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
+    let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
+    let key = key.expect("a namespace that was checked, and a name");
+    let state = ObservedPhase::Waiting(ObservedWaiting::default());
+    ledger.see(PodObservation { uid: uid.clone(), key, demand: demand.clone(), state, observed: None });
+}
+
+pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluster> {
+    let mut ledger = Ledger::new(Arc::new(policy.clone()));
+    ledger.set_now(NOW);
+    let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
+    for node in nodes {
+        add_node(&mut ledger, node)?;
+    }
+    let mut tenants: Vec<CasePod> = Vec::new();
+    for pod in cluster.pods.iter().flatten() {
+        let tenant = add_pod(&mut ledger, pod)?;
+        if tenants.iter().any(|other| other.uid == tenant.uid) {
+            return Err(BadCluster::TwoPods { pod: pod.pod.name.0.clone() });
+        }
+        tenants.push(tenant);
+    }
+    for report in 1..=REPORTS {
+        ledger.set_now(NOW + Millis::seconds(report));
+        for node in nodes {
+            read(&mut ledger, node, &tenants)?;
+        }
+    }
+    Ok(ledger)
+}
+
+/// A pod that is there, for what is measured of it.
+struct CasePod {
+    uid: PodUid,
+    devices: Arc<[GpuUuid]>,
+    per_gpu: Bytes,
+}
+
+fn add_node(ledger: &mut Ledger, node: &TestNode) -> Result<(), BadCluster> {
+    let name = NodeName::parse(&node.name.0)?;
+    if ledger.has_node(&name) {
+        return Err(BadCluster::TwoNodes { node: name });
+    }
+    let devices: Vec<Device> = devices(node)?.into_iter().map(|(device, _)| device).collect();
+    if devices.len() > MAX_GPUS as usize {
+        return Err(BadCluster::TooManyGpus { node: name, gpus: devices.len() });
+    }
+    let labels = node.labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
+    let kind = if node.plugin.is_some() { NodeKind::DevicePlugin } else { NodeKind::Stowage };
+    let offered = node.plugin.iter().flatten();
+    let offered = offered.filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count))).collect();
+    ledger.set_node(&name, kind, None);
+    ledger.set_labels(&name, labels);
+    ledger.set_plugin_devices(&name, offered);
+    ledger.report_devices(&name, devices).expect("the node is there, and its GPUs are not too many");
+    Ok(())
+}
+
+/// The node's GPUs by index, each with what the case says of it. Slices in a row, as many as fill one, are of one card.
+fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, BadCluster> {
+    let mut devices = Vec::new();
+    for gpu in node.gpus.iter().flatten() {
+        for copy in 0..gpu.count.unwrap_or(1) {
+            let index = devices.len() as u32;
+            devices.push((device(&node.name.0, gpu, index, copy)?, gpu));
+        }
+    }
+    Ok(devices)
+}
+
+fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, BadCluster> {
+    let uuid = |what: &str, place: u32| GpuUuid::parse(&format!("{what}-{node}-{place}"));
+    let product = gpu.model.as_deref().unwrap_or("GPU");
+    let model = match &gpu.mig {
+        Some(profile) => GpuModel::parse(&format!("{product}-MIG-{}", profile.0))?,
+        None => GpuModel::parse(product)?,
+    };
+    let first = index - u32::from(copy);
+    Ok(Device {
+        uuid: uuid(if gpu.mig.is_some() { "MIG" } else { "GPU" }, index)?,
+        index,
+        model,
+        parent: gpu.mig.is_some().then(|| uuid("GPU", first)).transpose()?,
+        total: gpu.memory.map_or(USUAL_MEMORY, |memory| memory.0),
+        reserved: Bytes::ZERO,
+        health: gpu.health.unwrap_or(Health::Healthy),
+        island: None,
+    })
+}
+
+fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
+    let (name, node) = (&pod.pod.name.0, &pod.node.0);
+    let policy = ledger.policy().clone();
+    let demand = pod_shorthand::demand(&pod.pod, &policy)
+        .map_err(|error| BadCluster::Pod { pod: name.clone(), error })?;
+    let node_name = NodeName::parse(node)?;
+    let no_such_node = || BadCluster::NoSuchNode { pod: name.clone(), node: node.clone() };
+    let devices = ledger.node(&node_name).ok_or_else(no_such_node)?.devices.clone();
+    let asks_plugin = demand.asks_plugin();
+    if !asks_plugin && pod.on.len() != demand.gpus as usize {
+        return Err(BadCluster::OtherCount { pod: name.clone(), on: pod.on.len(), gpus: demand.gpus });
+    }
+    let no_such_gpu = |index: u32| BadCluster::NoSuchGpu {
+        pod: name.clone(),
+        node: node.clone(),
+        index,
+        gpus: devices.len(),
+    };
+    let on = |index: &u32| {
+        devices.get(*index as usize).map(|device| device.uuid.clone()).ok_or_else(|| no_such_gpu(*index))
+    };
+    let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
+    let tenant = CasePod { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
+    let ran = Some(pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0));
+    let key = PodKey::parse(&demand.traits.namespace, name)?;
+    let state =
+        ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
+    ledger.see(PodObservation { uid: tenant.uid.clone(), key, demand, state, observed: None });
+    Ok(tenant)
+}
+
+/// What the node's agent reports: its pods use what they were promised, and the rest is as the case says.
+fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
+    let name = NodeName::parse(&node.name.0)?;
+    let now = ledger.now();
+    let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
+    let mut holdings = BTreeMap::new();
+    for (model, tier) in node.models.iter().flatten() {
+        let model = ModelId::parse(model)?;
+        let holding = NodeModel { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
+        holdings.insert(model, holding);
+    }
+    ledger.read(
+        &name,
+        NodeReading { sampled: now, gpus, holdings: holdings.into_values().collect(), in_flight: Vec::new() },
+    );
+    Ok(())
+}
+
+fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
+    let mut attributed: Vec<(PodUid, Bytes)> = tenants
+        .iter()
+        .filter(|tenant| tenant.devices.contains(&device.uuid))
+        .map(|tenant| (tenant.uid.clone(), tenant.per_gpu))
+        .collect();
+    attributed.sort_unstable();
+    let promised = attributed.iter().map(|(_, bytes)| *bytes).sum();
+    GpuReading {
+        uuid: device.uuid.clone(),
+        used: Some(gpu.used.map_or(promised, |used| used.0)),
+        attributed,
+        engine_load: match (gpu.kv_cache, gpu.queue) {
+            (None, None) => EngineLoad::NONE,
+            (kv_cache, queue) => EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
+        },
+    }
+}

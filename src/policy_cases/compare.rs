@@ -1,0 +1,149 @@
+//! Two policies over one cluster: which pods become something else, where they could go, and who would have to leave.
+
+use super::{ask, cluster};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
+use crate::scheduling::policy::{Policy, Preemptibility};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use serde::Serialize;
+
+/// What one policy says of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodDecision {
+    pub class: String,
+    pub tenant: Option<String>,
+    pub preemptible: bool,
+    /// Nodes it could go to, best first; of a bound pod, if it came anew.
+    pub nodes: Vec<String>,
+    /// If there is none: who would have to leave for it.
+    pub victims: Vec<String>,
+}
+
+/// A pod of which two policies say different things.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DecisionChange {
+    pub pod: PodKey,
+    /// Where it is bound, if it is.
+    pub node: Option<String>,
+    pub old: PodDecision,
+    pub new: PodDecision,
+}
+
+/// What changes from one policy to another.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyComparison {
+    /// Pods that were looked at.
+    pub pods: usize,
+    pub changes: Vec<DecisionChange>,
+    /// Nodes that the one takes pods on and the other does not, or not of the same classes, each with what they say.
+    pub nodes: Vec<NodeChange>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeChange {
+    pub node: String,
+    pub old: String,
+    pub new: String,
+}
+
+/// Both ledgers hold the same cluster, each under its policy. In order of pod; those of which nothing changes are left out.
+pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
+    let mut pods: Vec<(PodKey, PodUid)> =
+        old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
+    pods.sort_unstable();
+    let mut comparison =
+        PolicyComparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
+    for (pod, uid) in pods {
+        let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else { continue };
+        if before != after {
+            let node = old.pod_state(&uid).and_then(PodState::node).map(ToString::to_string);
+            comparison.changes.push(DecisionChange { pod, node, old: before, new: after });
+        }
+    }
+    comparison
+}
+
+/// What a ledger's policy says of a pod in it. The ledger is left as it was.
+fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
+    let policy = ledger.policy().clone();
+    let entry = ledger.pod_state(uid)?.clone();
+    ledger.release(uid);
+    let answer = ask(ledger, &policy, entry.demand.clone());
+    let best = answer.list.best.iter().map(|candidate| answer.nodes[candidate.asked].to_string());
+    let nodes: Vec<String> = best.collect();
+    let victims = answer.victims.clone();
+    ledger.release(&cluster::uid(super::CASE));
+    put_back(ledger, uid, entry.clone());
+    let class = policy.class(entry.demand.class);
+    Some(PodDecision {
+        class: class.name.clone(),
+        tenant: entry.demand.tenant.and_then(|id| policy.tenant(id)).map(|tenant| tenant.name.clone()),
+        preemptible: class.eviction == Preemptibility::ForHigherPriority,
+        nodes,
+        victims,
+    })
+}
+
+fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
+    let now = ledger.now();
+    let leaving = match &entry.phase {
+        PodPhase::Bound(bound) => bound.leaving,
+        _ => None,
+    };
+    let shown = Some(ObservedDisruptionInfo::of(&entry.disruption_info, leaving, now));
+    let state = match entry.phase {
+        PodPhase::Bound(bound) => ObservedPhase::Bound {
+            node: bound.node,
+            devices: bound.devices,
+            starting: entry.starting.is_some(),
+            ran: Some(now.since(bound.started)),
+        },
+        PodPhase::Waiting(waiting) => ObservedPhase::Waiting(ObservedWaiting {
+            reservation: waiting.reservation,
+            ..ObservedWaiting::default()
+        }),
+        // A dump has no Binding on its way.
+        PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
+    };
+    ledger.see(PodObservation {
+        uid: uid.clone(),
+        key: entry.key,
+        demand: entry.demand,
+        state,
+        observed: shown,
+    });
+}
+
+fn node_changes(old: &mut Ledger, new: &mut Ledger) -> Vec<NodeChange> {
+    let (old_policy, new_policy) = (old.policy().clone(), new.policy().clone());
+    let (before, after) = (old.snapshot(), new.snapshot());
+    let changes = before.nodes().iter().filter_map(|node| {
+        let other = after.node(node.name.as_str())?;
+        let (old, new) = (said(&old_policy, node), said(&new_policy, other));
+        (old != new).then(|| NodeChange { node: node.name.to_string(), old, new })
+    });
+    changes.collect()
+}
+
+/// `stowage, classes fraud and credit, 72.0 GiB`.
+fn said(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) -> String {
+    use crate::scheduling::vocabulary::node::NodeKind;
+    let kind = match node.kind {
+        NodeKind::Stowage => "stowage",
+        NodeKind::DevicePlugin => "device plugin",
+    };
+    let is_admitted = |name: &&str| policy.class_named(name).is_some_and(|id| node.classes.contains(id));
+    let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
+    let admitted: Vec<&str> = names.iter().copied().filter(is_admitted).collect();
+    let classes = if admitted.len() == names.len() { "all classes".into() } else { admitted.join(", ") };
+    let state = match (node.closed, node.miscut) {
+        (true, _) => ", closed: nobody sees it",
+        (_, true) => ", closed: its GPUs are not cut as expected",
+        _ => "",
+    };
+    format!("{kind}, {classes}, {} to promise{state}", node.capacity())
+}

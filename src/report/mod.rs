@@ -1,0 +1,199 @@
+//! What a node agent says of its node: the wire form of `POST /v1/reports`. The agent writes it, the extender reads it.
+//!
+//! Shapes and their checks only: nothing here samples, sends or decides. Fields that are not known are ignored, so that an
+//! agent may be newer than the extender; a field that is missing is named.
+
+pub mod limits;
+mod reading;
+
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::ModelTier;
+use crate::units::{Bytes, Millis};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One sample of one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+// What may be null must be there all the same.
+#[schemars(extend("required" = ["node", "bootId", "sequence", "gpus"]))]
+pub struct NodeReport {
+    /// The Node object's name.
+    pub node: NodeName,
+    /// Drawn anew at each start of the agent.
+    pub boot_id: String,
+    /// Rises with each report of one boot.
+    pub sequence: u64,
+    /// How old the GPUs' figures were when the report was sent, by the agent's monotonic clock. In milliseconds.
+    #[serde(default)]
+    pub age_millis: Millis,
+    /// The node's GPUs and MIG slices; `null` if they could not be read, with the reason under `missing`.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub gpus: Option<Vec<GpuReport>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<EngineReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<ReportFinding>,
+    /// Parts that could not be sampled this time, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<MissingPart>,
+}
+
+/// A GPU or MIG slice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuReport {
+    pub uuid: GpuUuid,
+    /// NVML's index on its node; a slice has its parent's.
+    pub index: u32,
+    pub model: GpuModel,
+    /// For a MIG slice, the UUID of the GPU it is cut from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<GpuUuid>,
+    pub total_bytes: Bytes,
+    /// What the driver keeps for itself.
+    #[serde(default)]
+    pub reserved_bytes: Bytes,
+    /// What is allocated on it, without the driver's reserve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<Bytes>,
+    /// Of its time in the last sample, busy; 0 to 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u8>,
+    #[serde(default = "healthy")]
+    pub health: Health,
+    /// Why it is not healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// GPUs of one node with the same number reach each other over NVLink.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_island: Option<u32>,
+    /// Who has memory on it; `null` or missing if that could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Vec<ProcessReport>>,
+}
+
+fn healthy() -> Health {
+    Health::Healthy
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessReport {
+    /// On the host.
+    pub pid: u32,
+    /// `null` or missing where the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<Bytes>,
+    /// The pod it belongs to; missing if nobody in Kubernetes owns it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodUid>,
+}
+
+/// An inference engine, as its own metrics show it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineReport {
+    pub pod: PodUid,
+    /// Such as `vllm`, `sglang`, `trtllm-serve`, `triton`, `dynamo`, `lmdeploy`, `tgi`, `llama.cpp`.
+    pub engine: String,
+    /// The GPUs it runs on.
+    pub gpus: Vec<GpuUuid>,
+    pub state: EngineState,
+    /// While it sleeps: 1 keeps the weights in host memory, 2 drops them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleep_level: Option<u8>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelId>,
+    /// Share of its KV cache in use, 0 to 1: the fullest of its data-parallel ranks. Missing if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_usage: Option<f64>,
+    /// Tokens its KV cache holds, over all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_tokens: Option<u64>,
+    /// Requests in its queue, over all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u64>,
+    /// Requests it works on, over all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<u64>,
+    /// How old these figures were when the report was sent.
+    #[serde(default)]
+    pub age_millis: Millis,
+    /// Why figures are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineState {
+    /// Its process runs, and its port does not answer yet.
+    Starting,
+    /// It answers, and its model is not ready yet.
+    Loading,
+    Serving,
+    /// Its KV cache is gone, and its weights are off the GPU.
+    Sleeping,
+    /// Its pod must leave; it finishes what it has.
+    Draining,
+    /// It answered before, and does not now.
+    Unreachable,
+    /// What a later version calls a state this one does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// A model of which something is on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelReport {
+    pub model: ModelId,
+    pub tier: ModelTier,
+    /// What is there, in bytes of weights; 0 if that is not known.
+    #[serde(default)]
+    pub bytes: Bytes,
+    /// Where it was found: `huggingface`, `kserve`, `image`, `engine`.
+    pub source: String,
+}
+
+/// Something that is not as it was meant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "kind")]
+pub enum ReportFinding {
+    /// A pod's processes run on other GPUs than its Binding recorded.
+    Drift { pod: PodUid, recorded: Vec<GpuUuid>, actual: Vec<GpuUuid> },
+    /// A pod's processes use more VRAM than it was granted.
+    OverGrant { pod: PodUid, granted_bytes: Bytes, used_bytes: Bytes },
+}
+
+/// A part of the report that could not be sampled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingPart {
+    pub part: ReportPart,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReportPart {
+    /// NVML.
+    Gpus,
+    /// Which process is on which GPU.
+    Processes,
+    /// Which pod a process belongs to.
+    Owners,
+    /// Which pods are on the node.
+    Pods,
+    Engines,
+    Models,
+    /// A part of a later version's.
+    #[serde(other)]
+    Other,
+}

@@ -1,0 +1,95 @@
+//! A pod as a watch shows it, as far as it was granted GPUs or room is held for it on some. Nothing here is the ledger's: what
+//! the ledger believes of the pod is what is checked.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::units::{Bytes, Moment};
+use std::sync::Arc;
+
+/// What a watch shows of one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditedPod {
+    pub key: PodKey,
+    pub node: NodeName,
+    /// By the record of its Binding, or by its hold. Empty if the pod is bound and records none.
+    pub gpus: Arc<[GpuUuid]>,
+    pub part: GpuClaim,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuClaim {
+    Bound(Grant),
+    /// Boxed: few pods hold room at a time, and all that are bound would pay for it.
+    Holds(Box<ReservedShare>),
+}
+
+/// What a Binding granted, and how far its pod has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// On each of its GPUs.
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// The share of the GPU's memory that `per_gpu` was when the pod was bound, in hundredths, rounded down; 0 if unknown.
+    pub hundredths: u8,
+    /// A container of it runs or has run.
+    pub started: bool,
+    /// It is being deleted.
+    pub leaving: bool,
+    pub since: Since,
+}
+
+/// When a pod was bound and when it was created, in seconds of the API server's clock. Ordered: the later binding is greater.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Since {
+    pub bound: i64,
+    pub created: i64,
+}
+
+/// What a hold keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservedShare {
+    /// On each of its GPUs.
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// Pods that leave for it.
+    pub victims: Arc<[PodUid]>,
+    /// From then on it keeps nothing.
+    pub deadline: Moment,
+}
+
+impl AuditedPod {
+    /// What the pod shows now, where what its Binding recorded stays as it was first shown: an edit of the record moves no
+    /// process to another GPU, and whoever may edit a pod must not make other pods leave by it.
+    pub(super) fn after(self, before: &Self) -> Self {
+        let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else { return self };
+        if self.node != before.node {
+            return self;
+        }
+        let grant = Grant { started: now.started || first.started, leaving: now.leaving, ..*first };
+        Self { gpus: before.gpus.clone(), part: GpuClaim::Bound(grant), ..self }
+    }
+
+    pub(super) fn grant(&self) -> Option<&Grant> {
+        match &self.part {
+            GpuClaim::Bound(grant) => Some(grant),
+            GpuClaim::Holds(_) => None,
+        }
+    }
+
+    /// Its hold, if that keeps anything at `now`.
+    pub(super) fn kept(&self, now: Moment) -> Option<&ReservedShare> {
+        match &self.part {
+            GpuClaim::Holds(kept) if kept.deadline > now => Some(kept),
+            _ => None,
+        }
+    }
+}
+
+impl Grant {
+    /// The largest that the pod's GPU can have been when the pod was bound, by what its Binding recorded; `None` if that
+    /// says nothing. Rounding makes it larger than it was, never smaller.
+    pub(super) fn largest_gpu(&self) -> Option<Bytes> {
+        let total = (u128::from(self.per_gpu.0) * 100).checked_div(u128::from(self.hundredths))?;
+        Some(Bytes(u64::try_from(total).unwrap_or(u64::MAX)))
+    }
+}

@@ -1,0 +1,172 @@
+//! The conflicts on one node: what its pods show, held against its GPUs. A function of its arguments, and it shares no arithmetic
+//! with the ledger: a mistake there would have to be made twice to pass.
+
+use super::audited_pod::{AuditedPod, Grant, ReservedShare};
+use super::{GpuConflictKind, Party, PartyRole};
+use crate::ids::{GpuUuid, PodUid};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::units::{Bytes, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The pods of one node.
+pub(super) type NodePods = BTreeMap<PodUid, AuditedPod>;
+
+/// A conflict as one check finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FoundConflict {
+    pub kind: GpuConflictKind,
+    pub gpu: GpuUuid,
+    /// In order of UID.
+    pub parties: Vec<Party>,
+    pub capacity: Option<Bytes>,
+}
+
+/// A pod on a GPU, and what the check reads of it.
+type PodOnGpu<'a, T> = Vec<(&'a PodUid, &'a AuditedPod, &'a T)>;
+
+/// One GPU, and who was given or keeps a part of it.
+#[derive(Default)]
+struct AuditedGpu<'a> {
+    /// `None` if the node does not list it.
+    device: Option<&'a Device>,
+    bound: PodOnGpu<'a, Grant>,
+    reservations: PodOnGpu<'a, ReservedShare>,
+}
+
+/// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
+/// labels tell (then they are known by index alone), or none.
+pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
+    let is_reported = devices.iter().any(|device| device.uuid.index().is_none());
+    let mut found = Vec::new();
+    for (name, gpu) in &gpus(devices, pods, now) {
+        match gpu.device {
+            // Where only indices are known, nobody can say which GPU a UUID means.
+            None if is_reported => found.extend(unknown(name, gpu)),
+            None => found.extend(bound(name, gpu, None)),
+            // Its pods keep their charge, and nothing on it runs as it should.
+            Some(device) if device.health == Health::Lost => {}
+            Some(device) => {
+                let capacity = Some(device.total.minus(device.reserved)).filter(|bytes| *bytes > Bytes::ZERO);
+                let on_bound = bound(name, gpu, capacity);
+                // Where bound pods are too many already, a hold adds nothing to what is known.
+                let is_sound = on_bound.is_none();
+                found.extend(on_bound);
+                found.extend(held(name, gpu, capacity, is_sound));
+            }
+        }
+    }
+    found
+}
+
+/// Who is on which GPU, in order of the GPU's name.
+fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<GpuUuid, AuditedGpu<'a>> {
+    let mut gpus: BTreeMap<GpuUuid, AuditedGpu<'a>> = BTreeMap::new();
+    for (uid, pod) in pods {
+        let named: BTreeSet<&GpuUuid> = pod.gpus.iter().collect();
+        let on: BTreeMap<&GpuUuid, Option<&Device>> = named
+            .into_iter()
+            .map(|name| {
+                let device = devices.iter().find(|device| is_named(device, name));
+                (device.map_or(name, |device| &device.uuid), device)
+            })
+            .collect();
+        for (name, device) in on {
+            let gpu = gpus.entry(name.clone()).or_default();
+            gpu.device = device;
+            gpu.bound.extend(pod.grant().map(|grant| (uid, pod, grant)));
+            gpu.reservations.extend(pod.kept(now).map(|kept| (uid, pod, kept)));
+        }
+    }
+    gpus
+}
+
+/// Whether `name` means this device, by its UUID or by its index alone.
+fn is_named(device: &Device, name: &GpuUuid) -> bool {
+    *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
+}
+
+/// Pods on a GPU that the node does not have.
+fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
+    let parties = granted(&gpu.bound);
+    (!parties.is_empty()).then(|| FoundConflict {
+        kind: GpuConflictKind::UnknownGpu,
+        gpu: name.clone(),
+        parties,
+        capacity: None,
+    })
+}
+
+/// Bound pods against each other.
+fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Option<FoundConflict> {
+    let parties = granted(&gpu.bound);
+    let kind = if gpu.bound.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
+        // What an exclusive pod was granted is what was free, not what it asked for: the sum says nothing.
+        (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
+    } else {
+        let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
+        capacity.filter(|capacity| sum > *capacity).map(|_| GpuConflictKind::Overcommitted)
+    };
+    Some(FoundConflict { kind: kind?, gpu: name.clone(), parties, capacity })
+}
+
+/// Holds against each other, and against the bound pods that stay: those that no hold on this GPU waits for.
+fn held(
+    name: &GpuUuid,
+    gpu: &AuditedGpu<'_>,
+    capacity: Option<Bytes>,
+    bound_is_sound: bool,
+) -> Option<FoundConflict> {
+    let capacity = capacity?;
+    if gpu.reservations.is_empty() {
+        return None;
+    }
+    let reservations = keeping(&gpu.reservations, capacity);
+    let is_exclusive = reservations.iter().any(|party| party.role.is_exclusive());
+    let kept: Bytes = reservations.iter().map(|party| party.bytes).sum();
+    if reservations.len() > 1 && (is_exclusive || kept > capacity) {
+        let kind = GpuConflictKind::HoldsOverlap;
+        return Some(FoundConflict {
+            kind,
+            gpu: name.clone(),
+            parties: reservations,
+            capacity: Some(capacity),
+        });
+    }
+    let leave: BTreeSet<&PodUid> =
+        gpu.reservations.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
+    let stay: Vec<Party> =
+        granted(&gpu.bound).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
+    let keep_reason: Bytes = stay.iter().map(|party| party.bytes).sum();
+    let is_exclusive = is_exclusive || stay.iter().any(|party| party.role.is_exclusive());
+    if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + keep_reason > capacity) {
+        return None;
+    }
+    let mut parties = [reservations, stay].concat();
+    parties.sort_by(|a, b| a.uid.cmp(&b.uid));
+    Some(FoundConflict {
+        kind: GpuConflictKind::HoldOverBound,
+        gpu: name.clone(),
+        parties,
+        capacity: Some(capacity),
+    })
+}
+
+fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
+    let party = |(uid, pod, grant): &(&PodUid, &AuditedPod, &Grant)| {
+        let role = if grant.sharing == Sharing::Exclusive { PartyRole::Exclusive } else { PartyRole::Shares };
+        Party { uid: (*uid).clone(), key: pod.key.clone(), bytes: grant.per_gpu, role }
+    };
+    bound.iter().map(party).collect()
+}
+
+fn keeping(reservations: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
+    let party = |(uid, pod, kept): &(&PodUid, &AuditedPod, &ReservedShare)| {
+        let (bytes, role) = match kept.sharing {
+            Sharing::Exclusive => (capacity, PartyRole::HoldsExclusive),
+            Sharing::Shared => (kept.per_gpu, PartyRole::Holds),
+        };
+        Party { uid: (*uid).clone(), key: pod.key.clone(), bytes, role }
+    };
+    reservations.iter().map(party).collect()
+}

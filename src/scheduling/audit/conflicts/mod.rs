@@ -1,0 +1,300 @@
+//! A continuous audit of promises: every GPU's bound pods and holds, as the watches show them, held against what the GPU has.
+//!
+//! It is an external view. It never reads the ledger's entries, so a Binding that landed late, two leaders at once or a
+//! mistake in the ledger itself shows here, though no book says so. What a conflict is, [`check`] says of one node; who could
+//! leave, [`remedy`]; [`observed`] is what is read of a pod, [`found`] what is told.
+//!
+//! ```text
+//!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
+//! ```
+//!
+//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a GPU's
+//! size changes without a pod's event.
+//!
+//! **When a finding is believed.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check
+//! has found it again; while pods are being listed nothing is checked, since a deleted pod is still known then. It ends with
+//! the first check that does not find it.
+
+mod audited_pod;
+mod check;
+mod check_queue;
+mod gpu_conflict;
+mod remedy;
+
+pub use audited_pod::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
+pub use gpu_conflict::{GpuConflict, GpuConflictKind, Party, PartyRole};
+pub use remedy::ConflictVictim;
+
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::units::{Millis, Moment};
+use check::{FoundConflict, NodePods};
+use check_queue::CheckQueue;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+impl GpuConflictKind {
+    /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two that are bound
+    /// meet there only if they met in fact; one look between two events of a node's report is ruled out all the same. Holds are
+    /// ended by writes that may have to be repeated.
+    pub fn stands_for(self) -> Millis {
+        match self {
+            Self::Overcommitted | Self::ExclusiveShared | Self::UnknownGpu => Millis::seconds(2),
+            Self::HoldsOverlap | Self::HoldOverBound => Millis::seconds(10),
+        }
+    }
+}
+
+/// How many nodes one look checks at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AuditPace {
+    /// Of those that changed. The others wait for the next look.
+    pub changed: usize,
+    /// In turn.
+    pub in_turn: usize,
+}
+
+impl Default for AuditPace {
+    /// At a look a second, 5,000 nodes that all changed are checked within five, and a GPU that shrank is noticed within twenty.
+    fn default() -> Self {
+        Self { changed: 1000, in_turn: 250 }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Conflicts {
+    pace: AuditPace,
+    /// Where each pod is kept.
+    of: FxHashMap<PodUid, NodeName>,
+    nodes: BTreeMap<NodeName, OnNode>,
+    queue: CheckQueue,
+    /// The node that was last checked in turn.
+    last: Option<NodeName>,
+    counts: BTreeMap<GpuConflictKind, usize>,
+    is_listing: bool,
+}
+
+/// Pods among which a name is looked for: as many as a node has GPUs at most, and few beside a node that a pod's author has
+/// made up to crowd.
+const SHARED_WITH: usize = 64;
+
+/// One node.
+#[derive(Debug, Default)]
+struct OnNode {
+    pods: NodePods,
+    standing: Vec<StandingConflict>,
+}
+
+/// A conflict, and since when it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct StandingConflict {
+    conflict: Arc<GpuConflict>,
+    since: Moment,
+    /// Since when each of its pods takes part, in their order.
+    party_since: Vec<Moment>,
+    counts: bool,
+}
+
+/// What one look changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct AuditRound {
+    /// Conflicts that count from now on.
+    pub begun: Vec<Arc<GpuConflict>>,
+    /// Conflicts that counted and are over.
+    pub ended: Vec<Arc<GpuConflict>>,
+}
+
+impl Conflicts {
+    pub fn with_pace(pace: AuditPace) -> Self {
+        Self { pace, ..Self::default() }
+    }
+
+    /// A pod as it is now; `None` if it has no GPU and holds none.
+    pub fn see(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
+        let before = self.of.get(uid).and_then(|node| self.nodes.get(node)?.pods.get(uid));
+        let observed = match (observed, before) {
+            (Some(observed), Some(before)) => Some(observed.after(before)),
+            (observed, _) => observed,
+        };
+        if observed.as_ref() == before {
+            return;
+        }
+        self.forget(uid);
+        if let Some(mut observed) = observed {
+            // One copy of each name, however many pods are on the node.
+            if let Some((name, on)) = self.nodes.get_key_value(&observed.node) {
+                observed.node = name.clone();
+                observed.gpus = on.shared(&observed.gpus);
+            }
+            let node = observed.node.clone();
+            self.of.insert(uid.clone(), node.clone());
+            self.queue.add(&node);
+            self.nodes.entry(node).or_default().pods.insert(uid.clone(), observed);
+        }
+    }
+
+    /// The pod has ended or is gone.
+    pub fn forget(&mut self, uid: &PodUid) {
+        let Some(node) = self.of.remove(uid) else { return };
+        if let Some(on) = self.nodes.get_mut(&node) {
+            on.pods.remove(uid);
+        }
+        self.queue.add(&node);
+    }
+
+    /// A list of all pods is on its way: until it is complete, pods are known that are gone.
+    pub fn begin_list(&mut self) {
+        self.is_listing = true;
+    }
+
+    pub fn end_list(&mut self) {
+        self.is_listing = false;
+    }
+
+    /// The nodes to check now. Tell of their GPUs in [`Conflicts::look`]; a node that changes in between is checked as it is
+    /// then, and once more.
+    pub fn due(&mut self, now: Moment) -> Vec<NodeName> {
+        if self.is_listing {
+            return Vec::new();
+        }
+        let mut due = self.queue.take(now, self.pace.changed);
+        let in_turn = self.in_turn();
+        due.extend(in_turn);
+        due.sort_unstable();
+        due.dedup();
+        due
+    }
+
+    /// Checks these nodes, each with its GPUs as they are known; without any, if the node is not known.
+    pub fn look(&mut self, nodes: Vec<(NodeName, Arc<[Device]>)>, now: Moment) -> AuditRound {
+        let mut look = AuditRound::default();
+        if self.is_listing {
+            nodes.iter().for_each(|(name, _)| self.queue.add(name));
+            return look;
+        }
+        for (name, devices) in &nodes {
+            self.check_node(name, devices, now, &mut look);
+        }
+        for (conflicts, change) in [(&look.begun, 1), (&look.ended, -1)] {
+            for conflict in conflicts {
+                let count = self.counts.entry(conflict.kind).or_default();
+                *count = count.saturating_add_signed(change);
+            }
+        }
+        look
+    }
+
+    /// How many changed nodes wait for a later look.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many conflicts of a kind count.
+    pub fn count(&self, kind: GpuConflictKind) -> usize {
+        self.counts.get(&kind).copied().unwrap_or_default()
+    }
+
+    /// The conflicts that count, in order of node, GPU and kind.
+    pub fn standing(&self) -> impl Iterator<Item = &Arc<GpuConflict>> {
+        let all = self.nodes.values().flat_map(|on| &on.standing);
+        all.filter(|standing| standing.counts).map(|standing| &standing.conflict)
+    }
+
+    /// Those that a pod takes part in.
+    pub fn of(&self, uid: &PodUid) -> Vec<Arc<GpuConflict>> {
+        let on = self.of.get(uid).and_then(|node| self.nodes.get(node));
+        let counting = on.into_iter().flat_map(|on| &on.standing).filter(|standing| standing.counts);
+        let is_party = |conflict: &&Arc<GpuConflict>| conflict.parties.iter().any(|party| party.uid == *uid);
+        counting.map(|standing| &standing.conflict).filter(is_party).cloned().collect()
+    }
+
+    /// The next nodes after the last, and from the first on when the last has been reached.
+    fn in_turn(&mut self) -> Vec<NodeName> {
+        let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let after = self.nodes.range((from, Bound::Unbounded)).map(|(name, _)| name);
+        let names: Vec<NodeName> = after.take(self.pace.in_turn).cloned().collect();
+        if names.len() == self.pace.in_turn {
+            self.last = names.last().cloned();
+        }
+        names
+    }
+
+    fn check_node(&mut self, name: &NodeName, devices: &[Device], now: Moment, look: &mut AuditRound) {
+        let Some(on) = self.nodes.get_mut(name) else { return };
+        let found = check::check(devices, &on.pods, now);
+        let mut before = std::mem::take(&mut on.standing);
+        for found in found {
+            let same =
+                |one: &StandingConflict| (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu);
+            let known = before.iter().position(same).map(|place| before.swap_remove(place));
+            let did_count = known.as_ref().is_some_and(|known| known.counts);
+            let standing = StandingConflict::of(name, found, known, now);
+            if standing.counts && !did_count {
+                look.begun.push(standing.conflict.clone());
+            }
+            on.standing.push(standing);
+        }
+        before.sort_by(|a, b| a.key().cmp(&b.key()));
+        look.ended.extend(before.into_iter().filter(|one| one.counts).map(|one| one.conflict));
+        match on.next_check(now) {
+            Some(at) => self.queue.add_at(name, at),
+            None => self.queue.drop_later(name),
+        }
+        if on.pods.is_empty() {
+            self.nodes.remove(name);
+        }
+    }
+}
+
+impl OnNode {
+    /// The same names, by the copies that other pods of the node have.
+    fn shared(&self, names: &Arc<[GpuUuid]>) -> Arc<[GpuUuid]> {
+        let others = || self.pods.values().take(SHARED_WITH).map(|pod| &pod.gpus);
+        if let Some(same) = others().find(|gpus| *gpus == names) {
+            return same.clone();
+        }
+        let known = |name: &GpuUuid| others().flat_map(|gpus| gpus.iter()).find(|known| *known == name);
+        names.iter().map(|name| known(name).unwrap_or(name).clone()).collect()
+    }
+
+    /// When time alone changes what is found: a conflict has stood long enough, or a hold ends.
+    fn next_check(&self, now: Moment) -> Option<Moment> {
+        let stands = self.standing.iter().filter(|one| !one.counts);
+        let stands = stands.map(|one| one.since + one.conflict.kind.stands_for());
+        let ends = self.pods.values().filter_map(|pod| pod.kept(now)).map(|kept| kept.deadline);
+        stands.chain(ends).min()
+    }
+}
+
+impl StandingConflict {
+    fn of(node: &NodeName, found: FoundConflict, known: Option<Self>, now: Moment) -> Self {
+        let FoundConflict { kind, gpu, parties, capacity } = found;
+        let since = known.as_ref().map_or(now, |known| known.since);
+        let joined = |party: &Party| known.as_ref().and_then(|known| known.joined(&party.uid)).unwrap_or(now);
+        let party_since = parties.iter().map(joined).collect();
+        let counts = known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
+        let conflict = GpuConflict { kind, node: node.clone(), gpu, parties, capacity };
+        // What nobody has changed is shared with whoever was told of it.
+        let conflict = match known {
+            Some(known) if *known.conflict == conflict => known.conflict,
+            _ => Arc::new(conflict),
+        };
+        Self { conflict, since, party_since, counts }
+    }
+
+    fn joined(&self, uid: &PodUid) -> Option<Moment> {
+        let place = self.conflict.parties.binary_search_by(|party| party.uid.cmp(uid)).ok()?;
+        self.party_since.get(place).copied()
+    }
+
+    fn key(&self) -> (&GpuUuid, GpuConflictKind) {
+        (&self.conflict.gpu, self.conflict.kind)
+    }
+}
+
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod tests;

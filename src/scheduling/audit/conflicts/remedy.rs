@@ -1,0 +1,101 @@
+//! The pods that could leave to end a conflict: `conflicts: evict-unstarted`.
+//!
+//! A pod leaves only where the records of the Bindings themselves prove the conflict, and no agent's report is part of the
+//! proof:
+//!
+//! - A GPU that one pod was granted exclusively has another pod: the records say so.
+//! - Pods were granted more than the largest GPU that any of their Bindings can have been made for (what was granted, over
+//!   the share of the GPU that was). A report that makes the GPU smaller than it is changes no record.
+//!
+//! All else is told and left to a person: a GPU that is smaller than it was, one that the node does not list, holds (a
+//! hold that another contradicts is ended by the leader that adopts it, and nobody has to leave for that).
+//!
+//! Of the pods in conflict the one bound last among those that have not started leaves, and of equals the one created last and
+//! then the greater UID; one whose leaving ends the conflict goes before one whose leaving does not. Where all have started,
+//! none leaves. A pod that is being deleted is not counted: its end may be the end of the conflict.
+
+use super::audited_pod::{AuditedPod, Grant, Since};
+use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::units::{Bytes, Moment};
+use std::collections::BTreeSet;
+
+/// A pod that should leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConflictVictim {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub node: NodeName,
+    pub gpu: GpuUuid,
+    /// Of the pods that stay, the one that was granted most.
+    pub keep_reason: PodKey,
+    pub stays_uid: PodUid,
+}
+
+type BoundOnGpu<'a> = (&'a PodUid, &'a AuditedPod, &'a Grant);
+
+impl Conflicts {
+    /// The pods that should leave, in order of node and GPU; of each GPU one at a time.
+    pub fn victims(&self, now: Moment) -> Vec<ConflictVictim> {
+        let counting = self.nodes.iter().flat_map(|(name, on)| {
+            let mut chosen = BTreeSet::new();
+            let standing = on.standing.iter().filter(|standing| standing.counts);
+            standing.filter_map(move |standing| victim(name, on, standing, now, &mut chosen))
+        });
+        counting.collect()
+    }
+}
+
+fn victim<'a>(
+    node: &NodeName,
+    on: &'a OnNode,
+    standing: &'a StandingConflict,
+    now: Moment,
+    chosen: &mut BTreeSet<&'a PodUid>,
+) -> Option<ConflictVictim> {
+    let kind = standing.conflict.kind;
+    if !matches!(kind, GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared) {
+        return None;
+    }
+    let parties = standing.conflict.parties.iter().zip(&standing.party_since);
+    // One that has just come is not judged by a conflict that others began.
+    let settled = parties.filter(|(_, since)| **since + kind.stands_for() <= now);
+    let remaining: Vec<BoundOnGpu<'a>> = settled
+        .filter(|(party, _)| !chosen.contains(&party.uid))
+        .filter_map(|(party, _)| {
+            let pod = on.pods.get(&party.uid)?;
+            Some((&party.uid, pod, pod.grant().filter(|grant| !grant.leaving)?))
+        })
+        .collect();
+    if !is_proven(&remaining) {
+        return None;
+    }
+    let without = |uid: &PodUid| -> Vec<BoundOnGpu<'a>> {
+        remaining.iter().copied().filter(|(other, ..)| *other != uid).collect()
+    };
+    let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started);
+    let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
+        (!is_proven(&without(uid)), grant.since, uid)
+    };
+    let (uid, pod, _) = *unstarted.max_by_key(rank)?;
+    let others = without(uid);
+    let (stays_uid, keep_reason, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
+    chosen.insert(uid);
+    let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
+    let (keep_reason, stays_uid) = (keep_reason.key.clone(), (*stays_uid).clone());
+    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, keep_reason, stays_uid })
+}
+
+/// Whether the records of these Bindings alone contradict each other.
+fn is_proven(pods: &[BoundOnGpu<'_>]) -> bool {
+    if pods.len() < 2 {
+        return false;
+    }
+    if pods.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
+        return true;
+    }
+    let granted: Bytes = pods.iter().map(|(_, _, grant)| grant.per_gpu).sum();
+    let largest: Option<Vec<Bytes>> = pods.iter().map(|(_, _, grant)| grant.largest_gpu()).collect();
+    largest.and_then(|all| all.into_iter().max()).is_some_and(|largest| granted > largest)
+}

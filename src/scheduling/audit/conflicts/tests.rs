@@ -1,0 +1,365 @@
+//! Which conflicts there are, when they count, who leaves, and what a look costs.
+
+use super::*;
+use crate::ids::PodKey;
+use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::units::Bytes;
+
+const GIB: u64 = 1 << 30;
+
+pub(super) fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+pub(super) fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+pub(super) fn gpu(name: &str) -> GpuUuid {
+    GpuUuid::parse(name).unwrap()
+}
+
+fn seconds(seconds: u64) -> Moment {
+    Moment(0) + Millis::seconds(seconds)
+}
+
+/// Two GPUs of 80 GiB, as an agent reports them.
+fn devices() -> Vec<Device> {
+    let device = |index| whole_gpu(gpu(&format!("GPU-{index}")), index, Bytes(80 * GIB));
+    (0..2).map(device).collect()
+}
+
+fn grant(gib: u64, bound: i64) -> Grant {
+    Grant {
+        per_gpu: Bytes(gib * GIB),
+        sharing: Sharing::Shared,
+        hundredths: (gib * 100 / 80).min(100) as u8,
+        started: false,
+        leaving: false,
+        since: Since { bound, created: 0 },
+    }
+}
+
+fn on(name: &str, gpus: &[&str], part: GpuClaim) -> (PodUid, AuditedPod) {
+    let observed = AuditedPod {
+        key: PodKey::parse("team", name).unwrap(),
+        node: node("n"),
+        gpus: gpus.iter().map(|name| gpu(name)).collect(),
+        part,
+    };
+    (uid(name), observed)
+}
+
+fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, AuditedPod) {
+    on(name, gpus, GpuClaim::Bound(grant))
+}
+
+fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
+    let victims = victims.iter().map(|name| uid(name)).collect();
+    let (per_gpu, deadline) = (Bytes(gib * GIB), seconds(until));
+    let kept = ReservedShare { per_gpu, sharing: Sharing::Shared, victims, deadline };
+    on(name, &["GPU-0"], GpuClaim::Holds(Box::new(kept)))
+}
+
+/// One node, looked at whenever the test says.
+struct ConflictFixture {
+    conflicts: Conflicts,
+    devices: Vec<Device>,
+}
+
+impl ConflictFixture {
+    fn of(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
+        let mut bench = Self { conflicts: Conflicts::default(), devices: devices() };
+        pods.into_iter().for_each(|pod| bench.see(pod));
+        bench
+    }
+
+    fn see(&mut self, (uid, observed): (PodUid, AuditedPod)) {
+        self.conflicts.see(&uid, Some(observed));
+    }
+
+    fn look(&mut self, at: u64) -> AuditRound {
+        let now = seconds(at);
+        let due = self.conflicts.due(now);
+        let nodes = due.into_iter().map(|name| (name, self.devices.clone().into())).collect();
+        self.conflicts.look(nodes, now)
+    }
+
+    /// What counts after it has stood for long enough, in words.
+    fn settled(&mut self) -> Vec<String> {
+        [0, 60, 120].into_iter().for_each(|at| drop(self.look(at)));
+        self.conflicts.standing().map(|conflict| conflict.to_string()).collect()
+    }
+
+    fn victims(&self, at: u64) -> Vec<String> {
+        self.conflicts.victims(seconds(at)).iter().map(|leaver| leaver.key.name.to_string()).collect()
+    }
+}
+
+#[test]
+fn grants_beyond_what_a_gpu_has_are_a_conflict_and_headroom_is_not() {
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(30, 2))]);
+    assert!(bench.settled().is_empty(), "80 of 80 GiB");
+    bench.devices[0].reserved = Bytes(GIB);
+    assert_eq!(
+        bench.settled(),
+        [
+            "GPU GPU-0 of node n is overcommitted: team/a (50.0 GiB), team/b (30.0 GiB) were granted 80.0 GiB of 79.0 GiB."
+        ]
+    );
+}
+
+#[test]
+fn a_pod_that_terminates_counts_until_it_is_gone() {
+    let leaving = Grant { leaving: true, ..grant(50, 1) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], leaving), bound("b", &["GPU-0"], grant(50, 2))]);
+    assert_eq!(bench.settled().len(), 1);
+    assert!(bench.victims(120).is_empty(), "its end ends the conflict");
+    bench.conflicts.forget(&uid("a"));
+    assert_eq!(bench.look(121).ended.len(), 1);
+}
+
+#[test]
+fn an_exclusive_gpu_has_one_pod_whatever_the_others_were_granted() {
+    let exclusive = Grant { sharing: Sharing::Exclusive, ..grant(10, 1) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-0"], grant(1, 2))]);
+    assert_eq!(
+        bench.settled(),
+        [
+            "GPU GPU-0 of node n is exclusively one pod's and has 2 pods on it: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
+        ]
+    );
+    let elsewhere =
+        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-1"], grant(1, 2))]);
+    assert!({ elsewhere }.settled().is_empty());
+}
+
+#[test]
+fn a_gpu_named_by_index_is_the_one_named_by_uuid_when_its_node_reports() {
+    let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
+    assert_eq!(ConflictFixture::of(pods()).settled().len(), 1);
+    let mut unreported = ConflictFixture::of(pods());
+    unreported.devices.iter_mut().for_each(|device| device.uuid = GpuUuid::from_index(device.index));
+    assert!(unreported.settled().is_empty(), "nobody can say which GPU the UUID means");
+}
+
+#[test]
+fn a_gpu_that_its_node_does_not_have_is_told_once_the_node_reports() {
+    let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);
+    assert!(bench.victims(120).is_empty());
+    let mut unreported = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    unreported.devices.clear();
+    assert!(unreported.settled().is_empty());
+}
+
+#[test]
+fn pods_on_a_lost_gpu_are_no_conflict() {
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    bench.devices[0].health = Health::Lost;
+    assert!(bench.settled().is_empty());
+}
+
+#[test]
+fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
+    let mut bench =
+        ConflictFixture::of([reservations("a", 50, &["v"], 1000), reservations("b", 50, &[], 130)]);
+    bench.see(bound("v", &["GPU-0"], grant(80, 0)));
+    assert_eq!(
+        bench.settled(),
+        [
+            "Holds on GPU GPU-0 of node n overlap: team/a (holds 50.0 GiB), team/b (holds 50.0 GiB) keep 100.0 GiB of 80.0 GiB."
+        ]
+    );
+    assert_eq!(bench.look(130).ended.len(), 1, "the deadline of one has passed, and no pod changed");
+}
+
+#[test]
+fn a_hold_conflicts_with_a_bound_pod_that_stays_and_not_with_its_victim() {
+    let victim = bound("v", &["GPU-0"], grant(60, 0));
+    let mut bench = ConflictFixture::of([victim, reservations("a", 60, &["v"], 1000)]);
+    assert!(bench.settled().is_empty());
+    bench.see(bound("late", &["GPU-0"], grant(30, 1)));
+    assert!(bench.look(121).begun.is_empty());
+    // The victim and the late pod are too many already: that is what is told.
+    assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
+    bench.conflicts.forget(&uid("v"));
+    bench.look(124);
+    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::HoldOverBound);
+}
+
+#[test]
+fn a_conflict_counts_when_a_second_check_finds_it_after_a_while() {
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    assert_eq!((bench.look(0), bench.look(1)), Default::default());
+    assert_eq!(bench.look(2).begun.len(), 1);
+    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 1);
+    assert_eq!(bench.conflicts.of(&uid("b")).len(), 1);
+    assert_eq!(bench.look(3), AuditRound::default(), "it is news once");
+    bench.conflicts.forget(&uid("a"));
+    assert_eq!(bench.look(4).ended.len(), 1);
+    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 0);
+}
+
+#[test]
+fn nothing_is_checked_while_pods_are_listed() {
+    let mut bench =
+        ConflictFixture::of([bound("gone", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    bench.conflicts.begin_list();
+    assert_eq!((bench.look(0), bench.look(60)), Default::default());
+    bench.conflicts.forget(&uid("gone"));
+    bench.conflicts.end_list();
+    assert!(bench.settled().is_empty());
+}
+
+#[test]
+fn an_edited_record_conflicts_with_nobody() {
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-1"], grant(50, 2))]);
+    bench.see(bound("b", &["GPU-0"], Grant { sharing: Sharing::Exclusive, ..grant(50, 2) }));
+    assert!(bench.settled().is_empty());
+    let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &[], grant(0, 2))]);
+    bench.see(bound("b", &["GPU-0"], grant(50, 2)));
+    assert!(bench.settled().is_empty(), "it recorded nothing when it was bound");
+}
+
+#[test]
+fn the_pod_that_has_not_started_leaves_and_of_two_the_one_bound_later() {
+    let started = |grant: Grant| Grant { started: true, ..grant };
+    for (first, second, leaver) in [
+        (grant(50, 1), grant(50, 2), &["b"][..]),
+        (grant(50, 2), grant(50, 1), &["a"]),
+        (grant(50, 1), grant(50, 1), &["b"]),
+        (grant(50, 1), started(grant(50, 2)), &["a"]),
+        (started(grant(50, 1)), grant(50, 2), &["b"]),
+        (started(grant(50, 1)), started(grant(50, 2)), &[]),
+    ] {
+        let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], first), bound("b", &["GPU-0"], second)]);
+        assert_eq!(bench.settled().len(), 1);
+        assert_eq!(bench.victims(120), leaver, "{first:?} {second:?}");
+    }
+}
+
+#[test]
+fn one_whose_leaving_ends_the_conflict_leaves_before_one_whose_leaving_does_not() {
+    let pods = [
+        bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
+        bound("b", &["GPU-0"], grant(60, 2)),
+        bound("c", &["GPU-0"], grant(1, 3)),
+    ];
+    let mut bench = ConflictFixture::of(pods);
+    bench.settled();
+    assert_eq!(bench.victims(120), ["b"]);
+}
+
+#[test]
+fn a_pod_on_two_gpus_in_conflict_is_asked_to_leave_once() {
+    let both = &["GPU-0", "GPU-1"];
+    let pods = [
+        bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
+        bound("b", &["GPU-1"], Grant { started: true, ..grant(60, 1) }),
+        bound("c", both, grant(60, 2)),
+    ];
+    let mut bench = ConflictFixture::of(pods);
+    assert_eq!(bench.settled().len(), 2);
+    assert_eq!(bench.victims(120), ["c"]);
+}
+
+#[test]
+fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
+    bench.devices[0].total = Bytes(10 * GIB);
+    assert_eq!(bench.settled().len(), 1, "it is told");
+    assert!(bench.victims(120).is_empty());
+    // Nor where one of them was bound while the agent said so: the largest GPU that a record allows counts.
+    let small = Grant { hundredths: 90, ..grant(9, 1) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
+    bench.devices[0].total = Bytes(10 * GIB);
+    assert_eq!(bench.settled().len(), 1);
+    assert!(bench.victims(120).is_empty());
+    let unknown = Grant { hundredths: 0, ..grant(70, 1) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
+    assert_eq!(bench.settled().len(), 1);
+    assert!(bench.victims(120).is_empty(), "a record that says nothing of the GPU proves nothing");
+}
+
+#[test]
+fn one_that_has_just_joined_a_conflict_does_not_leave_for_it_yet() {
+    let started = |gib, at| Grant { started: true, ..grant(gib, at) };
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], started(50, 1)), bound("b", &["GPU-0"], started(50, 2))]);
+    bench.settled();
+    bench.see(bound("c", &["GPU-0"], grant(50, 3)));
+    bench.look(121);
+    assert!(bench.victims(121).is_empty());
+    assert_eq!(bench.victims(123), ["c"]);
+}
+
+/// 5,000 nodes of eight GPUs with two pods on each GPU.
+fn large() -> Conflicts {
+    let mut conflicts = Conflicts::default();
+    for n in 0..80_000u32 {
+        let observed = AuditedPod {
+            key: PodKey::parse("team", &format!("p-{n}")).unwrap(),
+            node: node(&format!("n-{}", n % 5000)),
+            gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
+            part: GpuClaim::Bound(grant(30, i64::from(n))),
+        };
+        conflicts.see(&uid(&format!("u-{n}")), Some(observed));
+    }
+    conflicts
+}
+
+#[test]
+fn at_5000_nodes_a_look_visits_the_nodes_that_changed_and_250_in_turn() {
+    let mut conflicts = large();
+    let visits: Vec<usize> = (0..6).map(|at| conflicts.due(seconds(at)).len()).collect();
+    let AuditPace { changed, in_turn } = AuditPace::default();
+    assert!(visits.iter().all(|visits| *visits <= changed + in_turn), "{visits:?}");
+    assert_eq!((conflicts.waiting(), visits[5]), (0, in_turn), "all were visited once");
+    for n in [7, 4711, 4999] {
+        conflicts.forget(&uid(&format!("u-{n}")));
+    }
+    assert_eq!(conflicts.waiting(), 3);
+    let due = conflicts.due(seconds(7));
+    assert!(due.len() >= in_turn && due.len() <= in_turn + 3, "{}", due.len());
+    assert!([7, 4711, 4999].iter().all(|n| due.contains(&node(&format!("n-{n}")))));
+    // What a kubelet writes every few seconds changes nothing here.
+    let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
+    conflicts.see(&uid("u-8"), Some(observed));
+    assert_eq!(conflicts.waiting(), 0);
+}
+
+#[test]
+fn in_turn_every_node_is_visited() {
+    let mut conflicts = large();
+    while conflicts.waiting() > 0 {
+        conflicts.due(seconds(0));
+    }
+    conflicts.last = None;
+    let looks = 5000 / AuditPace::default().in_turn;
+    let mut seen: Vec<NodeName> = (0..looks).flat_map(|_| conflicts.due(seconds(1))).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 5000);
+}
+
+#[test]
+fn a_pod_costs_few_bytes_and_its_names_are_shared() {
+    assert!(size_of::<AuditedPod>() <= 112, "{}", size_of::<AuditedPod>());
+    let conflicts = large();
+    let pods = &conflicts.nodes[&node("n-8")].pods;
+    let same: Vec<&AuditedPod> = pods.values().filter(|pod| *pod.gpus == [gpu("GPU-8-0")]).collect();
+    assert_eq!(same.len(), 2);
+    assert!(Arc::ptr_eq(&same[0].gpus, &same[1].gpus));
+}

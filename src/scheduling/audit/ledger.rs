@@ -1,0 +1,202 @@
+//! The books, added up again from nothing but the pods, and compared with what the ledger says.
+//!
+//! This shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, PodState};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::Bytes;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An invariant that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Violation {
+    #[error("{node} {gpu}: pods were promised {reserved} of {capacity}")]
+    OverPromised { node: NodeName, gpu: GpuUuid, reserved: Bytes, capacity: Bytes },
+    #[error("{node} {gpu}: {pod} wants the GPU to itself and shares it with {others} pod(s)")]
+    ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
+    #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
+    BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
+    #[error("{node} {resource}: the books say {booked} are in use, the pods add up to {added_up}")]
+    DevicesDiffer { node: NodeName, resource: PluginResource, booked: u32, added_up: u32 },
+    #[error("the books say {booked} pod(s) are in {group}, {shown} show that they are")]
+    GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
+}
+
+/// One pod's part of one GPU.
+struct GpuCharge<'a> {
+    entry: &'a PodState,
+    amount: Bytes,
+    placed: bool,
+}
+
+/// Every invariant that does not hold, in order of node and GPU. Pods that someone else put on a node without
+/// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
+pub fn audit(ledger: &Ledger) -> Vec<Violation> {
+    let all = ledger.pod_states();
+    let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
+    for (uid, entry) in &all {
+        for node in entry.node().into_iter().chain(entry.reservation().map(|reservation| &reservation.node)) {
+            by_node.entry(node).or_default().insert(uid, entry);
+        }
+    }
+    let mut violations = Vec::new();
+    for (name, node) in ledger.node_states() {
+        let pod_states = by_node.remove(name).unwrap_or_default();
+        for (place, device) in node.devices.iter().enumerate() {
+            let capacity = device.capacity(&ledger.policy().headroom);
+            let parts: Vec<GpuCharge<'_>> = pod_states
+                .values()
+                .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
+                .collect();
+            let held = held(&pod_states, name, device, capacity, &node.devices);
+            let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
+            let booked = node.gpus[place].charged;
+            if booked != added_up {
+                let gpu = device.uuid.clone();
+                violations.push(Violation::BooksDiffer { node: name.clone(), gpu, booked, added_up });
+            }
+            if device.health != Health::Lost {
+                check_promises(name, device, capacity, &parts, &mut violations);
+            }
+        }
+        check_devices(name, node, &pod_states, &mut violations);
+    }
+    check_groups(ledger, &all, &mut violations);
+    violations
+}
+
+/// Who leaves together is found by an index; it must say what the pods show.
+fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations: &mut Vec<Violation>) {
+    let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
+    for (uid, entry) in all {
+        if let Some(group) = &entry.disruption_info.group {
+            shown.entry(group).or_default().insert(uid);
+        }
+    }
+    for (group, booked) in ledger.groups() {
+        let shown = shown.remove(group).unwrap_or_default();
+        if !booked.iter().eq(shown.iter().copied()) {
+            let (group, booked) = (group.clone(), booked.len());
+            violations.push(Violation::GroupsDiffer { group, booked, shown: shown.len() });
+        }
+    }
+    violations.extend(shown.into_iter().map(|(group, shown)| Violation::GroupsDiffer {
+        group: group.clone(),
+        booked: 0,
+        shown: shown.len(),
+    }));
+}
+
+fn check_promises(
+    name: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    parts: &[GpuCharge<'_>],
+    violations: &mut Vec<Violation>,
+) {
+    let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.placed).collect();
+    let reserved: Bytes = placed.iter().map(|part| part.amount).sum();
+    let (node, gpu) = (|| name.clone(), || device.uuid.clone());
+    if reserved > capacity {
+        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), reserved, capacity });
+    }
+    let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
+    if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
+        let pod = part.entry.key.clone();
+        violations.push(Violation::ExclusiveShared {
+            node: node(),
+            gpu: gpu(),
+            pod,
+            others: placed.len() - 1,
+        });
+    }
+}
+
+/// Of a device plugin: each resource that the node or a pod there names.
+fn check_devices(
+    name: &NodeName,
+    node: &Node,
+    pod_states: &BTreeMap<&PodUid, &PodState>,
+    violations: &mut Vec<Violation>,
+) {
+    let mut added_up: BTreeMap<PluginResource, u32> =
+        node.plugin.iter().map(|share| (share.resource.clone(), 0)).collect();
+    for entry in pod_states.values().filter(|entry| entry.node() == Some(name)) {
+        if let Ask::Plugin { resource, count } = &entry.demand.ask {
+            let sum = added_up.entry(resource.clone()).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+    for (resource, added_up) in added_up {
+        let booked =
+            node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
+        if booked != added_up {
+            violations.push(Violation::DevicesDiffer { node: name.clone(), resource, booked, added_up });
+        }
+    }
+}
+
+fn part<'a>(
+    entry: &'a PodState,
+    node: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    devices: &[Device],
+) -> Option<GpuCharge<'a>> {
+    if entry.node() != Some(node) || entry.demand.asks_plugin() {
+        return None;
+    }
+    let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
+    let mut distinct: Vec<_> =
+        named.iter().filter_map(|uuid| devices.iter().find(|d| is_named(d, uuid))).map(|d| &d.uuid).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let placed = !named.is_empty() && distinct.len() == named.len();
+    if placed && !distinct.contains(&&device.uuid) {
+        return None;
+    }
+    let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
+    // Where an agent found a pod of somebody else's is where it counts, but nobody promised it that.
+    Some(GpuCharge { entry, amount, placed: placed && entry.recorded_devices().is_some() })
+}
+
+/// What holds keep of this GPU beyond what their victims still occupy there.
+/// A hold with a GPU that is not there any more keeps nothing.
+fn held(
+    pod_states: &BTreeMap<&PodUid, &PodState>,
+    node: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    devices: &[Device],
+) -> Bytes {
+    let exists = |uuid: &GpuUuid| devices.iter().any(|device| is_named(device, uuid));
+    let holders = pod_states.values().filter_map(|entry| Some((entry, entry.reservation()?)));
+    let here = holders.filter(|(_, reservation)| {
+        reservation.node == *node
+            && reservation.devices.iter().any(|uuid| is_named(device, uuid))
+            && reservation.devices.iter().all(exists)
+    });
+    here.map(|(holder, reservation)| {
+        let wanted = |entry: &PodState| match entry.demand.sharing {
+            Sharing::Exclusive => capacity,
+            Sharing::Shared => entry.demand.per_gpu,
+        };
+        let victims = reservation.victims.iter().filter_map(|uid| pod_states.get(uid));
+        // One whose record names GPUs that are gone is counted on all, as everywhere.
+        let still_there = victims.filter_map(|victim| part(victim, node, device, capacity, devices));
+        wanted(holder).minus(still_there.map(|part| part.amount).sum())
+    })
+    .sum()
+}
+
+/// Whether `name` means this device, by its UUID or by its index alone.
+fn is_named(device: &Device, name: &GpuUuid) -> bool {
+    *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
+}

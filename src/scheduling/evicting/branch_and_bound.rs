@@ -1,0 +1,422 @@
+//! The search itself: room after room, the ones that could be cheapest first, and in each a branch and bound over who leaves
+//! for each set of seats. The best set found so far bounds all that come after it, in its own room and in the next.
+//!
+//! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
+
+use super::candidate::{Shortfall, settle_class_exclusions};
+use super::eviction_cost::EvictionCost;
+use super::lower_bound::{GpuShortfall, gpu_need, sum_need};
+use super::victim_unit::{VictimProblem, VictimUnit};
+use super::{BudgetRules, SearchEffort, VictimSet};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::ledger::used_on;
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::units::Millis;
+use std::ops::ControlFlow;
+
+pub struct Search {
+    effort: SearchEffort,
+    steps: u32,
+    /// Some room or the whole was left before its end.
+    is_cut_short: bool,
+    /// Some set was left out because of a limit on evictions.
+    is_limited: bool,
+    best: Option<VictimSet>,
+    /// The best set of the rooms before the one that `best` is of.
+    before: Option<VictimSet>,
+}
+
+/// One room in the search.
+struct CandidateSearch<'s, 'a> {
+    search: &'s mut Search,
+    case: &'a VictimProblem<'a>,
+    steps: u32,
+}
+
+/// One search for one set of seats: who could leave (those on the seats first), who has been chosen, and what is free then.
+struct SearchBranch<'a> {
+    gpus: GpuSet,
+    gpu_candidates: Vec<&'a GpuShortfall>,
+    order: Vec<u32>,
+    /// How many of `order` are on the seats.
+    on_gpus: usize,
+    /// By unit: not decided yet.
+    open: Vec<bool>,
+    chosen: Vec<u32>,
+    state: Vec<Gpu>,
+    /// The GPUs that were changed, as they were before.
+    before: Vec<(usize, Gpu)>,
+    eviction_cost: EvictionCost,
+    sums: ChosenSums,
+}
+
+/// What those who were chosen add up to.
+#[derive(Default, Clone)]
+struct ChosenSums {
+    freed: Shortfall,
+    given_back: TenantUsage,
+    /// How many pods of each budget leave.
+    covered: Vec<u32>,
+    /// How many pods of each limit are evicted, and how many of this node.
+    evicted: Vec<u32>,
+    evicted_here: u32,
+}
+
+impl Search {
+    pub fn new(effort: SearchEffort) -> Self {
+        Self { effort, steps: 0, is_cut_short: false, is_limited: false, best: None, before: None }
+    }
+
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// Whether a set was left out because of a limit on evictions.
+    pub fn is_limited(&self) -> bool {
+        self.is_limited
+    }
+
+    pub fn note_limited(&mut self) {
+        self.is_limited = true;
+    }
+
+    /// The best set so far, if it is of this node.
+    pub fn best_on(&self, node: &NodeName) -> Option<&VictimSet> {
+        self.best.as_ref().filter(|best| best.node == *node)
+    }
+
+    /// The best set cannot be had: the best of the rooms before it counts.
+    pub fn reject_best(&mut self) {
+        self.best = self.before.take();
+    }
+
+    pub fn try_candidate(&mut self, case: &VictimProblem<'_>) {
+        self.is_limited |= case.is_limited;
+        if self.beats(case.least, &case.candidate.node) {
+            let mut visit = CandidateSearch { search: self, case, steps: 0 };
+            let _ = visit.for_each_gpu_set(&case.gpu_candidates, &mut Vec::new());
+        }
+    }
+
+    pub fn best(self) -> Option<VictimSet> {
+        let exact = !self.is_cut_short;
+        self.best.map(|best| VictimSet { exact, ..best })
+    }
+
+    /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
+    /// one node the first that is found, which is always the same.
+    pub fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
+        self.best.as_ref().is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
+    }
+}
+
+impl<'a> CandidateSearch<'_, 'a> {
+    /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
+    fn for_each_gpu_set(
+        &mut self,
+        gpu_candidates: &'a [GpuShortfall],
+        chosen: &mut Vec<&'a GpuShortfall>,
+    ) -> ControlFlow<()> {
+        let missing = self.case.demand.gpus as usize - chosen.len();
+        if missing == 0 {
+            return self.try_gpu_set(chosen);
+        }
+        for (place, gpu_candidate) in
+            gpu_candidates.iter().enumerate().take((gpu_candidates.len() + 1).saturating_sub(missing))
+        {
+            if !self.search.beats(gpu_candidate.least, &self.case.candidate.node) {
+                break;
+            }
+            chosen.push(gpu_candidate);
+            let flow = self.for_each_gpu_set(&gpu_candidates[place + 1..], chosen);
+            chosen.pop();
+            flow?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn try_gpu_set(&mut self, gpu_candidates: &[&'a GpuShortfall]) -> ControlFlow<()> {
+        let mut branch = SearchBranch::new(self.case, gpu_candidates);
+        self.descend(&mut branch, 0);
+        if self.is_spent() {
+            self.search.is_cut_short = true;
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn is_spent(&self) -> bool {
+        let SearchEffort { per_node, in_all } = self.search.effort;
+        self.steps >= per_node || self.search.steps >= in_all
+    }
+
+    /// Decides over `branch.order[next]` and all after it.
+    fn descend(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
+        if self.is_spent() {
+            self.search.is_cut_short = true;
+            return;
+        }
+        self.steps += 1;
+        self.search.steps += 1;
+        if branch.is_enough(self.case) {
+            return self.offer(branch);
+        }
+        if branch.least_evicted(self.case) > self.case.left_here {
+            self.search.is_limited = true;
+            return;
+        }
+        let least = branch.least(self.case);
+        if least.is_none_or(|least| !self.search.beats(least, &self.case.candidate.node)) {
+            return;
+        }
+        if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
+            return;
+        }
+        // Past those on the seats, the rest can only help to cover sums.
+        if next >= branch.on_gpus && !branch.has_gpu_candidates(self.case, &branch.state) {
+            return;
+        }
+        self.take(branch, next);
+        self.skip(branch, next);
+    }
+
+    fn take(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
+        let unit = branch.order[next];
+        let before = (branch.eviction_cost, branch.sums.clone(), branch.before.len());
+        branch.open[unit as usize] = false;
+        branch.take(self.case, unit);
+        let is_within = branch.is_within_limits(self.case);
+        self.search.is_limited |= !is_within;
+        let is_kept = self.case.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
+        if is_within && is_kept && self.search.beats(branch.eviction_cost, &self.case.candidate.node) {
+            self.descend(branch, next + 1);
+        }
+        branch.put_back(self.case, before);
+        branch.open[unit as usize] = true;
+    }
+
+    /// Without this one its equals are no better: it would have been taken in their place.
+    fn skip(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
+        let units = &self.case.units;
+        let first = &units[branch.order[next] as usize];
+        let is_like = |unit: &&u32| units[**unit as usize].is_like(first);
+        let equals = branch.order[next..].iter().take_while(is_like).count();
+        let mark = |branch: &mut SearchBranch<'_>, is_open| {
+            for unit in &branch.order[next..next + equals] {
+                branch.open[*unit as usize] = is_open;
+            }
+        };
+        mark(branch, false);
+        self.descend(branch, next + equals);
+        mark(branch, true);
+    }
+
+    /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
+    fn offer(&mut self, branch: &SearchBranch<'a>) {
+        let needed = self.without_idle(branch);
+        let eviction_cost = needed.eviction_cost;
+        if self.search.beats(eviction_cost, &self.case.candidate.node) {
+            let found = needed.victim_set(self.case);
+            let before = self.search.best.replace(found);
+            if before.as_ref().is_none_or(|before| before.node != self.case.candidate.node) {
+                self.search.before = before;
+            }
+        }
+    }
+
+    /// The branch without those whose staying would still do; the dearest are spared first.
+    fn without_idle(&self, branch: &SearchBranch<'a>) -> SearchBranch<'a> {
+        let mut chosen = branch.chosen.clone();
+        chosen.sort_unstable();
+        let mut place = chosen.len();
+        while place > 0 {
+            place -= 1;
+            let spared = chosen.remove(place);
+            if !branch.with_exactly(self.case, &chosen).is_enough(self.case) {
+                chosen.insert(place, spared);
+            }
+        }
+        branch.with_exactly(self.case, &chosen)
+    }
+}
+
+impl<'a> SearchBranch<'a> {
+    fn new(case: &'a VictimProblem<'a>, gpu_candidates: &[&'a GpuShortfall]) -> Self {
+        let gpus: GpuSet = gpu_candidates.iter().map(|gpu_candidate| gpu_candidate.place).collect();
+        let all = 0..case.units.len() as u32;
+        let (mut order, mut others): (Vec<u32>, Vec<u32>) =
+            all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
+        let on_gpus = order.len();
+        order.append(&mut others);
+        Self {
+            gpus,
+            gpu_candidates: gpu_candidates.to_vec(),
+            order,
+            on_gpus,
+            open: vec![true; case.units.len()],
+            chosen: Vec::new(),
+            state: case.candidate.gpus.clone(),
+            before: Vec::new(),
+            eviction_cost: EvictionCost { violations: case.candidate.violations, ..EvictionCost::default() },
+            sums: ChosenSums {
+                covered: vec![0; case.candidate.budgets.len()],
+                evicted: vec![0; case.left.len()],
+                ..ChosenSums::default()
+            },
+        }
+    }
+
+    /// The same seats, with these chosen and nobody else.
+    fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
+        let mut branch = Self::new(case, &self.gpu_candidates);
+        chosen.iter().for_each(|unit| branch.take(case, *unit));
+        branch
+    }
+
+    fn take(&mut self, case: &VictimProblem<'_>, place: u32) {
+        let unit = &case.units[place as usize];
+        self.before.extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
+        unit.discharge(&mut self.state);
+        self.chosen.push(place);
+        let ChosenSums { freed, given_back, covered, evicted, evicted_here } = &mut self.sums;
+        *freed = unit.residents.iter().fold(*freed, |sum, resident| sum.plus(resident));
+        *given_back += unit.given_back;
+        unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
+        unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
+        *evicted_here += unit.evicted_here();
+        self.eviction_cost = EvictionCost {
+            violations: case.violations(covered),
+            ..self.eviction_cost.and(unit.eviction_cost)
+        };
+        self.settle_class_exclusions(case);
+    }
+
+    fn put_back(
+        &mut self,
+        case: &VictimProblem<'_>,
+        (eviction_cost, sums, changes): (EvictionCost, ChosenSums, usize),
+    ) {
+        for (gpu, before) in self.before.drain(changes..).rev() {
+            self.state[gpu] = before;
+        }
+        self.chosen.pop();
+        (self.eviction_cost, self.sums) = (eviction_cost, sums);
+        self.settle_class_exclusions(case);
+    }
+
+    fn settle_class_exclusions(&mut self, case: &VictimProblem<'_>) {
+        let Self { chosen, state, .. } = self;
+        let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
+        settle_class_exclusions(&case.candidate.class_exclusions, state, leaves);
+    }
+
+    fn is_enough(&self, case: &VictimProblem<'_>) -> bool {
+        self.has_gpu_candidates(case, &self.state)
+            && case.candidate.shortfall.is_covered_by(&self.sums.freed)
+            && self.is_allowed(case, self.sums.given_back)
+    }
+
+    fn has_gpu_candidates(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
+        self.gpus.iter().all(|place| state[place].can_take(case.demand))
+    }
+
+    /// Whether the pod's tenant may have these seats once so much was given back.
+    fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
+        case.candidate.tenant.allows(used_on(&case.candidate.gpus, case.demand, self.gpus), given_back)
+    }
+
+    /// The least that a set costs which is chosen on from here; `None` if none would be enough.
+    fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
+        let open = |unit: usize| self.open[unit];
+        let of_gpu = |gpu_candidate: &&GpuShortfall| {
+            gpu_candidate.least(
+                gpu_need(&self.state[gpu_candidate.place], case.demand),
+                self.eviction_cost,
+                open,
+            )
+        };
+        let of_sum =
+            |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.eviction_cost, open);
+        let mut least = self.eviction_cost;
+        for gpu_candidate in &self.gpu_candidates {
+            least = least.max(of_gpu(gpu_candidate)?);
+        }
+        for sum in &case.sums.all {
+            least = least.max(of_sum(sum)?);
+        }
+        Some(least)
+    }
+
+    /// No fewer pods of this node are evicted in a set that is chosen on from here.
+    fn least_evicted(&self, case: &VictimProblem<'_>) -> u32 {
+        if case.left_here == u32::MAX {
+            return 0;
+        }
+        let open = |unit: usize| self.open[unit];
+        let need = |gpu_candidate: &GpuShortfall| gpu_need(&self.state[gpu_candidate.place], case.demand);
+        let more = self
+            .gpu_candidates
+            .iter()
+            .map(|gpu_candidate| gpu_candidate.least_pods(&case.units, need(gpu_candidate), open))
+            .sum();
+        self.sums.evicted_here + case.spread(more)
+    }
+
+    fn is_within_limits(&self, case: &VictimProblem<'_>) -> bool {
+        self.sums.evicted.iter().zip(&case.left).all(|(evicted, left)| evicted <= left)
+    }
+
+    /// Whether it would do if everyone left who is still undecided.
+    fn could_be_enough(&self, case: &VictimProblem<'_>, next: usize) -> bool {
+        let mut state = self.state.clone();
+        let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
+        let rest = || self.order[next..].iter().map(|unit| &case.units[*unit as usize]);
+        for unit in rest() {
+            unit.discharge(&mut state);
+            freed = unit.residents.iter().fold(freed, |sum, resident| sum.plus(resident));
+            given_back += unit.given_back;
+        }
+        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
+        settle_class_exclusions(&case.candidate.class_exclusions, &mut state, |uid| {
+            chosen().chain(rest()).any(|unit| unit.has(uid))
+        });
+        self.has_gpu_candidates(case, &state)
+            && case.candidate.shortfall.is_covered_by(&freed)
+            && self.is_allowed(case, given_back)
+    }
+
+    fn victim_set(&self, case: &VictimProblem<'_>) -> VictimSet {
+        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
+        let here = |is_awaited: bool| {
+            let units = chosen().filter(move |unit| unit.is_awaited == is_awaited);
+            sorted(units.flat_map(|unit| &unit.residents).map(|resident| resident.uid.clone()))
+        };
+        let victims = here(false);
+        let members = chosen().filter_map(|unit| unit.gang).flat_map(|gang| gang.members.iter());
+        let elsewhere = sorted(members.filter(|uid| victims.binary_search(uid).is_err()).cloned());
+        VictimSet {
+            node: case.candidate.node.clone(),
+            gpus: self.gpus,
+            elsewhere,
+            awaited: here(true),
+            victims,
+            eviction_cost: self.eviction_cost,
+            longest_grace: chosen().map(|unit| unit.grace).max().unwrap_or(Millis(0)),
+            // The search knows when it is over.
+            exact: true,
+        }
+    }
+}
+
+impl VictimUnit<'_> {
+    fn has(&self, uid: &PodUid) -> bool {
+        self.residents.iter().any(|resident| resident.uid == *uid)
+    }
+}
+
+fn sorted(uids: impl Iterator<Item = PodUid>) -> Vec<PodUid> {
+    let mut uids: Vec<PodUid> = uids.collect();
+    uids.sort_unstable();
+    uids
+}

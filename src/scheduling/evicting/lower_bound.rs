@@ -1,0 +1,282 @@
+//! What a set of victims will cost at least: the reason why few sets have to be looked at.
+//!
+//! Each thing that is lacking (VRAM on a seat, or on the node's sum) must be covered by somebody. The fields of a price are
+//! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
+//! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
+
+use super::candidate::{PotentialVictim, PreemptionCandidate, Shortfall};
+use super::eviction_cost::EvictionCost;
+use super::victim_unit::VictimUnit;
+use crate::scheduling::placing::fit::usable;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu::Gpu;
+use std::cmp::Reverse;
+
+/// One thing that is lacking, and who could relieve it by how much.
+#[derive(Debug)]
+pub struct GpuShortfall {
+    /// The GPU's place; of a sum, nothing.
+    pub place: usize,
+    pub need: u64,
+    /// By unit, if it relieves anything; the best value for its cost first.
+    by_value: Vec<FreedShare>,
+    /// The same, the lowest priority first, and the least spared first.
+    by_priority: Vec<FreedShare>,
+    by_spared: Vec<FreedShare>,
+    pub least: EvictionCost,
+}
+
+/// What of sums over the node is lacking.
+#[derive(Debug, Default)]
+pub struct SumShortfalls {
+    pub all: Vec<GpuShortfall>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct FreedShare {
+    unit: u32,
+    amount: u64,
+    from_guarantee: bool,
+    priority: u32,
+    spared: u32,
+    cost: u64,
+}
+
+impl GpuShortfall {
+    /// `None` if not even all units together are enough.
+    pub fn of_gpu(
+        place: usize,
+        gpu: &Gpu,
+        demand: &Demand,
+        units: &[VictimUnit<'_>],
+        base: EvictionCost,
+    ) -> Option<Self> {
+        Self::of(place, gpu_need(gpu, demand), units, base, |unit| {
+            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
+            there.map(|resident| relief(resident, gpu, demand)).fold(0, u64::saturating_add)
+        })
+    }
+
+    fn of(
+        place: usize,
+        need: u64,
+        units: &[VictimUnit<'_>],
+        base: EvictionCost,
+        amount: impl Fn(&VictimUnit<'_>) -> u64,
+    ) -> Option<Self> {
+        let relief = |(place, unit): (usize, &VictimUnit<'_>)| {
+            let EvictionCost { from_guarantee, priority, spared, cost, .. } = unit.eviction_cost;
+            FreedShare { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
+        };
+        let relieves = |relief: &FreedShare| relief.amount > 0;
+        let by_priority: Vec<FreedShare> = units.iter().enumerate().map(relief).filter(relieves).collect();
+        let (mut by_priority, mut by_value, mut by_spared) =
+            (by_priority.clone(), by_priority.clone(), by_priority);
+        by_priority.sort_by_key(|relief| relief.priority);
+        by_spared.sort_by_key(|relief| relief.spared);
+        by_value.sort_by(|a, b| {
+            let value = |a: &FreedShare, b: &FreedShare| u128::from(a.amount) * u128::from(b.cost);
+            value(b, a).cmp(&value(a, b)).then(Reverse(a.amount).cmp(&Reverse(b.amount)))
+        });
+        let mut lack = Self { place, need, by_value, by_priority, by_spared, least: base };
+        lack.least = lack.least(need, base, |_| true)?;
+        Some(lack)
+    }
+
+    /// The least that a set costs which covers `need`, if what is chosen already costs `base` and only units that are `open` may
+    /// still be chosen. `None` if they are not enough.
+    pub fn least(&self, need: u64, base: EvictionCost, open: impl Fn(usize) -> bool) -> Option<EvictionCost> {
+        if need == 0 {
+            return Some(base);
+        }
+        let open = |relief: &&FreedShare| open(relief.unit as usize);
+        let borrowed = |relief: &&FreedShare| base.from_guarantee || !relief.from_guarantee;
+        let from_guarantee =
+            base.from_guarantee || !covers(self.by_value.iter().filter(open).filter(borrowed), need);
+        let allowed = |relief: &&FreedShare| from_guarantee || !relief.from_guarantee;
+        let in_order = self.by_priority.iter().filter(open).filter(allowed);
+        let priority = threshold(in_order, need, base.priority, |relief| relief.priority)?;
+        let allowed = |relief: &&FreedShare| allowed(relief) && relief.priority <= priority;
+        let in_order = self.by_spared.iter().filter(open).filter(allowed);
+        let spared = threshold(in_order, need, base.spared, |relief| relief.spared)?;
+        let allowed = |relief: &&FreedShare| allowed(relief) && relief.spared <= spared;
+        let cost =
+            base.cost.saturating_add(least_cost(self.by_value.iter().filter(open).filter(allowed), need));
+        Some(EvictionCost { from_guarantee, priority, spared, cost, ..base })
+    }
+}
+
+impl GpuShortfall {
+    /// No fewer pods than these are evicted from the seat to cover `need`, if only units that are `open` may be chosen (the
+    /// relaxation again: the largest relief for each pod first, the last one in part).
+    pub fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
+        if need == 0 {
+            return 0;
+        }
+        let on_seat = |unit: &VictimUnit<'_>| {
+            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(self.place));
+            if unit.is_awaited { 0 } else { there.count() as u64 }
+        };
+        let open = self.by_value.iter().filter(|relief| open(relief.unit as usize));
+        let mut there: Vec<(u64, u64)> =
+            open.map(|relief| (relief.amount, on_seat(&units[relief.unit as usize]))).collect();
+        // By relief for each pod; of those who leave anyway it is boundless.
+        there.sort_unstable_by(|a, b| {
+            let value = |a: &(u64, u64), b: &(u64, u64)| u128::from(a.0) * u128::from(b.1);
+            value(b, a).cmp(&value(a, b))
+        });
+        let (mut left, mut pods) = (need, 0u64);
+        for (amount, count) in there {
+            if amount >= left {
+                let part = u128::from(count) * u128::from(left);
+                return u32::try_from(pods + part.div_ceil(u128::from(amount)) as u64).unwrap_or(u32::MAX);
+            }
+            left -= amount;
+            pods += count;
+        }
+        u32::try_from(pods).unwrap_or(u32::MAX)
+    }
+}
+
+impl SumShortfalls {
+    /// `None` if not even all units together are enough.
+    pub fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
+        let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
+        let all =
+            sums.map(|(place, need)| GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place]));
+        Some(Self { all: all.collect::<Option<_>>()? })
+    }
+}
+
+fn sums(shortfall: &Shortfall) -> [u64; 3] {
+    [shortfall.vram.0, shortfall.host_resources.cpu.0, shortfall.host_resources.memory.0]
+}
+
+fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
+    sums(&unit.freed)
+}
+
+/// What a sum still lacks.
+pub fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
+    lack.need.saturating_sub(sums(freed)[lack.place])
+}
+
+/// What must be given back on a seat at least: bytes, or the number of tenants for one who wants no other.
+pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
+    match demand.sharing {
+        Sharing::Exclusive => gpu.tenants.into(),
+        Sharing::Shared if demand.per_gpu.0 == 0 => 0,
+        Sharing::Shared => (gpu.charged + gpu.unaccounted_vram + demand.per_gpu).minus(gpu.capacity).0,
+    }
+}
+
+/// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the
+/// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
+pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
+    let gpu_candidates = (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
+    let mut floors: Vec<EvictionCost> =
+        gpu_candidates.filter_map(|place| gpu_cost_floor(candidate, place, demand)).collect();
+    floors.sort_unstable();
+    let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
+    Some(EvictionCost { violations: candidate.violations, ..last })
+}
+
+fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
+    let gpu = &candidate.gpus[place];
+    let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default()));
+    let candidates =
+        candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
+    let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
+    least_on_gpu(
+        gpu_need(gpu, demand),
+        there.map(|(resident, eviction_cost)| (relief(resident, gpu, demand), eviction_cost)),
+    )
+}
+
+/// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
+pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
+    if need == 0 {
+        return Some(EvictionCost::default());
+    }
+    let (mut left, mut best) = (need, None::<EvictionCost>);
+    for (amount, eviction_cost) in who_goes {
+        left = left.saturating_sub(amount);
+        let cost = u128::from(eviction_cost.cost) * u128::from(need) / u128::from(amount.max(1));
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        best = Some(best.map_or(EvictionCost { cost, ..eviction_cost }, |best| EvictionCost {
+            from_guarantee: best.from_guarantee && eviction_cost.from_guarantee,
+            priority: best.priority.min(eviction_cost.priority),
+            spared: best.spared.min(eviction_cost.spared),
+            cost: best.cost.min(cost),
+            ..best
+        }));
+    }
+    let EvictionCost { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
+    Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
+}
+
+/// No more than the pods that must be evicted to cover the need on a seat, by those who give back so much each; who leaves anyway is
+/// not evicted.
+pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
+    let (mut left, mut largest) = (need, 1);
+    for (amount, leaves_anyway) in who_goes {
+        match leaves_anyway {
+            true => left = left.saturating_sub(amount),
+            false => largest = largest.max(amount),
+        }
+    }
+    u32::try_from(left.div_ceil(largest)).unwrap_or(u32::MAX)
+}
+
+/// What one who leaves gives back on a seat.
+fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
+    match demand.sharing {
+        Sharing::Exclusive => 1,
+        Sharing::Shared => {
+            (gpu.charge_for(resident.per_gpu, resident.sharing) + resident.used_beyond_grant).0
+        }
+    }
+}
+
+fn covers<'a>(reliefs: impl Iterator<Item = &'a FreedShare>, need: u64) -> bool {
+    reached(reliefs, need, |_| ()).is_some()
+}
+
+/// What is said of the one by whom the need is covered.
+fn reached<'a, T>(
+    reliefs: impl Iterator<Item = &'a FreedShare>,
+    need: u64,
+    said: impl Fn(&FreedShare) -> T,
+) -> Option<T> {
+    let mut left = need;
+    for relief in reliefs {
+        left = left.saturating_sub(relief.amount);
+        if left == 0 {
+            return Some(said(relief));
+        }
+    }
+    None
+}
+
+/// How far one must go through reliefs in order of `key` to cover the need, but no less than one has gone already.
+fn threshold<'a>(
+    in_order: impl Iterator<Item = &'a FreedShare>,
+    need: u64,
+    already: u32,
+    key: impl Fn(&FreedShare) -> u32,
+) -> Option<u32> {
+    reached(in_order, need, key).map(|last| last.max(already))
+}
+
+fn least_cost<'a>(by_value: impl Iterator<Item = &'a FreedShare>, need: u64) -> u64 {
+    let (mut left, mut cost) = (need, 0u64);
+    for relief in by_value {
+        if relief.amount >= left {
+            let part = u128::from(relief.cost) * u128::from(left);
+            return cost.saturating_add(part.div_ceil(u128::from(relief.amount)) as u64);
+        }
+        left -= relief.amount;
+        cost = cost.saturating_add(relief.cost);
+    }
+    cost
+}

@@ -1,0 +1,106 @@
+//! Who must leave so that a pod fits: the cheapest set of pods on the very GPUs that it needs, on one node of many. Found
+//! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
+//!
+//! [`candidate`] is what is known of one node, [`eviction_cost`] what makes one set better than another, [`allowance`] how many may be evicted now. Pods that leave together are one
+//! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them, and [`lazy`] at few nodes.
+
+mod best_first;
+mod branch_and_bound;
+pub mod candidate;
+pub mod eviction_cost;
+mod lower_bound;
+mod victim_unit;
+
+pub use super::ledger::eviction_allowance::{
+    EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey,
+};
+pub use best_first::{
+    CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
+    find_among, seen,
+};
+pub use candidate::{
+    ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
+    settle_class_exclusions,
+};
+pub use eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
+pub use lower_bound::{gpu_need, least_on_gpu, least_pods_on_gpu};
+
+use super::vocabulary::demand::Demand;
+use super::vocabulary::gpu::GpuSet;
+use crate::ids::{NodeName, PodUid};
+use crate::units::Millis;
+use serde::{Deserialize, Serialize};
+
+/// What to make of disruption budgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BudgetRules {
+    /// A set that overdraws one is none.
+    Keep,
+    /// Such a set is dearer than any that overdraws less.
+    Violate,
+}
+
+/// How many branches are looked at before the best set found so far has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SearchEffort {
+    pub per_node: u32,
+    pub in_all: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VictimSet {
+    pub node: NodeName,
+    /// The GPUs the pod will get.
+    pub gpus: GpuSet,
+    /// Pods of the node that must be evicted, in order of UID.
+    pub victims: Vec<PodUid>,
+    /// Pods of other nodes that leave with their groups, in order of UID.
+    pub elsewhere: Vec<PodUid>,
+    /// Pods of the node that are leaving anyway and must have left, in order of UID.
+    pub awaited: Vec<PodUid>,
+    pub eviction_cost: EvictionCost,
+    pub longest_grace: Millis,
+    /// False if the search ended early: cheaper sets may exist.
+    pub exact: bool,
+}
+
+impl Default for SearchEffort {
+    /// Pods of equal size and price are told apart by name only, so that few nodes take a hundred branches; a full budget is
+    /// some ten milliseconds.
+    fn default() -> Self {
+        Self { per_node: 5_000, in_all: 20_000 }
+    }
+}
+
+impl SearchEffort {
+    /// As long as it takes.
+    pub const UNLIMITED: Self = Self { per_node: u32::MAX, in_all: u32::MAX };
+}
+
+impl VictimSet {
+    /// Everyone who must have left before the pod can come, in order of UID: what its hold names.
+    pub fn all_victims(&self) -> Vec<PodUid> {
+        let mut all: Vec<PodUid> =
+            self.victims.iter().chain(&self.elsewhere).chain(&self.awaited).cloned().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Who is to be evicted for it, on whichever node.
+    pub fn evicted(&self) -> impl Iterator<Item = &PodUid> {
+        self.victims.iter().chain(&self.elsewhere)
+    }
+}
+
+/// The cheapest set of one room; see [`cheapest`]. It may be empty, if nobody has to leave.
+pub fn cheapest_victims(
+    candidate: &PreemptionCandidate,
+    demand: &Demand,
+    rules: BudgetRules,
+) -> Option<VictimSet> {
+    cheapest(std::slice::from_ref(candidate), demand, rules, SearchEffort::default())
+}
+
+#[cfg(test)]
+mod tests;

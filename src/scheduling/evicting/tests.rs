@@ -1,0 +1,114 @@
+//! The search on rooms made by hand, one rule of the price each. Random rooms against brute force are in
+//! `scheduling::proptests::victims`.
+
+use super::*;
+use crate::ids::GpuUuid;
+use crate::scheduling::policy::{ClassId, Policy, TenantUsage};
+use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::units::Bytes;
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+/// 80 GiB, of which 72 can be promised; what is on it is charged as residents are added.
+fn gpu() -> Gpu {
+    let device = whole_gpu(GpuUuid::from_index(0), 0, Bytes::gib(80));
+    Gpu::of(&device, &Policy::default().headroom)
+}
+
+fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
+    PotentialVictim {
+        uid: uid(name),
+        gpus: [on].into_iter().collect(),
+        per_gpu: Bytes::gib(gib),
+        used_beyond_grant: Bytes::ZERO,
+        sharing: Sharing::Shared,
+        priority: -10,
+        class: ClassId::default(),
+        tenant: None,
+        host_resources: HostResources::default(),
+        grace: Millis::seconds(30),
+        eviction_cost: PodEvictionCost { work: cost, ..PodEvictionCost::default() },
+        deletion_cost: 0,
+        standing: QuotaStatus::Guaranteed,
+        given_back: TenantUsage::default(),
+        budgets: Vec::new(),
+        gang: None,
+    }
+}
+
+fn room(node: &str, gpus: usize, candidates: Vec<PotentialVictim>) -> PreemptionCandidate {
+    let mut room = PreemptionCandidate::new(NodeName::parse(node).unwrap(), vec![gpu(); gpus]);
+    for candidate in &candidates {
+        candidate.gpus.iter().for_each(|place| room.gpus[place].charge(candidate.per_gpu, Sharing::Shared));
+    }
+    room.candidates = candidates;
+    room
+}
+
+fn leave(rooms: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<Vec<String>> {
+    let demand = demand_of(gib << 30, 1, Sharing::Shared, 100);
+    let set = cheapest(rooms, &demand, rules, SearchEffort::default())?;
+    assert!(set.exact);
+    Some(set.all_victims().iter().map(PodUid::to_string).collect())
+}
+
+#[test]
+fn two_cheap_ones_leave_rather_than_one_that_loses_more() {
+    let two = vec![resident("a", 0, 30, 4), resident("b", 0, 30, 4)];
+    let rooms = [room("n", 1, two), room("m", 1, vec![resident("c", 0, 60, 9)])];
+    assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["a", "b"]);
+}
+
+#[test]
+fn nobody_leaves_from_a_gpu_where_it_would_not_help() {
+    let rooms = [room("n", 2, vec![resident("cheap", 0, 10, 1), resident("dear", 1, 60, 50)])];
+    assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["cheap"], "the two GPUs' rests are no room");
+    assert_eq!(leave(&rooms, 60, BudgetRules::Keep).unwrap(), Vec::<String>::new());
+    assert_eq!(leave(&rooms, 73, BudgetRules::Keep), None, "no GPU is so large");
+}
+
+#[test]
+fn borrowed_share_goes_before_what_is_guaranteed_and_low_priority_before_what_costs_less() {
+    let borrowed =
+        PotentialVictim { standing: QuotaStatus::Borrowed { spared: 7 }, ..resident("borrows", 0, 60, 90) };
+    let rooms = [room("n", 1, vec![borrowed]), room("m", 1, vec![resident("owns", 0, 60, 1)])];
+    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["borrows"]);
+    let low = PotentialVictim { priority: -20, ..resident("low", 0, 60, 90) };
+    let rooms = [room("n", 1, vec![resident("higher", 0, 60, 1)]), room("m", 1, vec![low])];
+    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["low"]);
+}
+
+#[test]
+fn a_budget_that_has_nothing_left_is_kept_unless_the_rules_say_otherwise() {
+    let covered = PotentialVictim { budgets: vec![0], ..resident("covered", 0, 60, 1) };
+    let mut guarded = room("n", 1, vec![covered]);
+    guarded.budgets = vec![0];
+    assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Keep), None);
+    assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(), ["covered"]);
+    let rooms = [guarded, room("m", 1, vec![resident("dear", 0, 60, 1000)])];
+    assert_eq!(leave(&rooms, 50, BudgetRules::Violate).unwrap(), ["dear"], "not while anybody else can");
+}
+
+#[test]
+fn a_group_leaves_whole_and_at_its_whole_price() {
+    let member = PotentialVictim { gang: Some(0), ..resident("member", 0, 60, 1) };
+    let mut grouped = room("n", 1, vec![member]);
+    grouped.gangs = vec![VictimGroup {
+        members: [uid("elsewhere"), uid("member")].into(),
+        eviction_cost: EvictionCost::default().plus(&resident("elsewhere", 0, 60, 10)),
+        grace: Millis::seconds(60),
+        given_back: TenantUsage::default(),
+        budgets: Vec::new(),
+        elsewhere: Vec::new(),
+    }];
+    assert_eq!(
+        leave(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),
+        ["elsewhere", "member"]
+    );
+    let rooms = [grouped, room("m", 1, vec![resident("alone", 0, 60, 10)])];
+    assert_eq!(leave(&rooms, 50, BudgetRules::Keep).unwrap(), ["alone"]);
+}

@@ -1,0 +1,301 @@
+//! A room made ready for the search: pods that leave together as one, in the order in which they are tried, and the seats that
+//! the pod could get.
+
+use super::BudgetRules;
+use super::candidate::{
+    PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_class_exclusions,
+};
+use super::eviction_cost::EvictionCost;
+use super::lower_bound::{GpuShortfall, SumShortfalls};
+use crate::ids::PodUid;
+use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
+use crate::scheduling::placing::fit::usable;
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::units::Millis;
+use std::collections::BTreeMap;
+
+/// Pods that leave together: one, or the members of a group.
+#[derive(Debug)]
+pub struct VictimUnit<'a> {
+    /// Those of this node, in order of UID.
+    pub residents: Vec<&'a PotentialVictim>,
+    pub gang: Option<&'a VictimGroup>,
+    /// It leaves anyway.
+    pub is_awaited: bool,
+    /// Of all of them, but for overdrawn budgets.
+    pub eviction_cost: EvictionCost,
+    pub gpus: GpuSet,
+    pub freed: Shortfall,
+    pub given_back: TenantUsage,
+    /// A budget stands here once for each pod that it covers.
+    pub budgets: Vec<u16>,
+    /// The same of the limits on evictions that a set of this room could exceed, by their places in [`VictimProblem::left`].
+    pub limits: Vec<u16>,
+    pub grace: Millis,
+}
+
+/// One room, one demand.
+#[derive(Debug)]
+pub struct VictimProblem<'a> {
+    pub candidate: &'a PreemptionCandidate,
+    pub demand: &'a Demand,
+    pub rules: BudgetRules,
+    /// The cheapest first; such as do the same at the same price stand side by side.
+    pub units: Vec<VictimUnit<'a>>,
+    /// The GPUs it could get if everyone left, with what is lacking there; the cheapest first.
+    pub gpu_candidates: Vec<GpuShortfall>,
+    /// What the scheduler itself lacks.
+    pub sums: SumShortfalls,
+    /// No set of this room costs less.
+    pub least: EvictionCost,
+    /// How many more pods may be evicted, of each limit that a set could exceed.
+    pub left: Vec<u32>,
+    /// How many of this node at most.
+    pub left_here: u32,
+    /// On how many GPUs one pod is that may be evicted, at most.
+    pub widest: u32,
+    /// Some pods were left out because of the limits: without them another set might be found.
+    pub is_limited: bool,
+}
+
+/// Why a room has no set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoVictimSet {
+    /// Nobody's leaving would be enough.
+    Ever,
+    /// What may be evicted now is not enough.
+    Now,
+}
+
+impl<'a> VictimProblem<'a> {
+    pub fn new(
+        candidate: &'a PreemptionCandidate,
+        demand: &'a Demand,
+        rules: BudgetRules,
+        allowance: Option<EvictionAllowance<'_>>,
+    ) -> Result<Self, NoVictimSet> {
+        if rules == BudgetRules::Keep && candidate.violations > 0 {
+            return Err(NoVictimSet::Ever);
+        }
+        let mut units = units(candidate, rules);
+        let all = units.len();
+        let (left, left_here) = match allowance {
+            Some(allowance) => within(&mut units, candidate, &allowance),
+            None => (Vec::new(), u32::MAX),
+        };
+        let is_limited = units.len() < all;
+        let no_set = if is_limited { NoVictimSet::Now } else { NoVictimSet::Ever };
+        let case = Self::of_units(candidate, demand, rules, units).ok_or(no_set)?;
+        let case = Self { left, left_here, is_limited, ..case };
+        if case.least_evicted() > left_here { Err(NoVictimSet::Now) } else { Ok(case) }
+    }
+
+    fn of_units(
+        candidate: &'a PreemptionCandidate,
+        demand: &'a Demand,
+        rules: BudgetRules,
+        units: Vec<VictimUnit<'a>>,
+    ) -> Option<Self> {
+        let base = EvictionCost { violations: candidate.violations, ..EvictionCost::default() };
+        let emptied = emptied(candidate, &units);
+        let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].can_take(demand);
+        let gpu_candidates = (0..emptied.len()).filter(could_do);
+        let mut gpu_candidates: Vec<GpuShortfall> = gpu_candidates
+            .filter_map(|place| GpuShortfall::of_gpu(place, &candidate.gpus[place], demand, &units, base))
+            .collect();
+        gpu_candidates.sort_by_key(|gpu_candidate| (gpu_candidate.least, gpu_candidate.place));
+        let sums = SumShortfalls::of_sums(&candidate.shortfall, &units, base)?;
+        // A set with so many seats has one that is at least as dear as the last of the cheapest.
+        let last = gpu_candidates.get((demand.gpus as usize).checked_sub(1)?)?;
+        let least = sums.all.iter().map(|lack| lack.least).fold(last.least, EvictionCost::max);
+        let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
+        let widest = evicted.map(|resident| resident.gpus.len()).max().unwrap_or(1).max(1);
+        let (left, left_here, is_limited) = (Vec::new(), u32::MAX, false);
+        Some(Self {
+            candidate,
+            demand,
+            rules,
+            units,
+            gpu_candidates,
+            sums,
+            least,
+            left,
+            left_here,
+            widest,
+            is_limited,
+        })
+    }
+
+    /// No set of this room has fewer pods of this node that are evicted.
+    fn least_evicted(&self) -> u32 {
+        if self.left_here == u32::MAX {
+            return 0;
+        }
+        let mut on_gpus: Vec<u32> = self
+            .gpu_candidates
+            .iter()
+            .map(|gpu_candidate| gpu_candidate.least_pods(&self.units, gpu_candidate.need, |_| true))
+            .collect();
+        on_gpus.sort_unstable();
+        self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
+    }
+
+    /// At least how many pods leave, if so many leave each of some seats: one may be on several.
+    pub fn spread(&self, on_gpus: u32) -> u32 {
+        on_gpus.div_ceil(self.widest)
+    }
+
+    /// How much budgets are overdrawn when so many leave that each covers.
+    pub fn violations(&self, covered: &[u32]) -> u32 {
+        let over = covered.iter().zip(&self.candidate.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
+        over.fold(self.candidate.violations, u32::saturating_add)
+    }
+}
+
+impl<'a> VictimUnit<'a> {
+    fn one(resident: &'a PotentialVictim) -> Self {
+        Self {
+            residents: vec![resident],
+            gang: None,
+            is_awaited: false,
+            eviction_cost: EvictionCost::default().plus(resident),
+            gpus: resident.gpus,
+            freed: Shortfall::of(std::iter::once(resident)),
+            given_back: resident.given_back,
+            budgets: resident.budgets.clone(),
+            limits: Vec::new(),
+            grace: resident.grace,
+        }
+    }
+
+    fn awaited(resident: &'a PotentialVictim) -> Self {
+        let eviction_cost = EvictionCost { awaited: 1, ..EvictionCost::default() };
+        Self { is_awaited: true, eviction_cost, budgets: Vec::new(), ..Self::one(resident) }
+    }
+
+    fn gang(gang: &'a VictimGroup, residents: Vec<&'a PotentialVictim>) -> Self {
+        let all = || residents.iter().copied();
+        Self {
+            gang: Some(gang),
+            is_awaited: false,
+            eviction_cost: all()
+                .fold(gang.eviction_cost, |eviction_cost, resident| eviction_cost.plus(resident)),
+            gpus: all().flat_map(|resident| resident.gpus.iter()).collect(),
+            freed: Shortfall::of(all()),
+            given_back: all().map(|resident| resident.given_back).fold(gang.given_back, |a, b| a + b),
+            budgets: all().flat_map(|resident| &resident.budgets).chain(&gang.budgets).copied().collect(),
+            limits: Vec::new(),
+            grace: all().map(|resident| resident.grace).fold(gang.grace, Millis::max),
+            residents,
+        }
+    }
+
+    /// Its first pod here: what tells it from others.
+    pub fn name(&self) -> &'a PodUid {
+        &self.residents[0].uid
+    }
+
+    /// What makes it as good as another that stands beside it. A group is like no other.
+    fn likeness(&self) -> impl Ord + use<'_, 'a> {
+        let resident = self.residents[0];
+        let group = self.gang.map(|gang| &gang.members);
+        let PotentialVictim { gpus, per_gpu, used_beyond_grant, sharing, class, tenant, .. } = *resident;
+        let sums = (self.freed.host_resources.cpu, self.freed.host_resources.memory);
+        let given_back = (self.given_back.vram, self.given_back.milli_gpus);
+        (gpus, per_gpu, used_beyond_grant, sharing, (class, tenant), sums, given_back, &self.budgets, group)
+    }
+
+    /// In which scopes its eviction counts, and how often.
+    fn scopes(&self, candidate: &PreemptionCandidate) -> BTreeMap<ScopeKey, u32> {
+        let mut scopes = BTreeMap::new();
+        if self.is_awaited {
+            return scopes;
+        }
+        let here = self.residents.iter().map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
+        let elsewhere = self.gang.into_iter().flat_map(|gang| &gang.elsewhere);
+        let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
+        here.chain(elsewhere).flatten().for_each(|key| *scopes.entry(key).or_default() += 1);
+        scopes
+    }
+
+    /// Pods of this node that are evicted with it.
+    pub fn evicted_here(&self) -> u32 {
+        if self.is_awaited { 0 } else { self.residents.len() as u32 }
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.eviction_cost == other.eviction_cost && self.likeness() == other.likeness()
+    }
+
+    pub fn discharge(&self, state: &mut [Gpu]) {
+        self.residents.iter().for_each(|resident| discharge(state, resident));
+    }
+}
+
+fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUnit<'a>> {
+    let is_kept = |unit: &VictimUnit<'_>| {
+        rules == BudgetRules::Keep && (!candidate.budgets_known || overdraws(candidate, unit))
+    };
+    let alone = candidate.candidates.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
+    let gangs = candidate.gangs.iter().enumerate().filter_map(|(place, gang)| {
+        let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
+        let mut here: Vec<&PotentialVictim> = candidate.candidates.iter().filter(of_gang).collect();
+        here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
+    });
+    let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
+    let mut units: Vec<VictimUnit<'a>> =
+        evicted.chain(candidate.awaited.iter().map(VictimUnit::awaited)).collect();
+    units.sort_by(|a, b| {
+        let by_price = a.eviction_cost.cmp(&b.eviction_cost);
+        by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
+    });
+    units
+}
+
+/// Leaves out the units that exceed a limit on evictions even alone. Answers what is left of each limit that those who remain could
+/// exceed together, and how many pods of this node may be evicted.
+fn within(
+    units: &mut Vec<VictimUnit<'_>>,
+    candidate: &PreemptionCandidate,
+    allowance: &EvictionAllowance<'_>,
+) -> (Vec<u32>, u32) {
+    let left_here = allowance.left_in_cluster().min(allowance.left_on(&candidate.node));
+    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(candidate)).collect();
+    let is_within =
+        |scopes: &BTreeMap<ScopeKey, u32>| scopes.iter().all(|(key, n)| *n <= allowance.left(key));
+    let mut kept = scopes.iter().map(is_within).collect::<Vec<_>>().into_iter();
+    units.retain(|_| kept.next().unwrap_or(true));
+    scopes.retain(is_within);
+    let mut wanted: BTreeMap<&ScopeKey, u32> = BTreeMap::new();
+    scopes.iter().flatten().for_each(|(key, n)| *wanted.entry(key).or_default() += n);
+    let binding: Vec<(&ScopeKey, u32)> = wanted
+        .keys()
+        .map(|key| (*key, allowance.left(key)))
+        .filter(|(key, left)| wanted[key] > *left)
+        .collect();
+    for (unit, scopes) in units.iter_mut().zip(&scopes) {
+        let places = (0u16..).zip(&binding).filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
+        unit.limits = places.flat_map(|(place, n)| std::iter::repeat_n(place, n as usize)).collect();
+    }
+    let evictable: u32 = units.iter().map(VictimUnit::evicted_here).sum();
+    let left_here = if evictable > left_here { left_here } else { u32::MAX };
+    (binding.into_iter().map(|(_, left)| left).collect(), left_here)
+}
+
+/// Whether budgets forbid that it leaves, even alone.
+fn overdraws(candidate: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
+    let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
+    unit.budgets.iter().any(|budget| covered(*budget) > candidate.budgets[usize::from(*budget)])
+}
+
+/// The node without any of these.
+fn emptied(candidate: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
+    let mut state = candidate.gpus.clone();
+    units.iter().for_each(|unit| unit.discharge(&mut state));
+    let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));
+    settle_class_exclusions(&candidate.class_exclusions, &mut state, leaves);
+    state
+}

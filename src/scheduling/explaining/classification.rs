@@ -1,0 +1,165 @@
+//! Who a pod is: its class and the rule that chose it, its tenant, and the policy that says so.
+
+use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
+use super::facts::Facts;
+use crate::scheduling::policy::{Class, ExpressionPod, Match, PodTraits, Preemptibility, Unmet};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::units::Bytes;
+use std::ops::RangeInclusive;
+
+pub fn asks(demand: &Demand) -> RequestPart {
+    RequestPart {
+        vram_bytes: asked_vram(demand),
+        bytes_per_gpu: demand.per_gpu,
+        gpus: demand.gpus,
+        device_resource: match &demand.ask {
+            Ask::Plugin { resource, .. } => Some(resource.to_string()),
+            Ask::Vram => None,
+        },
+        sharing: demand.sharing,
+        kv_cache_bytes: demand.kv_cache,
+        model: demand.model.clone(),
+        priority: demand.priority,
+        may_preempt: demand.may_preempt,
+    }
+}
+
+/// What its manifest says; split over several GPUs it is rounded up.
+pub fn asked_vram(demand: &Demand) -> Bytes {
+    match demand.traits.vram {
+        Bytes::ZERO => demand.vram(),
+        asked => asked.min(demand.vram()),
+    }
+}
+
+pub fn class(facts: &Facts) -> ClassPart {
+    let (policy, demand) = (&facts.policy, facts.demand());
+    let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
+    let before = policy.classes().iter().take(demand.class.place());
+    ClassPart {
+        name: class.name.clone(),
+        because: conditions(class, &subject, &demand.traits),
+        passed_over: before.filter_map(|class| passed_over(class, &subject, &demand.traits)).collect(),
+        engine: class.engine,
+        kv_cache_limit_percent: class.kv_cache_limit,
+        queue_limit: class.queue_limit,
+        shares_with: class.shares_with.clone(),
+        preemptible: class.eviction == Preemptibility::ForHigherPriority,
+    }
+}
+
+pub fn tenant(facts: &Facts) -> Option<TenantPart> {
+    let tenant = facts.policy.tenant(facts.demand().tenant?)?;
+    Some(TenantPart {
+        name: tenant.name.clone(),
+        used: facts.used.into(),
+        guarantee: tenant.guarantee.into(),
+        limit: tenant.ceiling().into(),
+        left: facts.allowance.into(),
+        borrowing: tenant.borrowing,
+        weight: tenant.weight,
+        share_millionths: tenant.dominant_share(facts.used, facts.whole()),
+    })
+}
+
+pub fn policy(facts: &Facts) -> PolicyPart {
+    let policy = &facts.policy;
+    PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
+}
+
+fn passed_over(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Option<PassedOver> {
+    let unmet = condition(&class.matches, class.matches.unmet_by(subject)?, subject, traits);
+    Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// All conditions that the class sets.
+fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Vec<Condition> {
+    let matches = &class.matches;
+    let set = [
+        (Unmet::Sharing, matches.sharing.is_some()),
+        (Unmet::Priority, matches.priority.is_some()),
+        (Unmet::PriorityClass, !matches.priority_classes.is_empty()),
+        (Unmet::Namespace, !matches.namespaces.is_empty()),
+        (Unmet::Labels, !matches.labels.is_empty()),
+        (Unmet::Resources, !matches.resources.is_empty()),
+        (Unmet::Expression, matches.expression.is_some()),
+    ];
+    let set = set.into_iter().filter(|(_, is_set)| *is_set);
+    set.map(|(which, _)| condition(matches, which, subject, traits)).collect()
+}
+
+fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Condition {
+    let (field, wants, has) = match which {
+        Unmet::Sharing => (
+            "sharing",
+            matches.sharing.map(sharing).unwrap_or_default().into(),
+            sharing(traits.sharing).into(),
+        ),
+        Unmet::Priority => (
+            "priority",
+            matches.priority.as_ref().map(range).unwrap_or_default(),
+            traits.priority.to_string(),
+        ),
+        Unmet::PriorityClass => {
+            ("priorityClasses", any_of(&matches.priority_classes), or_none(&traits.priority_class))
+        }
+        Unmet::Namespace => ("namespaces", any_of(&matches.namespaces), traits.namespace.clone()),
+        Unmet::Labels => labels(matches, traits),
+        Unmet::Resources => {
+            let has: Vec<&str> = traits.resources.iter().map(String::as_str).collect();
+            ("resources", any_of(&matches.resources), or_none(&has.join(", ")))
+        }
+        Unmet::Expression | Unmet::ExpressionFailed => expression(matches, subject),
+    };
+    Condition { field: field.into(), wants, has }
+}
+
+/// Of labels that are missing or other ones, those are named.
+fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String) {
+    let is_met = |(key, value): &(&String, &String)| traits.labels.get(*key) == Some(*value);
+    let (met, unmet): (Vec<_>, Vec<_>) = matches.labels.iter().partition(is_met);
+    let meant = if unmet.is_empty() { met } else { unmet };
+    let wants: Vec<String> = meant.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let has = meant.iter().map(|(key, _)| match traits.labels.get(*key) {
+        Some(value) => format!("{key}={value}"),
+        None => format!("no label {key}"),
+    });
+    ("labels", wants.join(", "), has.collect::<Vec<_>>().join(", "))
+}
+
+fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, String, String) {
+    let Some(expression) = &matches.expression else { return ("expression", String::new(), String::new()) };
+    let has = match expression.holds_for(subject) {
+        Ok(true) => "it says yes".into(),
+        Ok(false) => "it says no".into(),
+        Err(cause) => format!("it fails on this pod: {cause}"),
+    };
+    ("expression", expression.text().into(), has)
+}
+
+pub fn sharing(sharing: Sharing) -> &'static str {
+    match sharing {
+        Sharing::Shared => "shared",
+        Sharing::Exclusive => "exclusive",
+    }
+}
+
+fn range(range: &RangeInclusive<i32>) -> String {
+    match (*range.start(), *range.end()) {
+        (least, i32::MAX) => format!("{least} or more"),
+        (i32::MIN, most) => format!("{most} or less"),
+        (least, most) => format!("{least} to {most}"),
+    }
+}
+
+fn any_of(names: &[String]) -> String {
+    match names {
+        [one] => one.clone(),
+        several => format!("any of {}", several.join(", ")),
+    }
+}
+
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "none".into() } else { text.into() }
+}

@@ -1,0 +1,239 @@
+//! What an explanation takes from the books, in a few short looks: first the pod and the snapshot, then, of the nodes that are
+//! worth it, who is on them. Nothing is judged here, and nothing is kept that the ledger would have to wait for.
+
+use super::ShownNodes;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodPhase, PodState, Preemptor};
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt};
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::{Policy, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The pod and the cluster at one moment.
+pub struct Facts {
+    pub now: Moment,
+    pub uid: PodUid,
+    pub entry: PodState,
+    pub policy: Arc<Policy>,
+    pub snapshot: Arc<Snapshot>,
+    /// The nodes the scheduler asked about when the pod was last refused, by place; `None` if it was not, or that is not known.
+    asked: Option<BTreeSet<usize>>,
+    /// Nodes as the pod sees them, where what it was offered would be in its own way.
+    own_nodes: Vec<Node>,
+    /// The room that is the pod's already.
+    pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
+    /// What its tenant may still take.
+    pub allowance: TenantLimit,
+    /// What its tenant uses.
+    pub used: TenantUsage,
+    /// Whom its hold waits for.
+    pub victims: Vec<PodKey>,
+    pub victims_left: u32,
+    /// How tenants stand to each other; only a pod that waits needs to know.
+    pub preemptor: Preemptor,
+}
+
+impl Facts {
+    /// `None` if the books have no such pod.
+    pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
+        let entry = ledger.pod_state(uid)?.clone();
+        let snapshot = ledger.snapshot();
+        let waits = matches!(entry.phase, PodPhase::Waiting(_));
+        let reservation = entry.reservation();
+        let victims = reservation
+            .iter()
+            .flat_map(|reservation| reservation.victims.iter())
+            .filter_map(|uid| ledger.pod_state(uid));
+        Some(Self {
+            now: ledger.now(),
+            uid: uid.clone(),
+            policy: ledger.policy().clone(),
+            snapshot,
+            asked: None,
+            own_nodes: own_nodes(ledger, uid, &entry),
+            reserved_placement: ledger.reserved_placement(uid),
+            allowance: ledger.allowance(uid, &entry.demand),
+            used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
+            victims: victims.map(|victim| victim.key.clone()).collect(),
+            victims_left: ledger.victims_left(uid),
+            preemptor: if waits { ledger.preemptor(uid) } else { Preemptor::default() },
+            entry,
+        })
+    }
+
+    /// Brings the snapshot to what the pod itself sees. May copy it: not for under a lock.
+    pub fn without_own_reservation(mut self) -> Self {
+        let own = std::mem::take(&mut self.own_nodes);
+        if !own.is_empty() {
+            let generation = self.snapshot.generation();
+            Arc::make_mut(&mut self.snapshot).update(generation, own);
+        }
+        self.asked = self.entry.refused().and_then(|refused| refused.asked.as_ref()).map(|asked| {
+            let asked = self.snapshot.nodes_in(asked);
+            asked.filter_map(|node| self.snapshot.place_of(node.name.as_str())).collect()
+        });
+        self
+    }
+
+    /// Whether the scheduler asked about the node at `place`: what it does not ask about, another plugin has ruled out.
+    pub fn was_asked(&self, place: usize) -> Option<bool> {
+        self.asked.as_ref().map(|asked| asked.contains(&place))
+    }
+
+    /// The places of the nodes that the scheduler would take, as far as that is known.
+    pub fn open_places(&self) -> impl Iterator<Item = usize> {
+        (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
+    }
+
+    pub fn demand(&self) -> &Demand {
+        &self.entry.demand
+    }
+
+    /// The pod asks as the filter would let it ask; `limit` candidates are wanted.
+    pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
+        ScheduleAttempt {
+            limit,
+            just_failed: None,
+            reserved_placement: self
+                .reserved_placement
+                .as_ref()
+                .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
+            policy: &self.policy,
+            allowance: self.allowance,
+        }
+    }
+
+    /// What the cluster has.
+    pub fn whole(&self) -> TenantUsage {
+        let gpus = self.snapshot.nodes().iter().flat_map(|node| node.gpus.iter());
+        gpus.map(|gpu| TenantUsage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+    }
+}
+
+fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
+    let own = [
+        entry.soft_reservation().map(|soft_reservation| &soft_reservation.node),
+        entry.reservation().map(|reservation| &reservation.node),
+    ];
+    own.into_iter().flatten().filter_map(|node| ledger.node_without(uid, node)).collect()
+}
+
+/// What the snapshot does not say of one node.
+#[derive(Default)]
+pub struct NodeDetails {
+    pub pool: Option<String>,
+    pub report_age: Option<Millis>,
+    pub occupants: Vec<Occupant>,
+    /// Why they do not leave for the pod; who is not named could.
+    keep_reason: BTreeMap<PodUid, KeepReason>,
+    devices: Arc<[Device]>,
+}
+
+impl NodeDetails {
+    pub fn take(ledger: &Ledger, node: &NodeName) -> Self {
+        Self {
+            pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
+            report_age: ledger.reading_age(node),
+            occupants: ledger.occupants_of(node),
+            keep_reason: BTreeMap::new(),
+            devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// With the reasons why they stay, for a pod that waits.
+    pub fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
+        if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
+            return self;
+        }
+        let here = self.occupants.iter().filter(|gpu_occupant| gpu_occupant.uid != facts.uid);
+        let why = |gpu_occupant: &Occupant| {
+            Some((
+                gpu_occupant.uid.clone(),
+                ledger.keep_reason_of(&facts.preemptor, facts.demand(), &gpu_occupant.uid)?,
+            ))
+        };
+        Self { keep_reason: here.filter_map(why).collect(), ..self }
+    }
+
+    /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
+    pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
+        let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
+        GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), place, facts }
+    }
+}
+
+/// Those on one GPU, for sentences that name them.
+#[derive(Clone, Copy)]
+pub struct GpuOccupants<'a> {
+    occupants: &'a [Occupant],
+    keep_reason: Option<&'a BTreeMap<PodUid, KeepReason>>,
+    place: usize,
+    facts: &'a Facts,
+}
+
+impl<'a> GpuOccupants<'a> {
+    pub fn nobody(facts: &'a Facts) -> Self {
+        Self { occupants: &[], keep_reason: None, place: 0, facts }
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
+        self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.contains(self.place))
+    }
+
+    /// Why one of them does not leave for the pod, in a person's words.
+    pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
+        Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
+    }
+
+    /// The names of those who are meant; never the pod's own.
+    pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
+        let others = self.iter().filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
+        others
+            .filter(|gpu_occupant| is_meant(gpu_occupant))
+            .map(|gpu_occupant| gpu_occupant.key.to_string())
+            .collect()
+    }
+
+    pub fn alone(self) -> Vec<String> {
+        self.named(|gpu_occupant| {
+            gpu_occupant.sharing == Sharing::Exclusive && gpu_occupant.presence != OccupantPhase::Offered
+        })
+    }
+
+    /// Whose engines start, and when the last gate opens at the latest; unknown for one that has not begun.
+    pub fn starting(self) -> (Vec<String>, Option<Millis>) {
+        let is_to_start =
+            |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Held && gpu_occupant.engine;
+        let names = self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
+        let gates = self.iter().filter_map(|gpu_occupant| gpu_occupant.starting).max();
+        let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
+        (names, opens_in)
+    }
+
+    pub fn excluding(self, demand: &Demand) -> Vec<String> {
+        let policy = &self.facts.policy;
+        let own = policy.class(demand.class);
+        self.named(|gpu_occupant| {
+            let class = policy.class(gpu_occupant.class);
+            let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
+            !agree && gpu_occupant.presence != OccupantPhase::Offered
+        })
+    }
+}
+
+/// The nodes that are looked at closely when victims are sought: the nearest to fitting.
+pub const NODES_FOR_VICTIMS: usize = 64;
+
+/// Which nodes are shown in detail.
+pub fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
+    match options {
+        ShownNodes::Best(best) => (*best).min(nodes).max(1),
+        ShownNodes::All | ShownNodes::Node(_) => nodes.max(1),
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a pod is where it is, or is nowhere, and what would have to change: for people, and never for a decision.
+//!
+//! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`preempt`]), so an explanation cannot say
+//! otherwise than the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is told. [`facts`]
+//! takes a few short looks at the books, [`who`] and [`place`] say what the pod is and where it stands, [`nodes`] what each
+//! node says to it, [`obstacle`] what each GPU does. [`shape`] is the answer. It changes nothing and knows no clock.
+//!
+//! [`rank::shortlist`]: crate::scheduling::rank::shortlist
+//! [`fit`]: crate::scheduling::fit
+//! [`preempt`]: crate::scheduling::preempt
+
+mod classification;
+pub mod explanation;
+mod facts;
+mod nodes;
+pub mod obstacle;
+mod pod_stage;
+pub mod remedy;
+pub mod units;
+
+pub use explanation::Explanation;
+
+use super::ledger::Ledger;
+use crate::ids::{NodeName, PodUid};
+use explanation::NodePart;
+use facts::{Facts, NodeDetails};
+use nodes::NodeOutline;
+
+/// Which nodes are shown in detail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShownNodes {
+    /// The best so many that fit; those that do not are grouped if they are many.
+    Best(usize),
+    All,
+    Node(NodeName),
+}
+
+impl Default for ShownNodes {
+    /// As many as a person compares.
+    fn default() -> Self {
+        Self::Best(10)
+    }
+}
+
+/// How the books are looked into. An explanation takes several short looks and thinks in between, so that whoever keeps the
+/// books behind a lock can let others in.
+pub trait LedgerAccess {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
+}
+
+impl LedgerAccess for Ledger {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+        look(self)
+    }
+}
+
+/// Policies that may come into force while one pod is explained. Nobody changes them that fast.
+const CHANGES: usize = 3;
+
+/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
+/// books: whoever has it adds it.
+pub fn explain(
+    node_states: &mut impl LedgerAccess,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
+    let mut explanation = explain_once(node_states, uid, options)?;
+    for _ in 0..CHANGES {
+        // Others may have changed it between two looks.
+        if explanation.policy.version == node_states.look(|ledger| ledger.policy().version) {
+            break;
+        }
+        explanation = explain_once(node_states, uid, options)?;
+    }
+    Some(explanation)
+}
+
+fn explain_once(
+    node_states: &mut impl LedgerAccess,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
+    let facts = node_states.look(|ledger| Facts::take(ledger, uid))?.without_own_reservation();
+    let outline = NodeOutline::of(&facts, options);
+    let verdict = pod_stage::verdict(&facts, outline.counts.fit);
+    let nodes = shown(node_states, &facts, &outline, options);
+    Some(Explanation {
+        pod: facts.entry.key.clone(),
+        uid: facts.uid.clone(),
+        verdict,
+        asks: classification::asks(facts.demand()),
+        class: classification::class(&facts),
+        tenant: classification::tenant(&facts),
+        policy: classification::policy(&facts),
+        place: pod_stage::place(&facts),
+        counts: outline.counts,
+        nodes,
+        groups: outline.groups(&facts, options),
+        remedies: remedy::remedies(node_states, &facts, &outline, verdict),
+        conflicts: Vec::new(),
+    })
+}
+
+fn shown(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+    options: &ShownNodes,
+) -> Vec<NodePart> {
+    if let ShownNodes::Node(name) = options
+        && facts.snapshot.node(name.as_str()).is_none()
+    {
+        return vec![nodes::unknown(name)];
+    }
+    let nodes = facts.snapshot.nodes();
+    let part = |place: usize| {
+        let known = node_states
+            .look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
+        outline.part(place, facts, &known)
+    };
+    outline.shown(facts, options).into_iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+pub mod testkit;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,279 @@
+//! Every node's verdict, which of them are worth showing, and what is shown of one.
+
+use super::ShownNodes;
+use super::explanation::{
+    Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart, WeightedPart,
+};
+use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
+use super::obstacle::{Obstacle, obstacles};
+use crate::ids::NodeName;
+use crate::scheduling::ledger::Occupant;
+use crate::scheduling::placing::fit::{Misfit, check_node_admission};
+use crate::scheduling::placing::pack;
+use crate::scheduling::placing::pack::GpuChoice;
+use crate::scheduling::placing::rank;
+use crate::scheduling::placing::rank::{Candidate, ScoreParts, Shortlist, shortlist};
+use crate::scheduling::policy::Weights;
+use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginShare};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the filter would say of each node, with those that do not fit from the nearest to the furthest.
+pub struct NodeOutline {
+    list: Shortlist,
+    /// Places in the snapshot.
+    refused: Vec<(usize, Misfit)>,
+    pub counts: Counts,
+}
+
+/// Refused nodes are shown one by one up to this many; more are grouped by reason.
+const REFUSED_SHOWN: usize = 10;
+
+impl NodeOutline {
+    pub fn of(facts: &Facts, options: &ShownNodes) -> Self {
+        let nodes = facts.snapshot.nodes();
+        let attempt = facts.attempt(best_shown(options, nodes.len()));
+        let names = nodes.iter().map(|node| node.name.as_str());
+        let list = shortlist(&facts.snapshot, facts.demand(), names, attempt);
+        // All nodes were named in their order: a place among the names is a place in the snapshot.
+        let mut refused = list.refused.clone();
+        refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
+        let counts = Counts {
+            nodes: nodes.len() as u32,
+            gpus: nodes.iter().map(|node| node.gpus.len() as u32).sum(),
+            fit: (nodes.len() - refused.len()) as u32,
+            refused: refused.len() as u32,
+        };
+        Self { list, refused, counts }
+    }
+
+    /// The best node, if any fits.
+    pub fn best(&self) -> Option<usize> {
+        self.list.best.first().map(|candidate| candidate.node)
+    }
+
+    /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
+    pub fn shown(&self, facts: &Facts, options: &ShownNodes) -> Vec<usize> {
+        let best = self.list.best.iter().map(|candidate| candidate.node);
+        let refused = self.refused.iter().map(|(place, _)| *place);
+        match options {
+            ShownNodes::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
+            ShownNodes::All => best.chain(refused).collect(),
+            ShownNodes::Best(_) if facts.entry.node().is_some() => reserved_node(facts).into_iter().collect(),
+            ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
+            ShownNodes::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
+        }
+    }
+
+    /// The reasons of refused nodes, if those are not all shown.
+    pub fn groups(&self, facts: &Facts, options: &ShownNodes) -> Vec<RefusalGroup> {
+        if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
+            return Vec::new();
+        }
+        let group = |(place, misfit, count): (usize, Misfit, u32)| RefusalGroup {
+            code: misfit.code().into(),
+            count,
+            example: facts.snapshot.nodes()[place].name.clone(),
+            text: misfit.to_string(),
+        };
+        let mut groups: Vec<RefusalGroup> = self.examples().into_iter().map(group).collect();
+        groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.code.cmp(&b.code)));
+        groups
+    }
+
+    /// Of each reason the nearest node that gives it, and how many do; the nearest of all first.
+    fn examples(&self) -> Vec<(usize, Misfit, u32)> {
+        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+        self.refused.iter().for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
+        let mut told = BTreeSet::new();
+        let first = self.refused.iter().filter(|(_, misfit)| told.insert(misfit.code()));
+        first.map(|(place, misfit)| (*place, *misfit, counts[misfit.code()])).collect()
+    }
+
+    /// Whether a node fits that the scheduler would take.
+    pub fn fits_where_asked(&self, facts: &Facts) -> bool {
+        let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
+        facts.open_places().any(|place| !refused.contains(&place))
+    }
+
+    /// The nodes that do not fit, the nearest first, as far as the scheduler would take them.
+    pub fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
+        self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
+    }
+
+    /// What is shown of the node at `place`.
+    pub fn part(&self, place: usize, facts: &Facts, known: &NodeDetails) -> NodePart {
+        let node = &facts.snapshot.nodes()[place];
+        let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
+        let rank = self.list.best.iter().position(|candidate| candidate.node == place);
+        let candidate = rank.map(|rank| (rank as u32 + 1, &self.list.best[rank]));
+        let is_own = facts.reserved_placement.as_ref().is_some_and(|(own, _)| *own == node.name);
+        let own_gpus =
+            facts.reserved_placement.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
+        let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
+        let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
+        NodePart {
+            name: node.name.clone(),
+            misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
+            is_own,
+            was_asked: facts.was_asked(place),
+            devices: devices(node, facts.demand()),
+            pool: known.pool.clone(),
+            freshness: node.freshness,
+            report_age_millis: known.report_age,
+            tier: holding.map(|holding| holding.tier),
+            ready_in_millis: rank::ready(node, facts.demand(), &facts.policy.loading),
+            score: candidate
+                .filter(|_| facts.entry.node().is_none())
+                .map(|(rank, candidate)| score(node, rank, candidate, facts)),
+            gpus: gpus(node, chosen, facts, known),
+        }
+    }
+}
+
+/// A node of a name that the cluster has not.
+pub fn unknown(name: &NodeName) -> NodePart {
+    let misfit = Misfit::UnknownNode;
+    NodePart {
+        name: name.clone(),
+        misfit: Some(Reason { code: misfit.code().into(), text: misfit.to_string() }),
+        is_own: false,
+        was_asked: None,
+        devices: None,
+        pool: None,
+        freshness: Default::default(),
+        report_age_millis: None,
+        tier: None,
+        ready_in_millis: None,
+        score: None,
+        gpus: Vec::new(),
+    }
+}
+
+/// What a device plugin has there of what the pod asks for.
+fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
+    let Ask::Plugin { resource, .. } = &demand.ask else { return None };
+    let share = node.share_of(resource)?;
+    Some(DevicesPart { allocatable: share.allocatable, used: share.used, left: share.left() })
+}
+
+fn reserved_node(facts: &Facts) -> Option<usize> {
+    facts.snapshot.place_of(facts.entry.node()?.as_str())
+}
+
+/// How far a node is from fitting: whether it is shut, and what stands against the last GPU that the pod would need.
+fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
+    let demand = facts.demand();
+    if let Ask::Plugin { resource, count } = &demand.ask {
+        let left = node.share_of(resource).map_or(0, PluginShare::left);
+        return (check_node_admission(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
+    }
+    let one = |gpu: &Gpu| {
+        let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
+        // The sum tells one small obstacle from two.
+        let weight: u8 = against.iter().map(Obstacle::weight).sum();
+        (weight, against.iter().map(Obstacle::short).max().unwrap_or_default())
+    };
+    let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
+    each.sort_unstable();
+    let (weight, short) =
+        each.get((demand.gpus as usize).saturating_sub(1)).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
+    (check_node_admission(node, demand).is_err(), weight, short)
+}
+
+fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
+    let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
+    let choice = GpuChoice::of(&evaluation.compare(), candidate.gpus);
+    let parts = rank::parts(&evaluation, node, choice, &facts.policy);
+    ScorePart {
+        rank,
+        contended: candidate.score.contended,
+        cost: candidate.score.cost,
+        parts: weighted(&parts, &facts.policy.weights),
+        leftover_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
+        useless_bytes: evaluation.useless(candidate.gpus),
+    }
+}
+
+fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
+    let named = [
+        ("packing", parts.packing, weights.packing),
+        ("kvHeadroom", parts.kv_headroom, weights.kv_headroom),
+        ("timeToReady", parts.time_to_ready, weights.time_to_ready),
+        ("interference", parts.interference, weights.interference),
+        ("topology", parts.topology, weights.topology),
+        ("spread", parts.spread, weights.spread),
+    ];
+    let part = |(name, part, weight): (&str, u32, u32)| WeightedPart {
+        name: name.into(),
+        part,
+        weight,
+        weighted: u64::from(part) * u64::from(weight),
+    };
+    named.map(part).into()
+}
+
+fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
+    let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
+    both.map(|(place, (gpu, device))| {
+        let gpu_occupants = known.on(&node.devices, place, facts);
+        gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts)
+    })
+    .collect()
+}
+
+fn gpu_part(
+    gpu: &Gpu,
+    device: &Device,
+    gpu_occupants: GpuOccupants<'_>,
+    chosen: bool,
+    facts: &Facts,
+) -> GpuPart {
+    // A pod on its node has nothing in its way, and least of all itself.
+    let is_placed = facts.entry.node().is_some();
+    // And the GPU of one that asks a device plugin is the kubelet's to pick.
+    let against = if chosen || is_placed || facts.demand().asks_plugin() {
+        Vec::new()
+    } else {
+        obstacles(gpu, facts.demand(), gpu_occupants)
+    };
+    GpuPart {
+        uuid: device.uuid.clone(),
+        index: device.index,
+        model: device.model.clone(),
+        parent: device.parent.clone(),
+        health: gpu.health,
+        total_bytes: device.total,
+        reserved_bytes: device.reserved,
+        headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),
+        capacity_bytes: gpu.capacity,
+        promised_bytes: gpu.charged,
+        unaccounted_bytes: gpu.unaccounted_vram,
+        offered_bytes: gpu.softly_reserved,
+        free_bytes: gpu.free(),
+        kv_cache_percent: gpu.engine_load.kv_cache,
+        queue: gpu.engine_load.queue,
+        starting: gpu.starting,
+        occupants: gpu_occupants
+            .iter()
+            .map(|gpu_occupant| occupant(gpu_occupant, gpu, gpu_occupants.keep_reason(gpu_occupant), facts))
+            .collect(),
+        chosen,
+        obstacles: against,
+    }
+}
+
+fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, facts: &Facts) -> OccupantPart {
+    OccupantPart {
+        pod: gpu_occupant.key.clone(),
+        class: facts.policy.class(gpu_occupant.class).name.clone(),
+        priority: gpu_occupant.priority,
+        presence: gpu_occupant.presence,
+        bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
+        start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
+        keep_reason,
+    }
+}

@@ -1,0 +1,92 @@
+//! Where a pod stands on its way: waiting, holding room, on its way to its node, or there.
+
+use super::explanation::{PodStage, PodVerdict, RefusedPart};
+use super::facts::Facts;
+use crate::ids::GpuUuid;
+use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Bytes, Moment};
+
+pub fn place(facts: &Facts) -> PodStage {
+    match &facts.entry.phase {
+        PodPhase::Bound(bound) => bound_place(facts, bound),
+        PodPhase::Assumed(assumed) => PodStage::Assumed {
+            node: assumed.placement.node.clone(),
+            gpus: assumed.placement.devices.to_vec(),
+            granted_bytes: assumed.placement.granted,
+        },
+        PodPhase::Waiting(WaitingPod { reservation: Some(reservation), .. }) => holding(facts, reservation),
+        PodPhase::Waiting(waiting) => waiting_place(facts, waiting),
+    }
+}
+
+pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
+    match &facts.entry.phase {
+        PodPhase::Bound(_) => PodVerdict::Bound,
+        PodPhase::Assumed(_) => PodVerdict::Assumed,
+        // As soon as the room is free, it fits.
+        PodPhase::Waiting(_) if fitting > 0 => PodVerdict::Fits,
+        PodPhase::Waiting(waiting) if waiting.reservation.is_some() => PodVerdict::Holding,
+        PodPhase::Waiting(_) => PodVerdict::DoesNotFit,
+    }
+}
+
+fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
+    let gate: Option<Moment> = facts.entry.starting;
+    let gpus: Option<Vec<GpuUuid>> = match &facts.reserved_placement {
+        // By index only, where no agent has reported yet.
+        Some((_, Ok(_))) => facts.entry.devices().map(|devices| devices.to_vec()),
+        _ => None,
+    };
+    PodStage::Bound {
+        node: bound.node.clone(),
+        gpus,
+        granted_bytes: granted(facts),
+        running_for_millis: facts.now.since(bound.started),
+        start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
+    }
+}
+
+/// What it counts for: the whole of GPUs that it has to itself.
+fn granted(facts: &Facts) -> Bytes {
+    let demand = facts.demand();
+    let on = |node: &Node| match &facts.reserved_placement {
+        Some((_, Ok(gpus))) if facts.entry.devices().is_some() => {
+            gpus.iter().map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing)).sum()
+        }
+        _ => demand.vram(),
+    };
+    facts.entry.node().and_then(|node| facts.snapshot.node(node.as_str())).map_or(demand.vram(), on)
+}
+
+fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
+    PodStage::Holding {
+        node: reservation.node.clone(),
+        gpus: reservation.devices.to_vec(),
+        victims: facts.victims.iter().map(ToString::to_string).collect(),
+        victims_left: facts.victims_left,
+        deadline_in_millis: reservation.deadline.since(facts.now),
+    }
+}
+
+fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
+    let refused = |refused: &FilterRefusal| RefusedPart {
+        ago_millis: facts.now.since(refused.at),
+        asked_about: facts.open_places().count() as u32,
+        woken: refused.unanswered,
+        unanswered_wakes: waiting.unanswered_wakes,
+    };
+    PodStage::Waiting {
+        offered: waiting.offered.clone(),
+        offer_lasts_millis: waiting
+            .soft_reservation
+            .as_ref()
+            .map(|soft_reservation| soft_reservation.expires.since(facts.now)),
+        tries: waiting.tries,
+        refused: waiting.refused.as_ref().map(refused),
+        offered_to_preempt: waiting.offered_to_preempt,
+        gate: waiting.gate,
+        failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.unanswered_wakes),
+    }
+}

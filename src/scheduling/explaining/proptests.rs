@@ -1,0 +1,223 @@
+//! Whatever the cluster is like: an explanation says what the filter says, and what it proposes helps when it is done.
+
+use super::explanation::PodVerdict;
+use super::obstacle::Obstacle;
+use super::remedy::{GpuCandidate, PreemptionNeeds, RemedyChange};
+use super::testkit::{ExplainedCluster, Sketch, name, pod};
+use super::{Explanation, ShownNodes, explain};
+use crate::ids::PodUid;
+use crate::scheduling::placing::fit::{Misfit, fit, usable};
+use crate::scheduling::policy::Policy;
+use crate::units::{Bytes, Millis};
+use proptest::prelude::*;
+
+/// A cluster that can be built again, to try a remedy in.
+#[derive(Debug, Clone)]
+struct ExplainedPlan {
+    /// GPUs of each node, with the KV cache on each in per cent.
+    nodes: Vec<Vec<u8>>,
+    /// GiB, GPUs, alone, priority, node.
+    pods: Vec<(u64, u32, bool, i32, usize)>,
+    /// Since the last pod came, in seconds.
+    passed: u64,
+}
+
+fn plan() -> impl Strategy<Value = ExplainedPlan> {
+    let kv = prop_oneof![3 => Just(0u8), 1 => 60u8..=100];
+    let nodes = prop::collection::vec(prop::collection::vec(kv, 0..4), 1..4);
+    let pod = (1u64..70, 1u32..3, proptest::bool::weighted(0.2), -3i32..3, 0usize..4);
+    (nodes, prop::collection::vec(pod, 0..8), prop_oneof![Just(0u64), Just(3600)])
+        .prop_map(|(nodes, pods, passed)| ExplainedPlan { nodes, pods, passed })
+}
+
+fn wanted() -> impl Strategy<Value = Sketch> {
+    (1u64..120, 1u32..3, proptest::bool::weighted(0.2), -3i32..3, proptest::bool::weighted(0.2)).prop_map(
+        |(gib, gpus, exclusive, priority, never_preempts)| Sketch {
+            gpus: Some(gpus),
+            exclusive,
+            priority,
+            never_preempts,
+            ..pod("wanted", &format!("{gib}Gi"))
+        },
+    )
+}
+
+fn node_name(place: usize) -> String {
+    format!("node-{place}")
+}
+
+impl ExplainedPlan {
+    fn build(&self) -> ExplainedCluster {
+        let mut world = ExplainedCluster::new(Policy::default());
+        for (place, gpus) in self.nodes.iter().enumerate() {
+            world = world.node(&node_name(place), gpus.len());
+        }
+        for (n, (gib, gpus, exclusive, priority, node)) in self.pods.iter().enumerate() {
+            let pod = Sketch {
+                gpus: Some(*gpus),
+                exclusive: *exclusive,
+                priority: *priority,
+                ..pod(&format!("pod-{n}"), &format!("{gib}Gi"))
+            };
+            let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
+            // It is there if there is room for it.
+            match world.ledger.assume(&uid, &node) {
+                Ok(_) => {
+                    let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
+                    world.ledger.confirm(&uid, &node, devices);
+                }
+                Err(_) => drop(world.ledger.release(&uid)),
+            }
+        }
+        world.pass(Millis::seconds(self.passed));
+        self.report(&mut world, None);
+        world
+    }
+
+    /// All agents report, but that of `calm` has nothing to do.
+    fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
+        for (place, gpus) in self.nodes.iter().enumerate() {
+            let busy: Vec<_> = gpus.iter().enumerate().map(|(gpu, kv)| (gpu, *kv, 0)).collect();
+            let node = node_name(place);
+            let busy = if calm == Some(node.as_str()) { &[][..] } else { &busy };
+            world.report(&node, busy, &[]);
+        }
+    }
+}
+
+fn release(world: &mut ExplainedCluster, keys: &[String]) {
+    for key in keys {
+        let uid = PodUid::parse(key.rsplit('/').next().unwrap()).unwrap();
+        world.ledger.release(&uid).expect("who is named is there");
+    }
+}
+
+/// Whether the pod fits on the seat's node, asked of the core itself.
+fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate) -> bool {
+    let demand = pod.demand(&Policy::default());
+    let snapshot = world.ledger.snapshot();
+    fit(snapshot.node(gpu_candidate.node.as_str()).unwrap(), &demand).is_ok()
+}
+
+fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
+    let demand = pod.demand(&Policy::default());
+    world.ledger.snapshot().nodes().iter().any(|node| fit(node, &demand).is_ok())
+}
+
+/// Does what is proposed in a cluster built anew; `None` if it cannot be done in this little world.
+fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
+    let mut world = plan.build();
+    let mut other = wanted.clone();
+    let gpu_candidate = change.gpu_candidate()?;
+    match change {
+        RemedyChange::AskLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
+        RemedyChange::OtherCount { gpus, .. } => other.gpus = Some(*gpus),
+        RemedyChange::Share { .. } => other.exclusive = false,
+        RemedyChange::Preempt { victims, needs, .. } => {
+            if let PreemptionNeeds::Priority(least) = needs {
+                other.priority = *least;
+            }
+            release(&mut world, &victims.iter().map(|victim| victim.pod.clone()).collect::<Vec<_>>());
+            plan.report(&mut world, None);
+            // On a GPU that nobody is left on no engine is busy, as the search for victims takes it.
+            if victims.is_empty() {
+                return Some(false);
+            }
+            let calm = gpu_candidate.node.as_str();
+            plan.report(&mut world, Some(calm));
+        }
+        RemedyChange::WaitForGate { opens_in_millis, .. } => {
+            world.pass((*opens_in_millis)?);
+            plan.report(&mut world, None);
+        }
+        RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
+        RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
+            let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
+            // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
+            let rest = asked.minus(*short_bytes);
+            if rest.0 == 0 {
+                return None;
+            }
+            other.vram = rest.0.to_string();
+        }
+        RemedyChange::Empty { by, .. } => {
+            release(&mut world, by);
+            plan.report(&mut world, Some(gpu_candidate.node.as_str()));
+        }
+        _ => return None,
+    }
+    Some(fits(&mut world, &other, gpu_candidate))
+}
+
+fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explanation) {
+    let mut world = plan.build();
+    let uid = world.wait(wanted);
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
+    (world, explanation)
+}
+
+proptest! {
+    #[test]
+    fn every_verdict_is_the_filters_and_a_gpu_has_an_obstacle_exactly_if_the_pod_cannot_have_it(
+        plan in plan(), wanted in wanted()
+    ) {
+        let (mut world, explanation) = explained(&plan, &wanted);
+        let demand = wanted.demand(&Policy::default());
+        let snapshot = world.ledger.snapshot();
+        prop_assert_eq!(explanation.nodes.len(), snapshot.nodes().len());
+        for part in &explanation.nodes {
+            let node = snapshot.node(part.name.as_str()).unwrap();
+            let verdict = fit(node, &demand);
+            let code = part.misfit.as_ref().map(|misfit| misfit.code.as_str());
+            prop_assert_eq!(code, verdict.as_ref().err().map(Misfit::code));
+            for (place, gpu) in part.gpus.iter().enumerate() {
+                let can_take = usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
+                prop_assert_eq!(gpu.obstacles.is_empty(), can_take, "{:?}", gpu);
+                prop_assert_eq!(gpu.chosen, verdict.is_ok_and(|gpus| gpus.contains(place)));
+                let left = gpu.total_bytes.minus(gpu.reserved_bytes).minus(gpu.headroom_bytes);
+                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.promised_bytes).minus(gpu.unaccounted_bytes));
+                let named = |obstacle: &Obstacle| match obstacle {
+                    Obstacle::TakenWhole { by } | Obstacle::NotEmpty { by } | Obstacle::EngineStarting { by, .. } => !by.is_empty(),
+                    _ => true,
+                };
+                prop_assert!(gpu.obstacles.iter().all(named), "{:?}", gpu.obstacles);
+            }
+        }
+        let fits = snapshot.nodes().iter().any(|node| fit(node, &demand).is_ok());
+        prop_assert_eq!(explanation.verdict, if fits { PodVerdict::Fits } else { PodVerdict::DoesNotFit });
+        prop_assert!(!explanation.remedies.is_empty());
+    }
+
+    #[test]
+    fn what_is_proposed_makes_the_pod_fit_when_it_is_done(plan in plan(), wanted in wanted()) {
+        let (_, explanation) = explained(&plan, &wanted);
+        for remedy in &explanation.remedies {
+            prop_assert_ne!(helps(&plan, &wanted, &remedy.change), Some(false), "{}", remedy.text);
+        }
+    }
+
+    #[test]
+    fn no_larger_request_than_the_proposed_one_fits(plan in plan(), wanted in wanted()) {
+        let (mut world, explanation) = explained(&plan, &wanted);
+        let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
+        let proposed = explanation.remedies.iter().find_map(|remedy| match remedy.change {
+            RemedyChange::AskLess { vram_bytes, .. } => Some(vram_bytes),
+            _ => None,
+        });
+        if explanation.verdict == PodVerdict::DoesNotFit {
+            let least = proposed.unwrap_or_default();
+            let larger = (1..120).map(|gib| least + Bytes::gib(gib)).filter(|larger| *larger < asked);
+            for larger in larger {
+                let other = Sketch { vram: larger.0.to_string(), ..wanted.clone() };
+                prop_assert!(!fits_anywhere(&mut world, &other), "{larger} fits, {proposed:?} was proposed");
+            }
+        }
+    }
+
+    #[test]
+    fn an_explanation_is_the_same_after_it_went_through_json(plan in plan(), wanted in wanted()) {
+        let (_, explanation) = explained(&plan, &wanted);
+        let text = serde_json::to_string(&explanation).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Explanation>(&text).unwrap(), explanation);
+    }
+}

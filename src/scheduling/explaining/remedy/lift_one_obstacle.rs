@@ -1,0 +1,266 @@
+//! One thing that stands in the way is taken away at a time, on every node that does not fit, and the core is asked again.
+
+use super::{RemedyChange, gpu_candidate, gpu_candidates};
+use crate::scheduling::explaining::LedgerAccess;
+use crate::scheduling::explaining::facts::{Facts, GpuOccupants, NodeDetails};
+use crate::scheduling::explaining::nodes::NodeOutline;
+use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
+use crate::scheduling::ledger::OccupantPhase;
+use crate::scheduling::placing::fit::{Misfit, check_node_admission};
+use crate::scheduling::policy::{ClassSet, ClassTerms};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::units::{Bytes, Millis, Percent};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LiftedObstacle {
+    Gate,
+    Pressure,
+    Bars,
+    Pool,
+    Cut,
+    Health,
+    Crowd,
+}
+
+const ALL: [LiftedObstacle; 7] = [
+    LiftedObstacle::Gate,
+    LiftedObstacle::Pressure,
+    LiftedObstacle::Bars,
+    LiftedObstacle::Pool,
+    LiftedObstacle::Cut,
+    LiftedObstacle::Health,
+    LiftedObstacle::Crowd,
+];
+
+/// Of nodes where the same helps, so many are looked at for the one where it is nearest.
+const COMPARED: usize = 16;
+
+/// Where a lift helps: nearest nodes first.
+#[derive(Default)]
+struct LiftedNodes {
+    gpu_candidates: Vec<(usize, GpuSet)>,
+    nodes: u32,
+}
+
+pub fn lifted(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Vec<RemedyChange> {
+    let mut changes: Vec<RemedyChange> =
+        free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
+    for lift in ALL {
+        let found = find(lift, facts, outline);
+        changes.extend(lift.told(node_states, facts, &found));
+    }
+    changes
+}
+
+fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNodes {
+    let mut found = LiftedNodes::default();
+    for (place, _) in outline.refused_and_open(facts) {
+        let lifted = lift.applied(&facts.snapshot.nodes()[place], facts.demand());
+        let Some(gpus) = lifted.and_then(|(node, demand)| gpu_candidates(&node, &demand, facts.allowance))
+        else {
+            continue;
+        };
+        found.nodes += 1;
+        if found.gpu_candidates.len() < COMPARED {
+            found.gpu_candidates.push((place, gpus));
+        }
+    }
+    found
+}
+
+impl LiftedObstacle {
+    /// The node and the demand without it; `None` where it is not in the way.
+    fn applied(self, node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
+        let edited = |edit: &dyn Fn(&mut Gpu)| {
+            let mut gpus = node.gpus.to_vec();
+            gpus.iter_mut().for_each(edit);
+            (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
+        };
+        let opened = |open: Node| Some((open, demand.clone()));
+        match self {
+            Self::Gate => edited(&|gpu| gpu.starting = false),
+            Self::Pressure => {
+                let terms = ClassTerms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
+                let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
+                is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
+            }
+            Self::Bars => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
+            Self::Pool if node.classes.contains(demand.class) => None,
+            Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
+            Self::Cut if !node.miscut => None,
+            Self::Cut => opened(Node { miscut: false, ..node.clone() }),
+            Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
+            Self::Crowd => edited(&empty),
+        }
+    }
+
+    fn told(
+        self,
+        node_states: &mut impl LedgerAccess,
+        facts: &Facts,
+        found: &LiftedNodes,
+    ) -> Option<RemedyChange> {
+        let nodes = found.nodes;
+        let (place, gpus) = *found.gpu_candidates.first()?;
+        let node = &facts.snapshot.nodes()[place];
+        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let gpu_candidate = gpu_candidate(node, gpus);
+        let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
+            let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
+            let mut names: Vec<String> = gpus.iter().flat_map(on).collect();
+            names.sort();
+            names.dedup();
+            names
+        };
+        let class = || facts.policy.class(facts.demand().class).name.clone();
+        Some(match self {
+            Self::Gate => return earliest_start_gate(node_states, facts, found),
+            Self::Pressure => return calmest(node_states, facts, found),
+            Self::Bars => {
+                let excluding =
+                    |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
+                RemedyChange::ShareClasses {
+                    gpu_candidate,
+                    class: class(),
+                    by: gpus.iter().flat_map(excluding).collect(),
+                    nodes,
+                }
+            }
+            Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
+            Self::Cut => RemedyChange::Recut { gpu_candidate, pool: known.pool, nodes },
+            Self::Health => {
+                let health = gpus.iter().map(|place| node.gpus[place].health);
+                let health =
+                    health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
+                RemedyChange::Heal { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
+            }
+            Self::Crowd => RemedyChange::Empty {
+                gpu_candidate,
+                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered),
+                nodes,
+            },
+        })
+    }
+}
+
+fn empty(gpu: &mut Gpu) {
+    *gpu = Gpu {
+        charged: Bytes::ZERO,
+        softly_reserved: Bytes::ZERO,
+        engine_softly_reserved: false,
+        excluded_by_soft_reservations: ClassSet::NONE,
+        engine_load: EngineLoad::NONE,
+        excluded_classes: ClassSet::NONE,
+        tenants: 0,
+        exclusive: false,
+        starting: false,
+        ..*gpu
+    };
+}
+
+/// Where the last engine that is in the way has started soonest.
+fn earliest_start_gate(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    found: &LiftedNodes,
+) -> Option<RemedyChange> {
+    let mut gate = |(place, gpus): &(usize, GpuSet)| {
+        let node = &facts.snapshot.nodes()[*place];
+        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
+        let gates: Vec<(Vec<String>, Option<Millis>)> =
+            starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
+        let opens_in = gates.iter().map(|(_, opens_in)| *opens_in).collect::<Option<Vec<_>>>();
+        let mut by: Vec<String> = gates.into_iter().flat_map(|(names, _)| names).collect();
+        by.sort();
+        by.dedup();
+        (opens_in.and_then(|all| all.into_iter().max()), by, gpu_candidate(node, *gpus))
+    };
+    let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
+    let nearest_models = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
+    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForGate {
+        gpu_candidate,
+        by,
+        opens_in_millis,
+    })
+}
+
+/// Where the busiest of the engines that are in the way has the least to do.
+fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    let nodes = facts.snapshot.nodes();
+    let engine_load = |(place, gpus): &(usize, GpuSet)| {
+        let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].engine_load);
+        each.filter(|engine_load| demand.terms.exceeded_by(*engine_load))
+            .fold(EngineLoad::NONE, EngineLoad::beside)
+    };
+    let figures = |gpu_candidate: &&(usize, GpuSet)| {
+        let EngineLoad { kv_cache, queue, .. } = engine_load(gpu_candidate);
+        (kv_cache.map(Percent::get), queue, gpu_candidate.0)
+    };
+    let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
+    let node = &nodes[calmest.0];
+    let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+    let engines = |place: usize| {
+        let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
+        gpu_occupants
+            .named(|gpu_occupant| gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::Offered)
+    };
+    let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
+    let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
+    Some(RemedyChange::CalmEngines {
+        by: busy.flat_map(engines).collect(),
+        gpu_candidate: gpu_candidate(node, calmest.1),
+        kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
+        kv_cache_limit_percent: demand.terms.kv_cache_limit,
+        queue: queue.filter(|queue| demand.terms.queue_limit.is_some_and(|limit| *queue > limit)),
+        queue_limit: demand.terms.queue_limit,
+    })
+}
+
+/// Where the least VRAM is missing, if nothing else is.
+fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    let nodes = facts.snapshot.nodes();
+    let offer = |place: usize| {
+        let node = &nodes[place];
+        check_node_admission(node, demand).ok()?;
+        let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, GpuOccupants::nobody(facts))[..]
+        {
+            [] => Some((Bytes::ZERO, place)),
+            [Obstacle::Short { short_bytes, .. }] => Some((*short_bytes, place)),
+            _ => None,
+        };
+        let mut short: Vec<(Bytes, usize)> = node.gpus.iter().enumerate().filter_map(short).collect();
+        short.sort_unstable();
+        let wanted = short.get(..demand.gpus as usize)?;
+        let missing: Bytes = wanted.iter().map(|(bytes, _)| *bytes).sum();
+        (missing > Bytes::ZERO).then(|| (missing, place, wanted.iter().map(|(_, place)| *place).collect()))
+    };
+    let offers = outline.refused_and_open(facts).filter_map(|(place, _)| offer(place));
+    let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
+        offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
+    let node = &nodes[place];
+    let is_allowed = crate::scheduling::ledger::is_allowed(facts.allowance, &node.gpus, demand, gpus);
+    is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
+}
+
+/// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.
+fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
+    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
+    let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
+    let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
+    let first = &facts.snapshot.nodes()[*all.iter().min()?];
+    Some(RemedyChange::StartAgent {
+        node: first.name.clone(),
+        nodes: all.len() as u32,
+        freshness: first.freshness,
+    })
+}

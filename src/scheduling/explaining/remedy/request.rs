@@ -1,0 +1,116 @@
+//! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
+//! another class, so it is judged anew.
+
+use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
+use crate::scheduling::explaining::classification::asked_vram;
+use crate::scheduling::explaining::facts::Facts;
+use crate::scheduling::placing::fit::{check_node_admission, usable};
+use crate::scheduling::policy::{PodTraits, Policy};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::units::Bytes;
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// Numbers of GPUs that engines can be split over: heads and layers are powers of two more often than not.
+const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
+
+pub fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
+    // How much of a GPU a device is, nobody says.
+    let asks_vram = !facts.demand().asks_plugin();
+    let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
+    all.into_iter().flatten().flatten()
+}
+
+/// The largest amount that fits somewhere now, in whole units that a person would write.
+fn ask_less(facts: &Facts) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
+    let offers = nodes
+        .filter(|(_, node)| check_node_admission(node, demand).is_ok())
+        .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));
+    let (per_gpu, Reverse(place)) = offers.max()?;
+    let most = per_gpu.times(demand.gpus.into()).min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
+    let vram = rounded_down(most);
+    let asked = asked_vram(demand);
+    if vram == Bytes::ZERO || vram >= asked || demand.kv_cache.is_some_and(|kv_cache| kv_cache > vram) {
+        return None;
+    }
+    let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
+    let node = &facts.snapshot.nodes()[place];
+    let gpus = gpu_candidates(node, &less, facts.allowance)?;
+    Some(RemedyChange::AskLess {
+        gpu_candidate: gpu_candidate(node, gpus),
+        vram_bytes: vram,
+        instead_of_bytes: asked,
+    })
+}
+
+/// What is free on each of as many GPUs as the demand wants, leaving its size aside.
+fn most_on_each(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
+    let would_do = |gpu: &&Gpu| {
+        usable(gpu, demand)
+            && gpu.admits(demand)
+            && !gpu.exclusive
+            && (!wants_empty(demand) || gpu.tenants == 0)
+    };
+    let mut free: Vec<Bytes> = gpus.iter().filter(would_do).map(Gpu::free).collect();
+    free.sort_unstable_by_key(|free| Reverse(*free));
+    free.get((demand.gpus as usize).checked_sub(1)?).copied()
+}
+
+/// Whole GiB, or whole MiB below one.
+fn rounded_down(bytes: Bytes) -> Bytes {
+    let unit = if bytes >= Bytes::gib(1) { 1 << 30 } else { 1 << 20 };
+    Bytes(bytes.0 / unit * unit)
+}
+
+/// The next larger number of GPUs over which it fits, or the next smaller one.
+fn other_count(facts: &Facts) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    let vram = asked_vram(demand);
+    let more = COUNTS.into_iter().filter(|count| *count > demand.gpus);
+    let fewer = COUNTS.into_iter().rev().filter(|count| *count < demand.gpus);
+    more.chain(fewer).find_map(|gpus| {
+        let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
+        let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
+        let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], chosen);
+        Some(RemedyChange::OtherCount { gpu_candidate, gpus, instead_of: demand.gpus })
+    })
+}
+
+fn share(facts: &Facts) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    if !wants_empty(demand) {
+        return None;
+    }
+    let shared = with(demand, &facts.policy, asked_vram(demand), demand.gpus, Sharing::Shared);
+    let (place, gpus) = best_gpu_candidate(facts, &shared, facts.allowance)?;
+    Some(RemedyChange::Share { gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus) })
+}
+
+/// The same pod, asking for this instead.
+fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
+    let traits = PodTraits { vram, gpus, sharing, ..(*demand.traits).clone() };
+    reclassified(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
+}
+
+/// The same pod, asking a device plugin for so many.
+pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
+    let traits = PodTraits { gpus: count, ..(*demand.traits).clone() };
+    let ask = Ask::Plugin { resource: resource.clone(), count };
+    reclassified(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
+}
+
+/// The same pod with another priority.
+pub fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
+    let traits = PodTraits { priority, ..(*demand.traits).clone() };
+    reclassified(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
+}
+
+fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
+    demand.take(policy.classify(&traits));
+    demand.traits = Arc::new(traits);
+    demand
+}

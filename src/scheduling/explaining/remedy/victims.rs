@@ -1,0 +1,110 @@
+//! Who could leave for the pod: the core's own search for victims, on the nodes that are nearest to fitting.
+
+use super::request::with_priority;
+use super::{PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
+use crate::scheduling::evicting::{
+    BudgetRules, EvictionLimit, PotentialVictim, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims,
+};
+use crate::scheduling::explaining::LedgerAccess;
+use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
+use crate::scheduling::explaining::nodes::NodeOutline;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
+use crate::scheduling::vocabulary::demand::Demand;
+
+/// The highest priority a user's PriorityClass may have; above it are the system's own.
+const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
+
+/// The cheapest pods that the policy lets leave: for the pod as it is, or, if nobody would leave for it, with the least
+/// priority for which somebody would.
+pub fn preempt(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Option<RemedyChange> {
+    let demand = facts.demand();
+    if let Some(found) = cheapest(node_states, facts, outline, demand) {
+        let needs = match found.limit {
+            _ if !demand.may_preempt => PreemptionNeeds::PreemptionPolicy,
+            Some(limit) => PreemptionNeeds::Allowance(limit),
+            None => PreemptionNeeds::Nothing,
+        };
+        return Some(found.told(node_states, facts, needs));
+    }
+    let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
+    let found = cheapest(node_states, facts, outline, &highest)?;
+    let least = found.highest_priority().saturating_add(1);
+    // Of another priority it may be of another class: only what was tried is said.
+    let tried = cheapest(node_states, facts, outline, &with_priority(demand, &facts.policy, least))?;
+    Some(tried.told(node_states, facts, PreemptionNeeds::Priority(least)))
+}
+
+struct FoundVictims {
+    place: usize,
+    set: VictimSet,
+    victims: Vec<PotentialVictim>,
+    /// Why they may not be evicted now.
+    limit: Option<EvictionLimit>,
+}
+
+fn cheapest(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+    demand: &Demand,
+) -> Option<FoundVictims> {
+    // Whoever is forbidden to ask is told what asking would do.
+    let demand = &Demand { may_preempt: true, ..demand.clone() };
+    let nodes = facts.snapshot.nodes();
+    let could_help = |place: &usize| {
+        check_node_admission(&nodes[*place], demand).is_ok()
+            && evictions_could_resolve(&nodes[*place].gpus, demand)
+    };
+    let places =
+        outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
+    let found = places.filter_map(|place| {
+        let name = &nodes[place].name;
+        let (room, missing) = node_states.look(|ledger: &mut Ledger| {
+            let room = ledger.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
+            Some((room, demand.vram().minus(ledger.sum_left_on(name))))
+        })?;
+        // What the scheduler itself must see freed, which counts by the node's sum.
+        let room =
+            PreemptionCandidate { shortfall: Shortfall { vram: missing, ..Shortfall::default() }, ..room };
+        let set = cheapest_victims(&room, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
+        let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
+        let victims = room.candidates.into_iter().filter(leaves).collect();
+        let limit = node_states.look(|ledger| ledger.eviction_limit(&set.all_victims()));
+        Some(FoundVictims { place, set, victims, limit })
+    });
+    found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
+}
+
+impl FoundVictims {
+    fn highest_priority(&self) -> i32 {
+        self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
+    }
+
+    fn told(
+        &self,
+        node_states: &mut impl LedgerAccess,
+        facts: &Facts,
+        needs: PreemptionNeeds,
+    ) -> RemedyChange {
+        let name = |victim: &PotentialVictim| {
+            node_states.look(|ledger| ledger.pod_state(&victim.uid).map(|entry| entry.key.to_string()))
+        };
+        let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
+        let victim = |(victim, name): (&PotentialVictim, Option<String>)| Victim {
+            pod: name.unwrap_or_else(|| victim.uid.to_string()),
+            class: facts.policy.class(victim.class).name.clone(),
+            priority: victim.priority,
+            vram_bytes: victim.vram(),
+            eviction_cost: victim.eviction_cost,
+        };
+        let mut victims: Vec<Victim> = self.victims.iter().zip(names).map(victim).collect();
+        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let node = &facts.snapshot.nodes()[self.place];
+        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+    }
+}

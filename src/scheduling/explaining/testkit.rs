@@ -1,0 +1,204 @@
+//! Small clusters for tests: nodes of 80 GiB GPUs whose agents report, pods that wait or run, and a clock that a test moves.
+
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, Millis, Moment, Percent};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Far from the beginning, so that pods can have run for days before it.
+const START: Moment = Moment(365 * 24 * 3600 * 1000);
+
+pub struct ExplainedCluster {
+    pub ledger: Ledger,
+}
+
+/// A pod in shorthand; its UID is its name.
+#[derive(Debug, Clone, Default)]
+pub struct Sketch {
+    pub namespace: &'static str,
+    pub name: String,
+    pub vram: String,
+    pub gpus: Option<u32>,
+    pub exclusive: bool,
+    pub priority: i32,
+    pub priority_class: Option<&'static str>,
+    pub never_preempts: bool,
+    pub model: Option<&'static str>,
+    pub labels: BTreeMap<String, String>,
+    /// Of `nvidia.com/gpu`, in place of VRAM.
+    pub devices: Option<&'static str>,
+}
+
+pub fn pod(name: &str, vram: &str) -> Sketch {
+    Sketch { namespace: "team", name: name.into(), vram: vram.into(), ..Sketch::default() }
+}
+
+impl Sketch {
+    pub fn uid(&self) -> PodUid {
+        PodUid::parse(&self.name).unwrap()
+    }
+
+    fn key(&self) -> PodKey {
+        PodKey::parse(self.namespace, &self.name).unwrap()
+    }
+
+    pub fn demand(&self, policy: &Policy) -> Demand {
+        let gpus = self.gpus.map(|gpus| gpus.to_string());
+        let containers = [ContainerRequest {
+            vram: self.devices.is_none().then_some(&self.vram),
+            plugin: self
+                .devices
+                .map_or(PluginAmount::None, |amount| PluginAmount::Of { resource: "nvidia.com/gpu", amount }),
+            ..ContainerRequest::plain("engine")
+        }];
+        let request = PodRequest {
+            labels: &self.labels,
+            priority_class: self.priority_class,
+            priority: self.priority,
+            may_preempt: !self.never_preempts,
+            gpus: gpus.as_deref(),
+            exclusive: self.exclusive.then_some("true"),
+            model: self.model,
+            resources: &BTreeSet::from(["stowage.dev/vram"]),
+            ..PodRequest::plain(self.namespace, &containers)
+        };
+        Demand::of(&request, policy).unwrap()
+    }
+}
+
+pub fn name(node: &str) -> NodeName {
+    NodeName::parse(node).unwrap()
+}
+
+fn uuid(node: &str, gpu: usize) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{node}-{gpu}")).unwrap()
+}
+
+impl ExplainedCluster {
+    pub fn new(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(START);
+        Self { ledger }
+    }
+
+    /// A node whose agent has just reported that many GPUs.
+    pub fn node(mut self, node: &str, gpus: usize) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self.devices(node, &vec![Health::Healthy; gpus]);
+        self.report(node, &[], &[]);
+        self
+    }
+
+    pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
+        self.ledger.set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
+        self
+    }
+
+    /// A node on which a device plugin offers so many `nvidia.com/gpu`.
+    pub fn plugin(mut self, node: &str, devices: u32) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
+        let offered = [(PluginResource::parse("nvidia.com/gpu").unwrap(), devices)].into();
+        self.ledger.set_plugin_devices(&name(node), offered);
+        self
+    }
+
+    /// A node of which nobody has reported.
+    pub fn silent(mut self, node: &str) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self
+    }
+
+    pub fn devices(&mut self, node: &str, health: &[Health]) {
+        let device = |(index, health): (usize, &Health)| Device {
+            uuid: uuid(node, index),
+            index: index as u32,
+            model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").unwrap(),
+            parent: None,
+            total: Bytes::gib(80),
+            reserved: Bytes::ZERO,
+            health: *health,
+            island: None,
+        };
+        let devices = health.iter().enumerate().map(device).collect();
+        self.ledger.report_devices(&name(node), devices).unwrap();
+    }
+
+    /// Its agent reports: pods use what they were promised, and the engines on some GPUs have this KV cache and this queue.
+    pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, ModelTier)]) {
+        let occupants = self.ledger.occupants_of(&name(node));
+        let count = self.ledger.node(&name(node)).unwrap().devices.len();
+        let gpu = |place: usize| {
+            let here = occupants.iter().filter(|gpu_occupant| {
+                gpu_occupant.gpus.contains(place)
+                    && matches!(gpu_occupant.presence, OccupantPhase::Bound | OccupantPhase::Assumed)
+            });
+            let mut attributed: Vec<(PodUid, Bytes)> =
+                here.map(|gpu_occupant| (gpu_occupant.uid.clone(), gpu_occupant.per_gpu)).collect();
+            attributed.sort_unstable();
+            let engine_load = busy.iter().find(|(busy, ..)| *busy == place);
+            GpuReading {
+                uuid: uuid(node, place),
+                used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
+                attributed,
+                engine_load: engine_load.map_or(EngineLoad::NONE, |(_, kv, queue)| {
+                    EngineLoad::of(Percent::new(*kv), Some(*queue))
+                }),
+            }
+        };
+        let holding = |(model, tier): &(&str, ModelTier)| NodeModel {
+            model: ModelId::parse(model).unwrap(),
+            tier: *tier,
+            bytes: Bytes::ZERO,
+        };
+        let reading = NodeReading {
+            sampled: self.ledger.now(),
+            gpus: (0..count).map(gpu).collect(),
+            holdings: models.iter().map(holding).collect(),
+            in_flight: Vec::new(),
+        };
+        self.ledger.read(&name(node), reading);
+    }
+
+    /// So much time passes, and what it ends has ended.
+    pub fn pass(&mut self, time: Millis) {
+        let now = self.ledger.now() + time;
+        self.ledger.expire(now);
+    }
+
+    pub fn wait(&mut self, pod: &Sketch) -> PodUid {
+        self.see(pod, ObservedPhase::Waiting(ObservedWaiting::default()))
+    }
+
+    /// A pod that has run there for an hour.
+    pub fn runs(mut self, pod: &Sketch, node: &str, gpus: &[usize]) -> Self {
+        self.bound(pod, node, gpus, false);
+        self
+    }
+
+    pub fn bound(&mut self, pod: &Sketch, node: &str, gpus: &[usize], starting: bool) {
+        let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
+        let ran = if starting { None } else { Some(Millis::seconds(3600)) };
+        self.see(pod, ObservedPhase::Bound { node: name(node), devices, starting, ran });
+    }
+
+    fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
+        let demand = pod.demand(&self.ledger.policy().clone());
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed: None });
+        pod.uid()
+    }
+
+    /// The pod waits, and is explained.
+    pub fn explained(&mut self, pod: &Sketch, options: &ShownNodes) -> Explanation {
+        let uid = self.wait(pod);
+        explain(&mut self.ledger, &uid, options).unwrap()
+    }
+}

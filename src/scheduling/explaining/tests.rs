@@ -1,0 +1,323 @@
+//! One thing in the way at a time, and what is said of it. The texts as a whole are golden files of the command line's.
+
+use super::explanation::{PodStage, PodVerdict};
+use super::obstacle::Obstacle;
+use super::remedy::{PreemptionNeeds, RemedyChange};
+use super::testkit::{ExplainedCluster, Sketch, name, pod};
+use super::{Explanation, LedgerAccess, ShownNodes, explain};
+use crate::scheduling::ledger::{Classifications, Ledger};
+use crate::scheduling::policy::{Class, Expression, Match, Policy, Pool, Tenant, TenantLimit};
+use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Bytes, Millis};
+use std::sync::Arc;
+
+fn with_classes(classes: Vec<Class>) -> Policy {
+    let all = classes.into_iter().chain(Policy::default().classes().to_vec()).collect();
+    Policy::default().with_classes(all).unwrap()
+}
+
+fn changes(explanation: &Explanation) -> Vec<&RemedyChange> {
+    explanation.remedies.iter().map(|remedy| &remedy.change).collect()
+}
+
+fn explained(world: &mut ExplainedCluster, pod: &Sketch) -> Explanation {
+    world.explained(pod, &ShownNodes::default())
+}
+
+#[test]
+fn each_class_that_was_passed_over_has_the_condition_that_was_not_met() {
+    let expression = Expression::compile("pod.labels['team'] == 'x'").unwrap();
+    let policy = with_classes(vec![
+        Class {
+            matches: Match { namespaces: vec!["chat".into(), "talk".into()], ..Match::default() },
+            ..Class::named("chat")
+        },
+        Class {
+            matches: Match { labels: [("app".into(), "web".into())].into(), ..Match::default() },
+            ..Class::named("web")
+        },
+        Class { matches: Match { expression: Some(expression), ..Match::default() }, ..Class::named("x") },
+    ]);
+    let mut world = ExplainedCluster::new(policy).node("a", 1);
+    let explanation = explained(&mut world, &pod("p", "1Gi"));
+    let told: Vec<(&str, &str, &str)> = explanation.class.passed_over[..3]
+        .iter()
+        .map(|passed| (passed.class.as_str(), passed.unmet.wants.as_str(), passed.unmet.has.as_str()))
+        .collect();
+    assert_eq!(told[0], ("chat", "any of chat, talk", "team"));
+    assert_eq!(told[1], ("web", "app=web", "no label app"));
+    assert_eq!((told[2].0, told[2].1), ("x", "pod.labels['team'] == 'x'"));
+    assert!(told[2].2.starts_with("it fails on this pod: "), "{}", told[2].2);
+    assert_eq!((explanation.class.name.as_str(), explanation.class.because.len()), ("serving", 0));
+}
+
+#[test]
+fn the_rule_that_chose_a_class_is_told() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let explanation = explained(&mut world, &Sketch { priority: -5, ..pod("p", "1Gi") });
+    let condition = &explanation.class.because[0];
+    assert_eq!(explanation.class.name, "opportunistic");
+    assert_eq!(
+        (condition.field.as_str(), condition.wants.as_str(), condition.has.as_str()),
+        ("priority", "-1 or less", "-5")
+    );
+}
+
+#[test]
+fn an_engine_that_starts_is_named_with_the_time_its_gate_is_shut_at_most() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    world.bound(&pod("first", "10Gi"), "a", &[0], true);
+    world.pass(Millis::seconds(2));
+    world.report("a", &[], &[]);
+    let explanation = explained(&mut world, &pod("second", "10Gi"));
+    let [RemedyChange::WaitForGate { gpu_candidate, by, opens_in_millis: Some(opens_in) }] =
+        changes(&explanation)[..]
+    else {
+        panic!("{:?}", explanation.remedies)
+    };
+    assert_eq!((gpu_candidate.gpus.as_slice(), by.as_slice()), (&[0][..], &["team/first".to_owned()][..]));
+    world.pass(Millis(opens_in.0 - 1));
+    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, PodVerdict::DoesNotFit);
+    world.pass(Millis(1));
+    world.report("a", &[], &[]);
+    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, PodVerdict::Fits);
+}
+
+#[test]
+fn a_pool_that_does_not_take_the_class_is_named() {
+    let pool = Pool {
+        selector: [("pool".into(), "fraud".into())].into(),
+        classes: Some(vec!["dedicated".into()]),
+        ..Pool::named("fraud")
+    };
+    let policy = Policy::default().with_pools(vec![pool]).unwrap();
+    let mut world = ExplainedCluster::new(policy).node("a", 1).labelled("a", "pool", "fraud");
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    let expected =
+        "let node pool fraud take class serving (nodePools[].classes in the policy): a GPU 0 fits then";
+    assert_eq!(explanation.remedies[0].text, expected);
+}
+
+#[test]
+fn classes_that_do_not_share_are_named_with_who_is_there() {
+    let alone = Class {
+        matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
+        shares_with: Some(vec![]),
+        engine: false,
+        ..Class::named("fraud")
+    };
+    let fraud = Sketch { namespace: "fraud", ..pod("f", "10Gi") };
+    let mut world = ExplainedCluster::new(with_classes(vec![alone])).node("a", 1).runs(&fraud, "a", &[0]);
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert_eq!(explanation.nodes[0].gpus[0].obstacles, [Obstacle::Barred { by: vec!["fraud/f".into()] }]);
+    assert!(
+        matches!(changes(&explanation)[0], RemedyChange::ShareClasses { by, .. } if by[..] == ["fraud/f"])
+    );
+}
+
+#[test]
+fn a_limit_is_told_with_what_it_would_have_to_be_raised_by() {
+    let limit = TenantLimit { vram: Some(Bytes::gib(50)), milli_gpus: None };
+    let tenant = Tenant { limit, ..Tenant::named("work", &["team"]) };
+    let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
+    let mut world = ExplainedCluster::new(policy).node("a", 2).runs(&pod("old", "30Gi"), "a", &[0]);
+    let explanation = explained(&mut world, &pod("new", "40Gi"));
+    let tenant = explanation.tenant.as_ref().unwrap();
+    assert_eq!(tenant.left.vram_bytes, Some(Bytes::gib(20)));
+    let raised = changes(&explanation).into_iter().find_map(|change| match change {
+        RemedyChange::RaiseLimit { by, .. } => by.vram_bytes,
+        _ => None,
+    });
+    assert_eq!(raised, Some(Bytes::gib(20)));
+    assert!(explanation.remedies[0].text.starts_with("ask for 20Gi"), "{}", explanation.remedies[0].text);
+}
+
+#[test]
+fn a_gpu_that_is_out_of_order_is_what_would_have_to_come_back() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    world.devices("a", &[Health::Draining]);
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; in order again, it holds the pod");
+}
+
+#[test]
+fn the_priority_is_told_for_which_somebody_would_leave() {
+    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let low = Sketch { priority: -5, ..pod("p", "60Gi") };
+    let needs = |explanation: &Explanation| {
+        changes(explanation).into_iter().find_map(|change| match change {
+            RemedyChange::Preempt { needs, .. } => Some(*needs),
+            _ => None,
+        })
+    };
+    assert_eq!(needs(&explained(&mut world, &low)), Some(PreemptionNeeds::Priority(0)));
+    let never = Sketch { never_preempts: true, ..pod("q", "60Gi") };
+    assert_eq!(needs(&explained(&mut world, &never)), Some(PreemptionNeeds::PreemptionPolicy));
+}
+
+#[test]
+fn b1_the_limit_is_named_that_keeps_pods_from_leaving_now() {
+    let job = |name: &str| Sketch { priority: -1, ..pod(name, "60Gi") };
+    let mut policy = Policy::default();
+    policy.eviction_rates.cluster = 1;
+    let mut world =
+        ExplainedCluster::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
+    let high = pod("p", "60Gi");
+    assert!(
+        explained(&mut world, &high).remedies[0].text.contains("could leave a GPU 0 for it: the scheduler")
+    );
+    world.ledger.note_ordered(&[job("two").uid()]);
+    let text = explained(&mut world, &high).remedies[0].text.clone();
+    assert!(text.contains("the eviction allowance of this minute is used up: 1 a minute"), "{text}");
+    assert!(text.contains("preemption.evictionsPerMinute.cluster"), "{text}");
+    world.pass(Millis::seconds(61));
+    assert!(!explained(&mut world, &high).remedies[0].text.contains("used up"));
+}
+
+#[test]
+fn what_was_offered_to_the_pod_itself_is_not_in_its_way() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let uid = world.wait(&pod("p", "60Gi"));
+    let (snapshot, now) = (world.ledger.snapshot(), world.ledger.now());
+    world.ledger.offer(&uid, snapshot.node("a").unwrap(), GpuSet::one(0), now);
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
+    let score = explanation.nodes[0].score.as_ref().unwrap();
+    assert!(!score.contended);
+    assert_eq!(explanation.nodes[0].gpus[0].offered_bytes, Bytes::ZERO);
+    assert!(matches!(changes(&explanation)[..], [RemedyChange::NotBound { tries: 0, .. }]));
+}
+
+#[test]
+fn who_holds_room_is_told_whom_it_waits_for() {
+    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let uid = world.wait(&pod("p", "60Gi"));
+    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let reservation = Reservation {
+        node: name("a"),
+        devices: Arc::new([devices[0].uuid.clone()]),
+        victims: Arc::new([job.uid()]),
+        deadline: world.ledger.now() + Millis::seconds(60),
+    };
+    world.ledger.reserve(&uid, reservation).unwrap();
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
+    assert_eq!(explanation.verdict, PodVerdict::Holding);
+    let PodStage::Holding { victims, victims_left: 1, .. } = &explanation.place else { panic!() };
+    assert_eq!(victims[..], ["team/job".to_owned()]);
+    world.ledger.release(&job.uid());
+    world.report("a", &[], &[]);
+    assert_eq!(explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap().verdict, PodVerdict::Fits);
+}
+
+#[test]
+fn nodes_the_scheduler_did_not_ask_about_are_marked() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1);
+    let uid = world.wait(&pod("p", "80Gi"));
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
+    let asked: Vec<Option<bool>> = explanation.nodes.iter().map(|node| node.was_asked).collect();
+    assert_eq!(asked, [Some(true), Some(false)]);
+}
+
+#[test]
+fn what_another_plugin_rules_out_is_proposed_to_nobody() {
+    let mut world =
+        ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
+    let uid = world.wait(&pod("p", "20Gi"));
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
+    assert_eq!(explanation.verdict, PodVerdict::Fits);
+    assert!(
+        matches!(changes(&explanation)[0], RemedyChange::RuledOut { node, nodes: 1 } if node.as_str() == "b")
+    );
+    let gpu_candidates: Vec<&str> =
+        changes(&explanation)[1..].iter().filter_map(|c| Some(c.gpu_candidate()?.node.as_str())).collect();
+    assert!(
+        !gpu_candidates.is_empty() && gpu_candidates.iter().all(|node| *node == "a"),
+        "{gpu_candidates:?}"
+    );
+}
+
+#[test]
+fn many_nodes_are_grouped_and_one_can_be_asked_for() {
+    let mut world =
+        (0..30).fold(ExplainedCluster::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));
+    for n in 0..12 {
+        world.bound(&pod(&format!("big-{n}"), "70Gi"), &format!("n{n:02}"), &[0], false);
+    }
+    world.bound(&pod("less", "60Gi"), "n12", &[0], false);
+    let wanted = pod("p", "40Gi");
+    let explanation = explained(&mut world, &wanted);
+    assert_eq!((explanation.counts.fit, explanation.counts.refused), (17, 13));
+    assert_eq!(explanation.nodes.len(), 11);
+    let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
+    // The nearest to fitting stands for all.
+    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
+    assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
+    assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
+    let unknown = world.explained(&wanted, &ShownNodes::Node(name("x")));
+    assert_eq!(unknown.nodes[0].misfit.as_ref().unwrap().code, "unknown-node");
+}
+
+#[test]
+fn a_cluster_without_a_node_is_explained_too() {
+    let explanation = explained(&mut ExplainedCluster::new(Policy::default()), &pod("p", "9Gi"));
+    assert_eq!(explanation.verdict, PodVerdict::DoesNotFit);
+    assert_eq!(
+        explanation.remedies[0].text,
+        "add a node with an empty GPU of at least 10.0 GiB (9.0 GiB and 10 % headroom)"
+    );
+}
+
+#[test]
+fn a_pod_that_asks_a_device_plugin_is_told_of_devices() {
+    let mut world = ExplainedCluster::new(Policy::default()).plugin("p", 4);
+    let three = Sketch { devices: Some("3"), ..pod("three", "") };
+    let uid = world.wait(&three);
+    world.ledger.assume(&uid, &name("p")).unwrap();
+    world.ledger.confirm(&uid, &name("p"), None);
+    assert_eq!(explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap().verdict, PodVerdict::Bound);
+    let explanation = explained(&mut world, &Sketch { devices: Some("2"), ..pod("two", "") });
+    assert_eq!(explanation.nodes[0].devices.map(|devices| (devices.allocatable, devices.left)), Some((4, 1)));
+    let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    assert_eq!(texts[0], "ask for 1 of nvidia.com/gpu instead of 2: p fits then");
+    assert!(texts[1].starts_with("wait until 1 more of nvidia.com/gpu is free on p"), "{texts:?}");
+    let one = explained(&mut world, &Sketch { devices: Some("1"), ..pod("one", "") });
+    assert_eq!(one.verdict, PodVerdict::Fits);
+    let many = explained(&mut world, &Sketch { devices: Some("9"), ..pod("nine", "") });
+    assert!(
+        many.remedies[0]
+            .text
+            .ends_with("no node's device plugin offers 9 of nvidia.com/gpu; p offers most, 4")
+    );
+}
+
+/// Books under which another policy comes into force at the second look.
+struct Changing {
+    world: ExplainedCluster,
+    looks: u32,
+}
+
+impl LedgerAccess for Changing {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+        self.looks += 1;
+        if self.looks == 2 {
+            self.world
+                .ledger
+                .set_policy(with_classes(vec![Class::named("all")]), &Classifications::default());
+        }
+        look(&mut self.world.ledger)
+    }
+}
+
+#[test]
+fn what_is_said_is_said_by_one_policy_though_it_changes_between_two_looks() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let uid = world.wait(&pod("p", "1Gi"));
+    let explanation = explain(&mut Changing { world, looks: 0 }, &uid, &ShownNodes::default()).unwrap();
+    assert_eq!((explanation.policy.version, explanation.class.name.as_str()), (1, "all"));
+}

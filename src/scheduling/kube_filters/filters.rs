@@ -1,0 +1,117 @@
+//! The verdict of the stock filters on one pod and one node, filter by filter.
+//!
+//! In the order in which a person would want to know: what no eviction changes comes before what is merely taken. A refusal is
+//! certain; only where nothing refuses does it matter that something cannot be judged.
+
+use super::host_ports::HostPort;
+use super::node::{Effect, FilterNode};
+use super::requirements::{Requirements, UnsupportedRule};
+use super::resources::RequestedSums;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What the stock scheduler would say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FilterVerdict {
+    Accepts,
+    Refuses(FilterReason),
+    /// Nothing known refuses, and something is not known: nobody is evicted for this.
+    CannotJudge(UnsupportedRule),
+}
+
+/// Which filter refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", tag = "code")]
+pub enum FilterReason {
+    #[error("the API server has shown no node of this name")]
+    UnknownNode,
+    #[error("the node has the taint {key}:{effect}, which the pod does not tolerate")]
+    Tainted { key: String, effect: Effect },
+    #[error("the node is not one that the pod's node selector or required node affinity takes")]
+    NotSelected,
+    #[error("the pod asks for {asked} of {resource}, and the node has {allocatable} in all")]
+    TooSmall { resource: Arc<str>, asked: u64, allocatable: u64 },
+    #[error("the node takes {allowed} pods and has them")]
+    TooManyPods { allowed: u64 },
+    #[error("the pod asks for {asked} of {resource}, and {left} are left")]
+    TooLittle { resource: Arc<str>, asked: u64, left: u64 },
+    #[error("the port {port} of the node is taken")]
+    PortTaken { port: HostPort },
+}
+
+/// Who is on the node and who will be, as far as one verdict is concerned.
+pub(super) struct NodeOccupancy<'a, P> {
+    pub machine: &'a FilterNode,
+    pub taken: &'a RequestedSums,
+    pub ports: P,
+    /// Something about them that cannot be judged.
+    pub unjudged: Option<UnsupportedRule>,
+}
+
+impl FilterReason {
+    /// A short name for metrics and conditions, the same on every node.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownNode => "unknown-node",
+            Self::Tainted { .. } => "tainted",
+            Self::NotSelected => "not-selected",
+            Self::TooSmall { .. } => "too-small",
+            Self::TooManyPods { .. } => "too-many-pods",
+            Self::TooLittle { .. } => "too-little",
+            Self::PortTaken { .. } => "port-taken",
+        }
+    }
+}
+
+pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>) -> FilterVerdict
+where
+    P: Iterator<Item = &'a HostPort> + Clone,
+{
+    let NodeOccupancy { machine, taken, ports, unjudged } = present;
+    let reason = by_the_node_alone(pod, machine)
+        .or_else(|| by_resources(pod, machine, taken))
+        .or_else(|| by_ports(pod, ports));
+    match (reason, pod.unjudged.or(unjudged)) {
+        (Some(reason), _) => FilterVerdict::Refuses(reason),
+        (None, Some(unjudged)) => FilterVerdict::CannotJudge(unjudged),
+        (None, None) => FilterVerdict::Accepts,
+    }
+}
+
+/// NodeUnschedulable, TaintToleration, NodeAffinity, and NodeResourcesFit on an empty node.
+fn by_the_node_alone(pod: &Requirements, machine: &FilterNode) -> Option<FilterReason> {
+    if let Some(taint) = machine.untolerated(&pod.tolerations) {
+        return Some(FilterReason::Tainted { key: taint.key.clone(), effect: taint.effect });
+    }
+    if !pod.selects(machine) {
+        return Some(FilterReason::NotSelected);
+    }
+    let mut asked = pod.amounts.named();
+    asked.find_map(|(resource, asked)| {
+        let allocatable = machine.allocatable.of_resource(resource);
+        let too_small = || FilterReason::TooSmall { resource: resource.into(), asked, allocatable };
+        (asked > allocatable).then(too_small)
+    })
+}
+
+/// NodeResourcesFit. What a pod does not ask for may be overdrawn.
+fn by_resources(pod: &Requirements, machine: &FilterNode, taken: &RequestedSums) -> Option<FilterReason> {
+    if taken.pods >= machine.pods {
+        return Some(FilterReason::TooManyPods { allowed: machine.pods });
+    }
+    let mut asked = pod.amounts.named();
+    asked.find_map(|(resource, asked)| {
+        let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
+        (asked > left).then(|| FilterReason::TooLittle { resource: resource.into(), asked, left })
+    })
+}
+
+/// NodePorts.
+fn by_ports<'a>(
+    pod: &Requirements,
+    taken: impl Iterator<Item = &'a HostPort> + Clone,
+) -> Option<FilterReason> {
+    let is_taken = |port: &&HostPort| taken.clone().any(|other| port.conflicts_with(other));
+    pod.ports.iter().find(is_taken).map(|port| FilterReason::PortTaken { port: port.clone() })
+}

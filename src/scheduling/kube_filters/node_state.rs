@@ -1,0 +1,76 @@
+//! One node's page in the stock view: its machine, the pods bound to it, and what they take together.
+//!
+//! As in the ledger's book, sums are added up anew from the pods whenever one of them changes: a node has some hundred pods, and
+//! sums that are never adjusted cannot drift.
+
+use super::host_ports::HostPort;
+use super::node::FilterNode;
+use super::requirements::{NodeFootprint, Requirements};
+use super::resources::RequestedSums;
+use crate::ids::PodUid;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct FilterNodeState {
+    /// `None` while no node of this name has been seen: pods may be seen before their node, and outlive it.
+    pub machine: Option<Arc<FilterNode>>,
+    pods: BTreeMap<PodUid, NodeFootprint>,
+    taken: RequestedSums,
+}
+
+impl FilterNodeState {
+    pub fn insert(&mut self, uid: PodUid, footprint: NodeFootprint) {
+        self.pods.insert(uid, footprint);
+        self.recount();
+    }
+
+    pub fn remove(&mut self, uid: &PodUid) -> Option<NodeFootprint> {
+        let removed = self.pods.remove(uid);
+        self.recount();
+        removed
+    }
+
+    pub fn pod(&self, uid: &PodUid) -> Option<&NodeFootprint> {
+        self.pods.get(uid)
+    }
+
+    pub fn is_blank(&self) -> bool {
+        self.machine.is_none() && self.pods.is_empty()
+    }
+
+    /// What is taken here once `leaving` have left and `coming` have come.
+    pub fn taken(&self, leaving: &[PodUid], coming: &[&Requirements]) -> Cow<'_, RequestedSums> {
+        let mut taken = match leaving {
+            [] => Cow::Borrowed(&self.taken),
+            _ => Cow::Owned(sum(self.staying(leaving))),
+        };
+        coming.iter().for_each(|pod| taken.to_mut().add(&pod.amounts));
+        taken
+    }
+
+    /// The ports that are taken here then.
+    pub fn ports<'a>(
+        &'a self,
+        leaving: &'a [PodUid],
+        coming: &'a [&Requirements],
+    ) -> impl Iterator<Item = &'a HostPort> + Clone {
+        let staying = self.staying(leaving).flat_map(|pod| pod.ports.iter());
+        staying.chain(coming.iter().flat_map(|pod| &pod.ports))
+    }
+
+    fn staying<'a>(&'a self, leaving: &'a [PodUid]) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
+        self.pods.iter().filter(|(uid, _)| !leaving.contains(uid)).map(|(_, pod)| pod)
+    }
+
+    fn recount(&mut self) {
+        self.taken = sum(self.pods.values());
+    }
+}
+
+fn sum<'a>(pods: impl Iterator<Item = &'a NodeFootprint>) -> RequestedSums {
+    let mut taken = RequestedSums::default();
+    pods.for_each(|pod| taken.add(&pod.amounts));
+    taken
+}

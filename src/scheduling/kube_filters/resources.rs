@@ -1,0 +1,174 @@
+//! What pods take of a node and what nodes have, beside GPUs: the stock scheduler's own sums.
+//!
+//! GPUs and their memory are the ledger's and must not be entered here: whoever reads a pod or a node leaves them out.
+
+use crate::scheduling::vocabulary::demand::{ContainerRole, together};
+use crate::units::{Bytes, MilliCpu};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub const CPU: &str = "cpu";
+pub const MEMORY: &str = "memory";
+pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// Amounts as manifests name them: CPU in thousandths of a core, everything else in whole bytes or pieces.
+pub type NamedAmounts<'a> = BTreeMap<&'a str, u64>;
+
+/// What one container asks for.
+#[derive(Debug, Clone)]
+pub struct ContainerAmounts<'a> {
+    pub role: ContainerRole,
+    pub amounts: NamedAmounts<'a>,
+}
+
+/// What one pod takes, or one node has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Amounts {
+    pub cpu: MilliCpu,
+    pub memory: Bytes,
+    pub ephemeral_storage: Bytes,
+    /// Huge pages and extended resources, in order of name.
+    pub others: Arc<[(Arc<str>, u64)]>,
+}
+
+impl Amounts {
+    pub fn of(named: &NamedAmounts<'_>) -> Self {
+        let amount = |name: &str| named.get(name).copied().unwrap_or(0);
+        let others = named.iter().filter(|(name, _)| !matches!(**name, CPU | MEMORY | EPHEMERAL_STORAGE));
+        Self {
+            cpu: MilliCpu(amount(CPU)),
+            memory: Bytes(amount(MEMORY)),
+            ephemeral_storage: Bytes(amount(EPHEMERAL_STORAGE)),
+            others: others.map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
+        }
+    }
+
+    /// The scheduler's pod-request formula (`PodRequests` in component-helpers): what runs together or the largest step of
+    /// the start, what the pod says as a whole in place of that, and the runtime's overhead on top.
+    ///
+    /// `containers` in the order in which they start.
+    pub fn of_pod(
+        containers: &[ContainerAmounts<'_>],
+        pod_level: &NamedAmounts<'_>,
+        overhead: &NamedAmounts<'_>,
+    ) -> Self {
+        let maps = containers.iter().map(|container| &container.amounts).chain([pod_level, overhead]);
+        let names: BTreeSet<&str> = maps.flat_map(|amounts| amounts.keys().copied()).collect();
+        let of_containers = |name: &str| {
+            let parts = containers
+                .iter()
+                .map(|container| (container.role, Bytes(container.amounts.get(name).copied().unwrap_or(0))));
+            together(parts).0
+        };
+        let amount = |name: &str| {
+            let asked = pod_level.get(name).filter(|_| is_pod_level(name)).copied();
+            let asked = asked.unwrap_or_else(|| of_containers(name));
+            asked.saturating_add(overhead.get(name).copied().unwrap_or(0))
+        };
+        Self::of(&names.into_iter().map(|name| (name, amount(name))).collect())
+    }
+
+    /// The amounts that are not zero, by name.
+    pub fn named(&self) -> impl Iterator<Item = (&str, u64)> {
+        let basic =
+            [(CPU, self.cpu.0), (MEMORY, self.memory.0), (EPHEMERAL_STORAGE, self.ephemeral_storage.0)];
+        let others = self.others.iter().map(|(name, amount)| (&**name, *amount));
+        basic.into_iter().chain(others).filter(|(_, amount)| *amount > 0)
+    }
+
+    pub fn of_resource(&self, name: &str) -> u64 {
+        match name {
+            CPU => self.cpu.0,
+            MEMORY => self.memory.0,
+            EPHEMERAL_STORAGE => self.ephemeral_storage.0,
+            _ => self
+                .others
+                .binary_search_by(|(other, _)| (**other).cmp(name))
+                .map_or(0, |place| self.others[place].1),
+        }
+    }
+}
+
+/// What a pod can ask for as a whole.
+fn is_pod_level(resource: &str) -> bool {
+    matches!(resource, CPU | MEMORY) || resource.starts_with("hugepages-")
+}
+
+/// What the pods of a node take together. Only ever added to: what leaves is found by adding up those who stay.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestedSums {
+    pub pods: u64,
+    cpu: MilliCpu,
+    memory: Bytes,
+    ephemeral_storage: Bytes,
+    others: BTreeMap<Arc<str>, u64>,
+}
+
+impl RequestedSums {
+    pub fn add(&mut self, pod: &Amounts) {
+        self.pods += 1;
+        self.cpu = MilliCpu(self.cpu.0.saturating_add(pod.cpu.0));
+        self.memory += pod.memory;
+        self.ephemeral_storage += pod.ephemeral_storage;
+        for (name, amount) in pod.others.iter() {
+            let sum = self.others.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    pub fn of_resource(&self, name: &str) -> u64 {
+        match name {
+            CPU => self.cpu.0,
+            MEMORY => self.memory.0,
+            EPHEMERAL_STORAGE => self.ephemeral_storage.0,
+            _ => self.others.get(name).copied().unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(role: ContainerRole, cpu: u64) -> ContainerAmounts<'static> {
+        ContainerAmounts { role, amounts: [(CPU, cpu), ("example.com/nic", cpu)].into() }
+    }
+
+    fn of_pod(containers: &[ContainerAmounts<'_>]) -> Amounts {
+        Amounts::of_pod(containers, &NamedAmounts::new(), &NamedAmounts::new())
+    }
+
+    #[test]
+    fn a_pod_takes_what_runs_together_or_the_largest_step_of_its_start() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let small =
+            of_pod(&[container(Init, 3), container(Sidecar, 1), container(Main, 2), container(Main, 4)]);
+        assert_eq!((small.cpu.0, small.of_resource("example.com/nic")), (7, 7));
+        let large_start = of_pod(&[container(Sidecar, 1), container(Init, 9), container(Main, 2)]);
+        assert_eq!(large_start.cpu.0, 10);
+        // Before the side-car started it did not count.
+        let early = of_pod(&[container(Init, 9), container(Sidecar, 1), container(Main, 2)]);
+        assert_eq!(early.cpu.0, 9);
+    }
+
+    #[test]
+    fn what_a_pod_says_as_a_whole_stands_in_place_of_its_containers_and_overhead_comes_on_top() {
+        let containers = [container(ContainerRole::Main, 5)];
+        let pod_level = [(CPU, 3), ("example.com/nic", 1)].into();
+        let overhead = [(CPU, 1), (MEMORY, 7)].into();
+        let amounts = Amounts::of_pod(&containers, &pod_level, &overhead);
+        // No extended resource can be asked for by a pod as a whole.
+        assert_eq!(amounts.named().collect::<Vec<_>>(), [(CPU, 4), (MEMORY, 7), ("example.com/nic", 5)]);
+    }
+
+    #[test]
+    fn sums_stop_at_the_largest_number() {
+        let mut taken = RequestedSums::default();
+        let huge = Amounts::of(&[(CPU, u64::MAX), (MEMORY, u64::MAX), ("example.com/nic", u64::MAX)].into());
+        taken.add(&huge);
+        taken.add(&huge);
+        assert_eq!((taken.pods, taken.of_resource(CPU)), (2, u64::MAX));
+        assert_eq!((taken.of_resource(MEMORY), taken.of_resource("example.com/nic")), (u64::MAX, u64::MAX));
+    }
+}

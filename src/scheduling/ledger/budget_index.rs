@@ -1,0 +1,112 @@
+//! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly every
+//! budget names a label's value.
+
+use crate::scheduling::policy::PodTraits;
+use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
+pub const SEVERAL: usize = usize::MAX;
+
+#[derive(Default)]
+pub struct BudgetIndex<'a> {
+    budgets: &'a [DisruptionBudget],
+    by_namespace: FxHashMap<&'a str, Namespace<'a>>,
+}
+
+/// The budgets of one namespace, by their places.
+#[derive(Default)]
+struct Namespace<'a> {
+    by_label: BTreeMap<&'a str, FxHashMap<&'a str, Vec<usize>>>,
+    others: Vec<usize>,
+}
+
+impl<'a> BudgetIndex<'a> {
+    pub fn new(budgets: &'a [DisruptionBudget]) -> Self {
+        let mut coverage = Self { budgets, ..Self::default() };
+        for (place, budget) in budgets.iter().enumerate() {
+            let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
+            match wanted_label(&budget.selector) {
+                Some((key, values)) => {
+                    let of_key = namespace.by_label.entry(key).or_default();
+                    values.iter().for_each(|value| of_key.entry(value).or_default().push(place));
+                }
+                None => namespace.others.push(place),
+            }
+        }
+        coverage
+    }
+
+    /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
+    pub fn of(&self, pod: &PodTraits) -> Vec<usize> {
+        let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
+        let by_label = namespace
+            .by_label
+            .iter()
+            .filter_map(|(key, of_key)| of_key.get(pod.labels.get(*key)?.as_str()))
+            .flatten();
+        let meant = by_label.chain(&namespace.others).copied();
+        let mut over: Vec<usize> = meant.filter(|place| self.budgets[*place].covers(pod)).collect();
+        if over.len() > 1 {
+            over.push(SEVERAL);
+        }
+        over
+    }
+}
+
+/// A label without one of whose values nothing is selected.
+fn wanted_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
+    let Selector::All(requirements) = selector else { return None };
+    requirements.iter().find_map(|requirement| match &requirement.rule {
+        Rule::In(values) => Some((&*requirement.key, values)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::vocabulary::label_selector::Requirement;
+
+    #[test]
+    fn every_budget_that_covers_a_pod_is_found_and_no_other() {
+        let requirement = |key: &str, operator: &str, values: &[&str]| {
+            let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+            Requirement::parse(key, operator, &values).unwrap()
+        };
+        let rules = [
+            vec![],
+            vec![requirement("app", "In", &["a", "b"])],
+            vec![requirement("app", "NotIn", &["a"])],
+            vec![requirement("tier", "Exists", &[]), requirement("app", "In", &["b"])],
+        ];
+        let selectors = rules.into_iter().map(Selector::All).chain([Selector::Nothing]);
+        let budgets: Vec<DisruptionBudget> = selectors
+            .flat_map(|selector| {
+                let of = |namespace: &str| DisruptionBudget {
+                    namespace: namespace.into(),
+                    name: "one".into(),
+                    selector: selector.clone(),
+                    allowed: 1,
+                };
+                [of("here"), of("there")]
+            })
+            .collect();
+        let coverage = BudgetIndex::new(&budgets);
+        let labels = [vec![], vec![("app", "a")], vec![("app", "b"), ("tier", "x")], vec![("tier", "y")]];
+        for (namespace, labels) in labels.iter().flat_map(|labels| [("here", labels), ("nowhere", labels)]) {
+            let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+            let pod = PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() };
+            let mut expected: Vec<usize> =
+                (0..budgets.len()).filter(|place| budgets[*place].covers(&pod)).collect();
+            if expected.len() > 1 {
+                expected.push(SEVERAL);
+            }
+            let mut found = coverage.of(&pod);
+            found.sort_unstable();
+            assert_eq!(found, expected, "{pod:?}");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Who may leave for whom, what it costs part by part, and what a hold makes of it.
+
+use super::*;
+use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
+use crate::scheduling::evicting::{BudgetRules, PodEvictionCost, SearchEffort, VictimSet, cheapest};
+use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::policy::{Class, Preemptibility};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::scheduling::vocabulary::disruption_info::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::scheduling::vocabulary::label_selector::Selector;
+use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, MilliCpu, Millis};
+
+const NOW: Moment = Moment(1_000_000_000);
+const HOUR: Millis = Millis::seconds(3600);
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 can be promised.
+struct CandidateFixture {
+    ledger: Ledger,
+}
+
+/// A pod of 36 GiB that says nothing and has run for an hour.
+fn observed() -> ObservedDisruptionInfo {
+    ObservedDisruptionInfo::default()
+}
+
+fn in_group(name: &str) -> ObservedDisruptionInfo {
+    let group = Some(GroupKey { namespace: "ns".into(), kind: GroupKind::Stowage, name: name.into() });
+    ObservedDisruptionInfo {
+        disruption_info: DisruptionInfo { group, ..DisruptionInfo::default() },
+        ..ObservedDisruptionInfo::default()
+    }
+}
+
+impl CandidateFixture {
+    fn new(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(NOW);
+        for name in ["a", "b"] {
+            ledger.set_node(&node(name), NodeKind::Stowage, None);
+            let device = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
+            ledger.report_devices(&node(name), vec![device]).unwrap();
+        }
+        Self { ledger }
+    }
+
+    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, observed: ObservedDisruptionInfo) {
+        let key = PodKey::parse("ns", name).unwrap();
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(observed) });
+    }
+
+    fn bound_with(&mut self, name: &str, on: &str, demand: Demand, observed: ObservedDisruptionInfo) {
+        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}")).unwrap()]));
+        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
+        self.see(name, demand, state, observed);
+    }
+
+    fn bound(&mut self, name: &str, on: &str, observed: ObservedDisruptionInfo) {
+        self.bound_with(name, on, demand(36, -5), observed);
+    }
+
+    /// Who leaves for one of 36 GiB.
+    fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
+        self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
+        let rooms =
+            self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a"), &node("b")]);
+        cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
+    }
+
+    /// By name: who is evicted on the node, who elsewhere, and who is waited for.
+    fn group_victims(&mut self) -> Option<[String; 3]> {
+        let set = self.ask(BudgetRules::Keep)?;
+        let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
+        Some([names(&set.victims), names(&set.elsewhere), names(&set.awaited)])
+    }
+
+    fn reserve(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AssumeConflict> {
+        let devices = self.ledger.node(&set.node).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+        let reservation = Reservation {
+            node: set.node.clone(),
+            devices,
+            victims: victims.into(),
+            deadline: NOW + Millis(60_000),
+        };
+        self.ledger.reserve(&uid("asks"), reservation)
+    }
+
+    fn eviction_cost(&mut self, name: &str) -> PodEvictionCost {
+        self.ask(BudgetRules::Violate);
+        let room = self.ledger.candidate_for(&self.ledger.preemptor(&uid("asks")), &node("a")).unwrap();
+        room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().eviction_cost
+    }
+
+    fn why(&self, name: &str) -> Option<KeepReason> {
+        let preemptor = self.ledger.preemptor(&uid("asks"));
+        self.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid(name))
+    }
+}
+
+fn demand(gib: u64, priority: i32) -> Demand {
+    demand_of(gib << 30, 1, Sharing::Shared, priority)
+}
+
+fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
+    Some([victims.into(), elsewhere.into(), awaited.into()])
+}
+
+#[test]
+fn nobody_is_evicted_where_room_is_coming_anyway() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
+    bench.bound("other", "a", observed());
+    let leaving = PodDeletion { asked_ago: Millis::seconds(10), grace: Millis::seconds(30) };
+    bench.bound("leaves", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
+    bench.bound("stays", "b", observed());
+    assert_eq!(bench.group_victims(), three("", "", "leaves"));
+    assert_eq!(bench.why("leaves"), Some(KeepReason::Leaving));
+    let set = bench.ask(BudgetRules::Keep).unwrap();
+    assert_eq!(set.longest_grace, Millis::seconds(20));
+    assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
+    // Its room is promised now.
+    bench.ledger.release_reservation(&uid("asks"));
+    // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
+    bench.ledger.set_now(NOW + Millis::seconds(51));
+    assert_eq!(bench.group_victims(), three("cheap", "", ""));
+    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimStays));
+}
+
+#[test]
+fn what_protects_a_pod_is_said_and_keeps_it() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    let disruption_info = |edit: fn(&mut DisruptionInfo)| {
+        let mut observed = observed();
+        edit(&mut observed.disruption_info);
+        observed
+    };
+    bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
+    bench.bound("queued", "a", disruption_info(|disruption_info| disruption_info.queue_managed = true));
+    bench.bound_with("service", "b", demand(36, 0), observed());
+    bench.bound_with("equal", "b", demand(36, 10), observed());
+    assert_eq!(bench.group_victims(), None);
+    assert_eq!(bench.why("kept"), Some(KeepReason::DoNotDisrupt));
+    assert_eq!(bench.why("queued"), Some(KeepReason::QueueManaged));
+    assert_eq!(bench.why("service"), Some(KeepReason::Class));
+    assert_eq!(bench.why("equal"), Some(KeepReason::Class));
+    bench.bound("kept", "a", observed());
+    assert_eq!((bench.group_victims(), bench.why("kept")), (three("kept", "", ""), None));
+    let set = bench.ask(BudgetRules::Keep).unwrap();
+    bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
+    assert_eq!(
+        bench.reserve(&set, set.all_victims()),
+        Err(AssumeConflict::VictimStays),
+        "the hold looks again"
+    );
+}
+
+#[test]
+fn who_may_not_preempt_asks_nobody_to_leave() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("x", "a", observed());
+    bench.bound("y", "a", observed());
+    let meek = Demand { may_preempt: false, ..demand(36, 10) };
+    bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
+    let preemptor = bench.ledger.preemptor(&uid("meek"));
+    assert!(bench.ledger.candidate_for(&preemptor, &node("a")).unwrap().candidates.is_empty());
+    let reservation = Reservation {
+        node: node("a"),
+        devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
+        victims: Arc::from([uid("x")]),
+        deadline: NOW,
+    };
+    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimStays));
+}
+
+#[test]
+fn a_group_leaves_whole_or_not_at_all() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("g-1", "a", in_group("g"));
+    bench.bound("other", "a", observed());
+    bench.bound("g-2", "b", in_group("g"));
+    bench.bound_with("service", "b", demand(36, 0), observed());
+    // Alone it is cheaper than two.
+    assert_eq!(bench.group_victims(), three("other", "", ""));
+    bench.ledger.release(&uid("other"));
+    bench.bound_with("other", "a", demand(36, 0), observed());
+    assert_eq!(bench.group_victims(), three("g-1", "g-2", ""));
+    let set = bench.ask(BudgetRules::Keep).unwrap();
+    assert_eq!(set.eviction_cost.victims, 2);
+    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimStays), "half of it");
+    assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
+    // Both are spoken for, on either node.
+    bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
+    let preemptor = bench.ledger.preemptor(&uid("later"));
+    for name in ["a", "b"] {
+        assert!(bench.ledger.candidate_for(&preemptor, &node(name)).unwrap().candidates.is_empty());
+    }
+    assert_eq!(
+        bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
+        Some(KeepReason::SpokenFor)
+    );
+}
+
+#[test]
+fn a_group_with_a_protected_member_stays() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("g-1", "a", in_group("g"));
+    bench.bound_with("service", "a", demand(36, 0), observed());
+    bench.bound_with("g-2", "b", demand(36, 0), in_group("g"));
+    bench.bound_with("service-b", "b", demand(36, 0), observed());
+    assert_eq!(bench.group_victims(), None);
+    assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
+    // A member that is leaving already keeps nobody.
+    let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) });
+    bench.bound_with("g-2", "b", demand(36, 0), ObservedDisruptionInfo { leaving, ..in_group("g") });
+    assert_eq!(bench.why("g-1"), None);
+}
+
+#[test]
+fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_all() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("x", "a", observed());
+    bench.bound_with("service", "a", demand(36, 0), observed());
+    let budget = |name: &str, allowed| DisruptionBudget {
+        // The namespace of `demand_of`.
+        namespace: "default".into(),
+        name: name.into(),
+        selector: Selector::EVERYTHING,
+        allowed,
+    };
+    bench.ledger.set_budget(budget("one", 0));
+    bench.bound_with("service-b", "b", demand(72, 0), observed());
+    assert_eq!(bench.group_victims(), None);
+    assert_eq!(bench.ask(BudgetRules::Violate).unwrap().eviction_cost.violations, 1);
+    bench.ledger.set_budget(budget("one", 1));
+    assert_eq!(bench.group_victims(), three("x", "", ""));
+    // The Eviction API refuses whom two cover.
+    bench.ledger.set_budget(budget("two", 9));
+    assert_eq!(bench.group_victims(), None);
+    bench.ledger.remove_budget("default", "two");
+    bench.ledger.set_budget_visibility(BudgetVisibility::Forbidden);
+    assert_eq!(bench.group_victims(), None);
+}
+
+#[test]
+fn each_part_of_a_loss_has_its_figure() {
+    let mut policy = Policy::default();
+    policy.eviction_costs.per_request = Millis::seconds(3);
+    let mut bench = CandidateFixture::new(policy);
+    let model = ModelId::parse("llama").unwrap();
+    let engine = Demand { model: Some(model.clone()), ..demand(36, -5) };
+    let owner = OwnerUid::parse("owner").ok();
+    let saved = CheckpointAge::Ago(Millis::seconds(600));
+    let disruption_info =
+        DisruptionInfo { owner: owner.clone(), deletion_cost: 7, ..DisruptionInfo::default() };
+    bench.bound_with(
+        "x",
+        "a",
+        engine,
+        ObservedDisruptionInfo { disruption_info: disruption_info.clone(), stamp: saved, leaving: None },
+    );
+    bench.bound("y", "a", ObservedDisruptionInfo { disruption_info, ..observed() });
+    // Half of its GPU: 36 of 72 GiB.
+    let drain = 500 * 30;
+    let expected =
+        PodEvictionCost { restart: 60_000, work: 500 * 600, reload: 0, drain, in_flight: 0, again: 0 };
+    let eviction_cost = bench.eviction_cost("x");
+    assert_eq!(PodEvictionCost { reload: 0, ..eviction_cost }, expected);
+    let from_nowhere = eviction_cost.reload;
+    let gpu = GpuReading {
+        uuid: GpuUuid::parse("GPU-b").unwrap(),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    };
+    let holding = NodeModel { model, tier: ModelTier::PageCache, bytes: Bytes(50_000_000_000) };
+    let reading = |in_flight| NodeReading {
+        sampled: NOW,
+        gpus: vec![gpu.clone()],
+        holdings: [holding.clone()].into_iter().collect(),
+        in_flight,
+    };
+    // Where it is in the page cache: 10 s, and 20 s to start.
+    bench.ledger.read(&node("b"), reading(Vec::new()));
+    assert_eq!(bench.eviction_cost("x").reload, 500 * 30);
+    assert!(from_nowhere > 500 * 30);
+    bench.ledger.read(&node("a"), reading(vec![(uid("x"), 4)]));
+    assert_eq!(bench.eviction_cost("x").in_flight, 4 * 3_000);
+    bench.ledger.note_evicted(&uid("y"));
+    bench.ledger.note_evicted(&uid("y"));
+    assert_eq!((bench.eviction_cost("x").again, bench.ledger.evictions_of(&owner.unwrap())), (2 * 60_000, 2));
+    bench.ledger.set_now(NOW + HOUR);
+    assert_eq!(bench.eviction_cost("x").again, 0, "an hour later it is forgotten");
+}
+
+#[test]
+fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
+    let mut classes = crate::scheduling::policy::built_in_classes();
+    let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
+    classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
+    let mut policy = Policy::default();
+    policy.eviction_costs.work_at_most = Millis::seconds(60);
+    let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
+    bench.bound("silent", "a", observed());
+    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..observed() });
+    assert_eq!(bench.eviction_cost("silent").work, 500 * 1200);
+    assert_eq!(bench.eviction_cost("ahead").work, 0);
+    bench.bound(
+        "ahead",
+        "a",
+        ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis::seconds(300)), ..observed() },
+    );
+    assert_eq!(bench.eviction_cost("ahead").work, 500 * 300);
+    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Unreadable, ..observed() });
+    assert_eq!(bench.eviction_cost("ahead").work, 500 * 1200);
+}
+
+#[test]
+fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    for (name, deletion_cost) in [("dear", 100), ("cheap", -100)] {
+        bench.bound(
+            name,
+            "a",
+            ObservedDisruptionInfo {
+                disruption_info: DisruptionInfo { deletion_cost, ..DisruptionInfo::default() },
+                ..observed()
+            },
+        );
+    }
+    bench.bound_with("service", "b", demand(72, 0), observed());
+    assert_eq!(bench.group_victims(), three("cheap", "", ""));
+}
+
+#[test]
+fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
+    let mut bench = CandidateFixture::new(Policy::default());
+    let free_host = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
+    bench.ledger.set_free_host(&node("a"), free_host(3));
+    let host_resources = free_host(4).unwrap();
+    bench.bound_with("low", "a", Demand { host_resources, ..demand(36, -5) }, observed());
+    bench.bound_with("high", "a", demand(18, 100), observed());
+    let disruption_info = DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() };
+    bench.bound(
+        "protected",
+        "b",
+        ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() },
+    );
+    let free = |name: &str, priority| {
+        let view = bench.ledger.node(&node(name))?;
+        let without_evictable = bench.ledger.without_evictable(&node(name), priority)?;
+        let node_gpus = without_evictable.node_gpus(view);
+        Some((node_gpus.gpus[0].free(), node_gpus.free_host))
+    };
+    assert_eq!(free("a", 50), Some((Bytes::gib(54), free_host(7))), "the higher one stays");
+    assert_eq!(free("a", -5), Some((Bytes::gib(18), free_host(3))), "equals stay");
+    assert_eq!(free("b", 50), Some((Bytes::gib(36), None)), "it is not to be disrupted");
+    assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
+}
+
+/// A policy whose opportunistic pods are under these rules.
+fn opportunistic(rules: &str) -> Policy {
+    use crate::policy_file::{SourceText, load};
+    let text = format!(
+        "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\nclasses:\n- name: opportunistic\n  {rules}\n"
+    );
+    load(&[SourceText::new("policy.yaml", text.into_bytes())])
+        .unwrap_or_else(|problems| panic!("{problems:?}"))
+        .policy
+}
+
+#[test]
+fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
+    let kept = ObservedDisruptionInfo {
+        disruption_info: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
+        ..observed()
+    };
+    for (rules, group_victims, why) in [
+        ("doNotDisrupt: honor", None, Some(KeepReason::DoNotDisrupt)),
+        ("doNotDisrupt: ignore", three("kept", "", ""), None),
+        // Said alone it changes nothing of the class.
+        ("minRuntime: 0s", None, Some(KeepReason::DoNotDisrupt)),
+    ] {
+        let mut bench = CandidateFixture::new(opportunistic(rules));
+        bench.bound("kept", "a", kept.clone());
+        bench.bound_with("service", "a", demand(36, 0), observed());
+        bench.bound_with("other", "b", demand(72, 0), observed());
+        let leaves = group_victims.is_some();
+        assert_eq!((bench.group_victims(), bench.why("kept")), (group_victims, why), "{rules}");
+        let without = bench.ledger.without_evictable(&node("a"), 10).unwrap().gpus;
+        let as_it_is = &bench.ledger.node(&node("a")).unwrap().gpus;
+        assert_eq!(without[..] != as_it_is[..], leaves, "{rules}: what is ruled out is what stays");
+    }
+}
+
+#[test]
+fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
+    let budget = DisruptionBudget {
+        namespace: "ns".into(),
+        name: "immortal".into(),
+        selector: Selector::EVERYTHING,
+        allowed: 0,
+    };
+    for (rules, group_victims) in
+        [("disruptionBudgets: honor", None), ("disruptionBudgets: ignore", three("covered", "", ""))]
+    {
+        let mut bench = CandidateFixture::new(opportunistic(rules));
+        bench.ledger.set_budget(budget.clone());
+        let mut covered = demand(36, -5);
+        Arc::make_mut(&mut covered.traits).namespace = "ns".into();
+        bench.bound_with("covered", "a", covered, observed());
+        bench.bound_with("service", "a", demand(36, 0), observed());
+        bench.bound_with("other", "b", demand(72, 0), observed());
+        assert_eq!(bench.group_victims(), group_victims, "{rules}");
+        assert_eq!(bench.ledger.waits_for_budgets(&uid("covered")), group_victims.is_none(), "{rules}");
+        assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rules}: of another class");
+    }
+}

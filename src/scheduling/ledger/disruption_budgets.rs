@@ -1,0 +1,92 @@
+//! Disruption budgets, kept beside the pods they cover, so that one copy of the ledger is all a plan needs.
+//!
+//! They are kept, not interpreted: who may leave is for the price of a victim set to say.
+
+use super::Ledger;
+use super::pod_state::PodState;
+use crate::ids::PodUid;
+use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use std::sync::Arc;
+
+impl Ledger {
+    /// A budget as it is now, in place of the one of that name.
+    pub fn set_budget(&mut self, budget: DisruptionBudget) {
+        match self.place_of_budget(&budget.namespace, &budget.name) {
+            Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
+            Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
+        }
+    }
+
+    pub fn remove_budget(&mut self, namespace: &str, name: &str) {
+        if let Ok(place) = self.place_of_budget(namespace, name) {
+            Arc::make_mut(&mut self.budgets).remove(place);
+        }
+    }
+
+    /// In order of namespace and name.
+    pub fn budgets(&self) -> &[DisruptionBudget] {
+        &self.budgets
+    }
+
+    /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
+    /// nobody is evicted.
+    pub fn budgets_known(&self) -> bool {
+        self.budget_visibility == BudgetVisibility::Complete
+    }
+
+    /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
+    pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
+        let class = |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
+        self.pod_states.get(uid).is_none_or(class)
+    }
+
+    pub fn set_budget_visibility(&mut self, sight: BudgetVisibility) {
+        self.budget_visibility = sight;
+    }
+
+    fn place_of_budget(&self, namespace: &str, name: &str) -> Result<usize, usize> {
+        self.budgets.binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::vocabulary::label_selector::Selector;
+
+    fn budget(namespace: &str, name: &str, allowed: u32) -> DisruptionBudget {
+        DisruptionBudget {
+            namespace: namespace.into(),
+            name: name.into(),
+            selector: Selector::EVERYTHING,
+            allowed,
+        }
+    }
+
+    #[test]
+    fn budgets_stand_in_order_and_the_latest_of_a_name_counts() {
+        let mut ledger = Ledger::default();
+        ledger.set_budget(budget("b", "x", 1));
+        ledger.set_budget(budget("a", "y", 2));
+        ledger.set_budget(budget("a", "x", 3));
+        ledger.set_budget(budget("b", "x", 0));
+        let named =
+            |budget: &DisruptionBudget| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
+        let all: Vec<_> = ledger.budgets().iter().map(named).collect();
+        assert_eq!(
+            all,
+            [("a".into(), "x".into(), 3), ("a".into(), "y".into(), 2), ("b".into(), "x".into(), 0)]
+        );
+        ledger.remove_budget("a", "y");
+        ledger.remove_budget("c", "x");
+        assert_eq!(ledger.budgets().len(), 2);
+    }
+
+    #[test]
+    fn budgets_are_known_until_reading_them_is_refused() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.budgets_known());
+        ledger.set_budget_visibility(BudgetVisibility::Forbidden);
+        assert!(!ledger.budgets_known());
+    }
+}

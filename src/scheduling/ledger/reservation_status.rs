@@ -1,0 +1,157 @@
+//! The holds that stand, and how far each is: what the planner sees to, tick after tick, until the pod is bound or the room is
+//! given up. After a restart, too: all of it follows from what the API server keeps.
+
+use super::Ledger;
+use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::preemptor::KeepReason;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+/// What a hold may last beyond its slack, whatever it says: longer than any pod should take to leave.
+const LONGEST_GRACE: Millis = Millis::seconds(3600);
+
+/// Two deadlines that differ by less are one.
+const SAME_DEADLINE: Millis = Millis::seconds(1);
+
+/// A pod that waits with room held for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservationStatus {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub reservation: Reservation,
+    pub gate: SchedulingGate,
+    pub nominated: Option<NodeName>,
+    /// Victims that have not left yet, in the order of the hold.
+    pub remaining: Vec<RemainingVictim>,
+    /// The last victim has left its node, its memory too, and the room is there; that of all its group's other pods as well.
+    pub is_free: bool,
+    /// The API server has shown it.
+    pub is_shown: bool,
+}
+
+/// A victim that is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemainingVictim {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// It has been told.
+    pub is_leaving: bool,
+    /// It is on another node, and leaves because others of its group do.
+    pub with_group: Option<GroupKey>,
+    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a hold may be forged.
+    pub is_protected: bool,
+    /// How long it may take to leave.
+    pub takes: Millis,
+    /// The tenant that lent it its share and takes it back.
+    pub reclaimed_by: Option<Arc<str>>,
+}
+
+impl Ledger {
+    /// All holds that stand, in order of UID.
+    pub fn reservation_status(&self) -> Vec<ReservationStatus> {
+        let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
+        let mut reservation_status: Vec<ReservationStatus> =
+            with_deadline.filter_map(|uid| self.reservation_of(uid)).collect();
+        reservation_status.sort_by(|a, b| a.uid.cmp(&b.uid));
+        reservation_status.dedup_by(|a, b| a.uid == b.uid);
+        reservation_status
+    }
+
+    /// That of one pod.
+    pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
+        let pod_state = self.pod_states.get(uid)?;
+        let PodPhase::Waiting(WaitingPod {
+            reservation: Some(reservation),
+            gate,
+            nominated,
+            reservation_observed,
+            ..
+        }) = &pod_state.phase
+        else {
+            return None;
+        };
+        let node_state = self.node_states.get(&reservation.node)?;
+        Some(ReservationStatus {
+            uid: uid.clone(),
+            key: pod_state.key.clone(),
+            reservation: reservation.clone(),
+            gate: *gate,
+            nominated: nominated.clone(),
+            remaining: reservation
+                .victims
+                .iter()
+                .filter_map(|victim| self.remaining(victim, pod_state, reservation))
+                .collect(),
+            is_free: node_state.exists
+                && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
+                && !self.has_waiting_group_members(uid, pod_state),
+            is_shown: *reservation_observed,
+        })
+    }
+
+    /// Whether room of another pod of its group is not free yet: a group starts whole.
+    fn has_waiting_group_members(&self, uid: &PodUid, pod_state: &PodState) -> bool {
+        let fellows = pod_state.disruption_info.group.iter().flat_map(|group| self.members(group));
+        fellows.filter(|(fellow, _)| *fellow != uid).filter_map(|(_, fellow)| fellow.reservation()).any(
+            |reservation| {
+                self.node_states
+                    .get(&reservation.node)
+                    .is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
+            },
+        )
+    }
+
+    fn remaining(
+        &self,
+        uid: &PodUid,
+        preemptor: &PodState,
+        reservation: &Reservation,
+    ) -> Option<RemainingVictim> {
+        let victim = self.pod_states.get(uid)?;
+        let PodPhase::Bound(bound) = &victim.phase else { return None };
+        let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
+        Some(RemainingVictim {
+            uid: uid.clone(),
+            key: victim.key.clone(),
+            is_leaving: bound.leaving.is_some(),
+            takes: victim.demand.grace + self.policy.class(victim.demand.class).drain_time,
+            with_group: victim.disruption_info.group.clone().filter(|_| bound.node != reservation.node),
+            is_protected: !matches!(
+                self.own_keep_reason(victim, &preemptor.demand),
+                None | Some(KeepReason::Leaving)
+            ),
+            reclaimed_by: tenant
+                .and_then(|id| self.policy.tenant(id))
+                .map(|tenant| tenant.name.as_str().into()),
+        })
+    }
+
+    /// The pod was told late where its room is: that lasts until then at least.
+    pub fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
+        let reservation = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
+        if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
+            self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));
+        }
+    }
+
+    /// The API server shows a later deadline than is known: whoever leads has extended the hold.
+    pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
+        let known = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation());
+        let Some((observed, known)) = observed.zip(known) else { return };
+        let is_it = (&known.node, &known.devices, &known.victims)
+            == (&observed.node, &observed.devices, &observed.victims);
+        // What is told by wall time wavers by some milliseconds.
+        if is_it && observed.deadline > known.deadline + SAME_DEADLINE {
+            let until = observed.deadline.min(self.latest_deadline());
+            self.extend_reservation(uid, until);
+        }
+    }
+
+    /// By when a hold ends at the latest, whatever deadline was written down.
+    pub(super) fn latest_deadline(&self) -> Moment {
+        self.now + LONGEST_GRACE + self.policy.reservation_slack
+    }
+}

@@ -1,0 +1,152 @@
+//! Holds: made by the checks of one place, and given up. How far a hold is, `held` says; which of an earlier leader's stand, `adopt`.
+
+use super::Ledger;
+use super::assume::{AssumeConflict, forget_measured};
+use super::node_state::NodeState;
+use super::pod_state::{PodPhase, PodState};
+use super::preemptor::{Departure, KeepReason, Preemptor};
+use super::survey::given_back;
+use crate::ids::PodUid;
+use crate::scheduling::evicting::{PotentialVictim, discharge, settle_class_exclusions};
+use crate::scheduling::placing::fit::{Misfit, check_node_admission, misfit};
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::placement::Reservation;
+
+impl Ledger {
+    /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
+    /// groups, and such as are leaving anyway.
+    pub fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
+        let preemptor = self.preemptor_without_cost(uid);
+        self.reserve_by(&preemptor, uid, reservation)
+    }
+
+    /// The same, if its victims have room elsewhere.
+    pub fn reserve_by_moving(
+        &mut self,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
+        let preemptor = self.preemptor_without_cost(uid).moving();
+        self.reserve_by(&preemptor, uid, reservation)
+    }
+
+    fn reserve_by(
+        &mut self,
+        preemptor: &Preemptor,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
+        self.check_reservation(preemptor, uid, &reservation)?;
+        self.set_reservation(uid, Some(reservation));
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
+            waiting.reservation_observed = false;
+        }
+        Ok(())
+    }
+
+    /// Whether the pod may have this hold, in place of none.
+    pub fn check_reservation(
+        &self,
+        preemptor: &Preemptor,
+        uid: &PodUid,
+        reservation: &Reservation,
+    ) -> Result<(), AssumeConflict> {
+        let pod_state = self.waiting(uid)?;
+        if let Some(held) = pod_state.reservation() {
+            return Err(AssumeConflict::AlreadyHolds { node: held.node.clone() });
+        }
+        let node_state = self.node_states.get(&reservation.node).ok_or(Misfit::UnknownNode)?;
+        match check_node_admission(&node_state.view, &pod_state.demand) {
+            Err(Misfit::Unseen) if preemptor.adopts => {}
+            check_node_admission => check_node_admission?,
+        }
+        let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        if preemptor.adopts {
+            forget_measured(&mut gpus);
+        }
+        let class_exclusions = node_state.class_exclusions(uid, &self.pod_states);
+        // A tenant at its limit may put one of its pods in the place of others of its own.
+        let mut given_back = TenantUsage::default();
+        for (resident, returned) in
+            self.group_victims(preemptor, &pod_state.demand, reservation, node_state)?
+        {
+            given_back += returned;
+            resident.iter().for_each(|resident| discharge(&mut gpus, resident));
+        }
+        settle_class_exclusions(&class_exclusions, &mut gpus, |uid| reservation.victims.contains(uid));
+        let demand = &pod_state.demand;
+        let gpu_candidates = node_state.resolve(&reservation.devices).ok_or_else(|| misfit(&gpus, demand))?;
+        if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {
+            return Err(misfit(&gpus, demand).into());
+        }
+        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, gpu_candidates)?;
+        Ok(())
+    }
+
+    /// Everyone who must have left before the held room is free, with what each gives back to the pod's own tenant; of those on
+    /// other nodes nothing is discharged here.
+    fn group_victims(
+        &self,
+        preemptor: &Preemptor,
+        demand: &Demand,
+        reservation: &Reservation,
+        node_state: &NodeState,
+    ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
+        let wanted = node_state.most_used_by(demand);
+        let leaver = |victim: &PodUid| {
+            let there = self.pod_states.get(victim).ok_or(AssumeConflict::VictimGone)?;
+            let home =
+                there.node().and_then(|node| self.node_states.get(node)).ok_or(AssumeConflict::VictimGone)?;
+            let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
+            match self.keep_reason(victim, there, demand, wanted, preemptor) {
+                Some(KeepReason::SpokenFor | KeepReason::Leaving)
+                    if preemptor.spoken_for.contains(victim) =>
+                {
+                    return Err(AssumeConflict::VictimGone);
+                }
+                Some(KeepReason::Leaving) if is_soon || preemptor.adopts => {}
+                None if (demand.may_preempt || preemptor.moves)
+                    && !self.would_break(there, &reservation.victims) => {}
+                _ => return Err(AssumeConflict::VictimStays),
+            }
+            let is_here = there.node() == Some(&reservation.node);
+            let resident = self.resident(victim, there, home).filter(|_| is_here);
+            if resident.is_none() && !self.leaves_with_another(there, reservation) {
+                return Err(AssumeConflict::VictimGone);
+            }
+            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
+        };
+        reservation.victims.iter().map(leaver).collect()
+    }
+
+    /// Whether a member of its group leaves the node of the hold.
+    fn leaves_with_another(&self, leaver: &PodState, reservation: &Reservation) -> bool {
+        let is_member_there = |uid: &PodUid| {
+            let pod_state = self.pod_states.get(uid);
+            pod_state.is_some_and(|e| {
+                e.node() == Some(&reservation.node) && e.disruption_info.group == leaver.disruption_info.group
+            })
+        };
+        leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
+    }
+
+    /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
+    pub fn release_reservation(&mut self, uid: &PodUid) {
+        let given_up = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
+        self.set_reservation(uid, None);
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
+            waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
+            waiting.reservation_observed = false;
+        }
+    }
+
+    /// The API server shows no hold any more, and what it shows counts.
+    pub fn forget_observed_reservation(&mut self, uid: &PodUid) {
+        self.set_reservation(uid, None);
+    }
+}

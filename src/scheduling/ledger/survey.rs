@@ -1,0 +1,400 @@
+//! Nodes as a search for victims sees them: who could leave for a pod, alone or with its group, who leaves anyway, and what each
+//! of them costs.
+
+use super::Ledger;
+use super::budget_index::BudgetIndex;
+use super::node_state::{NodeState, ResidentPod};
+use super::pod_state::{PodPhase, PodState};
+use super::preemptor::{Departure, KeepReason, Preemptor};
+use super::tenant_usage::TenantHold;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting::{
+    EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate, QuotaStatus, TenantQuota,
+    VictimGroup,
+};
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::units::{Bytes, Millis};
+use std::collections::BTreeMap;
+
+/// The members of a group that would leave for one pod.
+struct GroupVictims {
+    /// In order of UID, with the budgets that cover each.
+    members: Vec<(PotentialVictim, Vec<usize>)>,
+    /// Only who may take its guarantee back has them leave.
+    is_reclaimed: bool,
+}
+
+/// One room on its way, and what was found of groups so far: their members are on many nodes.
+pub struct CandidateSurvey<'l> {
+    ledger: &'l Ledger,
+    claim: &'l Preemptor,
+    demand: &'l Demand,
+    groups: BTreeMap<&'l GroupKey, Result<GroupVictims, KeepReason>>,
+    coverage: BudgetIndex<'l>,
+    /// Of each budget, what others will use of it who are to leave for other pods.
+    spent: BTreeMap<usize, u32>,
+}
+
+impl Ledger {
+    /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
+    /// all.
+    pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
+        let demand = &self.pod_states.get(claim.uid.as_ref()?)?.demand;
+        self.candidates_for_demand(claim, demand, [node]).pop()
+    }
+
+    /// The same of many nodes; those where it may not be placed are left out.
+    pub fn candidates_for<'n>(
+        &self,
+        claim: &Preemptor,
+        nodes: impl IntoIterator<Item = &'n NodeName>,
+    ) -> Vec<PreemptionCandidate> {
+        let pod_state = claim.uid.as_ref().and_then(|uid| self.pod_states.get(uid));
+        pod_state
+            .map_or_else(Vec::new, |pod_state| self.candidates_for_demand(claim, &pod_state.demand, nodes))
+    }
+
+    /// The same, if the pod asked for this instead.
+    pub fn candidates_for_demand<'n>(
+        &self,
+        claim: &Preemptor,
+        demand: &Demand,
+        nodes: impl IntoIterator<Item = &'n NodeName>,
+    ) -> Vec<PreemptionCandidate> {
+        if demand.asks_plugin() {
+            return Vec::new();
+        }
+        let mut survey = self.survey(claim, demand);
+        nodes.into_iter().filter_map(|node| survey.candidate(node)).collect()
+    }
+
+    /// The same, one node after the other.
+    pub fn survey<'l>(&'l self, claim: &'l Preemptor, demand: &'l Demand) -> CandidateSurvey<'l> {
+        CandidateSurvey::new(self, claim, demand)
+    }
+
+    /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
+    pub fn keep_reason_of(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
+        let mut survey = CandidateSurvey::new(self, claim, demand);
+        let Some(pod_state) = self.pod_states.get(uid) else { return Some(KeepReason::NotBound) };
+        let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get(node)) else {
+            return Some(KeepReason::NotBound);
+        };
+        let wanted = node_state.most_used_by(demand);
+        self.keep_reason(uid, pod_state, demand, wanted, claim)
+            .or_else(|| self.resident(uid, pod_state, node_state).is_none().then_some(KeepReason::Unplaced))
+            .or_else(|| survey.group_is_kept(pod_state, wanted))
+    }
+
+    /// A pod as part of what its node holds, if it is placed there.
+    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
+        self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
+    }
+
+    /// The same, without its price.
+    pub(super) fn resident(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        node_state: &NodeState,
+    ) -> Option<PotentialVictim> {
+        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed)?;
+        Some(self.resident_at(uid, pod_state, node_state, charge.gpus))
+    }
+
+    fn resident_at(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        node_state: &NodeState,
+        gpus: GpuSet,
+    ) -> PotentialVictim {
+        PotentialVictim {
+            uid: uid.clone(),
+            gpus,
+            per_gpu: pod_state.demand.per_gpu,
+            // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
+            used_beyond_grant: match pod_state.demand.sharing {
+                Sharing::Shared => node_state.used_beyond_grant(uid, pod_state.demand.per_gpu, gpus),
+                Sharing::Exclusive => Bytes::ZERO,
+            },
+            sharing: pod_state.demand.sharing,
+            priority: pod_state.demand.priority,
+            class: pod_state.demand.class,
+            tenant: pod_state.demand.tenant,
+            host_resources: pod_state.demand.host_resources,
+            grace: self.time_to_leave(pod_state),
+            eviction_cost: PodEvictionCost::default(),
+            deletion_cost: pod_state.disruption_info.deletion_cost,
+            standing: QuotaStatus::Borrowed { spared: 0 },
+            given_back: TenantUsage::default(),
+            budgets: Vec::new(),
+            gang: None,
+        }
+    }
+
+    /// With its price for `preemptor`.
+    pub(super) fn with_eviction_cost(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        node_state: &NodeState,
+        preemptor: &Demand,
+        claim: &Preemptor,
+    ) -> Option<PotentialVictim> {
+        Some(self.with_cost(
+            self.resident(uid, pod_state, node_state)?,
+            pod_state,
+            node_state,
+            preemptor,
+            claim,
+        ))
+    }
+
+    fn with_cost(
+        &self,
+        resident: PotentialVictim,
+        pod_state: &PodState,
+        node_state: &NodeState,
+        preemptor: &Demand,
+        claim: &Preemptor,
+    ) -> PotentialVictim {
+        let used = node_state.use_on(pod_state, resident.gpus);
+        PotentialVictim {
+            eviction_cost: self.eviction_cost(&resident.uid, pod_state, node_state, used, claim),
+            standing: claim.tenancy.standing(&resident.uid, pod_state),
+            given_back: given_back(pod_state, used, preemptor),
+            ..resident
+        }
+    }
+
+    /// What the pod's tenant may have, and has beside this pod.
+    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
+        let of = || {
+            let id = self.pod_states.get(uid)?.demand.tenant?;
+            let tenant = self.policy.tenant(id)?;
+            Some(TenantQuota { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
+        };
+        of().unwrap_or_default()
+    }
+}
+
+/// What a pod gives back of what the tenant of the one who asks may have.
+pub(super) fn given_back(pod_state: &PodState, used: TenantUsage, preemptor: &Demand) -> TenantUsage {
+    let is_own = pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
+    if is_own { used } else { TenantUsage::default() }
+}
+
+impl<'l> CandidateSurvey<'l> {
+    fn new(ledger: &'l Ledger, claim: &'l Preemptor, demand: &'l Demand) -> Self {
+        let coverage = BudgetIndex::new(&ledger.budgets);
+        let mut spent = BTreeMap::new();
+        for pod_state in claim.spoken_for.iter().filter_map(|uid| ledger.pod_states.get(uid)) {
+            // Once it is leaving, the budget itself says so.
+            if ledger.departure_of(pod_state).is_none() {
+                coverage
+                    .of(&pod_state.demand.traits)
+                    .into_iter()
+                    .for_each(|budget| *spent.entry(budget).or_default() += 1);
+            }
+        }
+        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
+    }
+
+    /// A node with everyone on it who may be evicted; `None` if the pod may not be placed there at all.
+    pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
+        let Self { ledger, claim, demand, .. } = *self;
+        let node_state =
+            ledger.node_states.get(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
+        let asks = claim.uid.as_ref()?;
+        let gpus = match node_state.pods.contains(asks) {
+            true => node_state.gpus_without(asks, &ledger.pod_states, &ledger.policy),
+            false => node_state.view.gpus.to_vec(),
+        };
+        let keeps_apart = ledger.policy.keeps_classes_apart();
+        let mut room = PreemptionCandidate {
+            class_exclusions: if keeps_apart {
+                node_state.class_exclusions(asks, &ledger.pod_states)
+            } else {
+                Vec::new()
+            },
+            candidates: Vec::with_capacity(node_state.pods.len()),
+            budgets_known: ledger.budgets_known(),
+            tenant: claim.tenant,
+            ..PreemptionCandidate::new(node.clone(), gpus)
+        };
+        // Only where there are tenants does anybody ask.
+        let has_tenants = !ledger.policy.tenants().is_empty();
+        let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
+        let mut places = CandidateIndex::default();
+        for tenant in node_state.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
+            self.enter(&mut room, &mut places, node_state, tenant, wanted);
+        }
+        room.budget_places = places.budgets;
+        self.allow(&mut room);
+        Some(room)
+    }
+
+    /// Brings a room that was found before to what budgets let leave now. Others may have been told to leave since, on other
+    /// nodes.
+    pub fn allow(&self, room: &mut PreemptionCandidate) {
+        room.budgets = room.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
+    }
+
+    fn enter(
+        &mut self,
+        room: &mut PreemptionCandidate,
+        places: &mut CandidateIndex<'l>,
+        node_state: &NodeState,
+        tenant: &ResidentPod,
+        wanted: TenantUsage,
+    ) {
+        let Self { ledger, claim, demand, .. } = *self;
+        let (uid, pod_state) = (&tenant.uid, &ledger.pod_states[&tenant.uid]);
+        let resident = || ledger.resident_at(uid, pod_state, node_state, tenant.gpus);
+        if let Some(Departure::Soon(left)) = ledger.departure_of(pod_state) {
+            if !claim.spoken_for.contains(uid) {
+                let given_back = given_back(pod_state, node_state.use_on(pod_state, tenant.gpus), demand);
+                room.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
+            }
+            return;
+        }
+        if !demand.may_preempt || ledger.keep_reason(uid, pod_state, demand, wanted, claim).is_some() {
+            return;
+        }
+        let Some(gang) = self.gang(room, places, pod_state, wanted) else { return };
+        let resident = ledger.with_cost(resident(), pod_state, node_state, demand, claim);
+        let over = self.budgets_over(pod_state);
+        let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
+        room.candidates.push(PotentialVictim { budgets, gang, ..resident });
+    }
+
+    /// The budgets that may keep the pod: none where its class ignores them.
+    fn budgets_over(&self, pod_state: &PodState) -> Vec<usize> {
+        match self.ledger.policy.class(pod_state.demand.class).honors_budgets() {
+            true => self.coverage.of(&pod_state.demand.traits),
+            false => Vec::new(),
+        }
+    }
+
+    /// The place in the room of the group with which a pod leaves, if there is one; `None` if that group stays.
+    fn gang(
+        &mut self,
+        room: &mut PreemptionCandidate,
+        places: &mut CandidateIndex<'l>,
+        pod_state: &'l PodState,
+        wanted: TenantUsage,
+    ) -> Option<Option<u16>> {
+        let Some(key) = self.group_of(pod_state) else { return Some(None) };
+        if let Some(known) = places.gangs.get(key) {
+            return Some(Some(*known));
+        }
+        let (ledger, may_reclaim) = (self.ledger, self.claim.tenancy.may_reclaim(wanted));
+        let group_victims = self.group_victims(key).as_ref().ok()?;
+        if group_victims.is_reclaimed && !may_reclaim {
+            return None;
+        }
+        let place = room.gangs.len() as u16;
+        room.gangs.push(group_victims.gang(ledger, &room.node, places));
+        places.gangs.insert(key, place);
+        Some(Some(place))
+    }
+
+    fn group_is_kept(&mut self, pod_state: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
+        let key = self.group_of(pod_state)?;
+        let may_reclaim = self.claim.tenancy.may_reclaim(wanted);
+        match self.group_victims(key) {
+            Ok(group_victims) if group_victims.is_reclaimed && !may_reclaim => {
+                Some(KeepReason::Group(key.clone()))
+            }
+            Ok(_) => None,
+            Err(keep_reason) => Some(keep_reason.clone()),
+        }
+    }
+
+    /// The group of a pod that is not alone in it.
+    fn group_of(&self, pod_state: &'l PodState) -> Option<&'l GroupKey> {
+        let key = pod_state.disruption_info.group.as_ref()?;
+        (self.ledger.members_of(key).nth(1).is_some()).then_some(key)
+    }
+
+    fn group_victims(&mut self, key: &'l GroupKey) -> &Result<GroupVictims, KeepReason> {
+        if !self.groups.contains_key(key) {
+            let group_victims = self.find_group_victims(key).ok_or_else(|| KeepReason::Group(key.clone()));
+            self.groups.insert(key, group_victims);
+        }
+        &self.groups[key]
+    }
+
+    /// All members that are there and not leaving already; `None` if one of them stays.
+    fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims> {
+        let Self { ledger, claim, demand, .. } = *self;
+        let mut group_victims = GroupVictims { members: Vec::new(), is_reclaimed: false };
+        for uid in ledger.members_of(key) {
+            let pod_state = &ledger.pod_states[uid];
+            let is_there =
+                !matches!(pod_state.phase, PodPhase::Waiting(_)) && ledger.departure_of(pod_state).is_none();
+            if !is_there {
+                continue;
+            }
+            // Whether the claim reaches so far depends on the node that the pod would get.
+            if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
+                return None;
+            }
+            group_victims.is_reclaimed |= claim.tenancy.bond(uid, pod_state) == TenantHold::Borrowed;
+            let node_state = ledger.node_states.get(pod_state.node()?)?;
+            let resident = ledger.with_eviction_cost(uid, pod_state, node_state, demand, claim)?;
+            group_victims.members.push((resident, self.budgets_over(pod_state)));
+        }
+        Some(group_victims)
+    }
+
+    fn allowed(&self, budget: usize) -> u32 {
+        let allowed = self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed);
+        allowed.saturating_sub(self.spent.get(&budget).copied().unwrap_or(0))
+    }
+}
+
+impl GroupVictims {
+    /// As the node sees them: its own members are candidates there, the others are summed up.
+    fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
+        let mut gang = VictimGroup {
+            members: self.members.iter().map(|(member, _)| member.uid.clone()).collect(),
+            eviction_cost: EvictionCost::default(),
+            grace: Millis::default(),
+            given_back: TenantUsage::default(),
+            budgets: Vec::new(),
+            elsewhere: Vec::new(),
+        };
+        let is_elsewhere = |uid: &PodUid| ledger.pod_states[uid].node() != Some(node);
+        for (member, over) in self.members.iter().filter(|(member, _)| is_elsewhere(&member.uid)) {
+            gang.eviction_cost = gang.eviction_cost.plus(member);
+            gang.grace = gang.grace.max(member.grace);
+            gang.given_back += member.given_back;
+            gang.budgets.extend(over.iter().map(|budget| places.budget(*budget)));
+            let at = ledger.pod_states[&member.uid].node().cloned();
+            gang.elsewhere.extend(at.map(|at| (at, member.tenant)));
+        }
+        gang
+    }
+}
+
+/// Where groups and budgets stand in one room.
+#[derive(Default)]
+struct CandidateIndex<'l> {
+    gangs: BTreeMap<&'l GroupKey, u16>,
+    budgets: Vec<usize>,
+}
+
+impl CandidateIndex<'_> {
+    fn budget(&mut self, budget: usize) -> u16 {
+        let known = self.budgets.iter().position(|known| *known == budget);
+        known.unwrap_or_else(|| {
+            self.budgets.push(budget);
+            self.budgets.len() - 1
+        }) as u16
+    }
+}

@@ -1,0 +1,222 @@
+//! Who has how much of the cluster, and what follows: who may take more, and who gives way to whom.
+//!
+//! - Nobody gets beyond its tenant's limit, nor, if it may not borrow, beyond its guarantee.
+//! - Who borrows takes only what is idle: it evicts nobody but pods of its own tenant, or, if it has none, such as have none.
+//! - Who stays within its guarantee may also evict what others borrowed. Of a tenant's pods those of the highest priority live
+//!   on its guarantee, then those that have run longest; the rest is borrowed.
+
+use super::Ledger;
+use super::node_state::used_on;
+use super::pod_state::{PodPhase, PodState};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting::QuotaStatus;
+use crate::scheduling::policy::{Reclaim, TenantId, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::units::Moment;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A dominant share counts up to the whole cluster.
+const WHOLE: u64 = 1_000_000;
+
+/// A tenant's pod in the order in which they live on its guarantee: by priority, since when it runs, and its name.
+type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid);
+
+/// How tenants stand to each other at one moment, as one pod that wants room sees it.
+#[derive(Debug, Default)]
+pub struct TenantShares {
+    /// No tenant is named in the policy: everyone may give way.
+    is_off: bool,
+    of_preemptor: Option<TenantId>,
+    /// What the preemptor's tenant has left of a guarantee that may be taken back.
+    reclaimable: Option<TenantUsage>,
+    /// Pods that live on their tenants' guarantees.
+    guaranteed: BTreeSet<PodUid>,
+    /// How much each tenant is spared, by its share of what is borrowed.
+    spared: BTreeMap<TenantId, u32>,
+}
+
+/// What a pod's tenant says when another pod asks for its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TenantHold {
+    /// Nothing: both are of one tenant, or nobody counts.
+    Loose,
+    /// It lives on what others may take back.
+    Borrowed,
+    /// It lives on its tenant's guarantee.
+    Kept,
+}
+
+impl TenantShares {
+    /// Whose share anyone lives on does not matter.
+    pub fn off() -> Self {
+        Self { is_off: true, ..Self::default() }
+    }
+
+    /// How a pod is bound to stay by its tenant.
+    pub(super) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
+        if self.is_off || pod_state.demand.tenant == self.of_preemptor {
+            return TenantHold::Loose;
+        }
+        if self.guaranteed.contains(victim) { TenantHold::Kept } else { TenantHold::Borrowed }
+    }
+
+    /// Whether the one who asks, and would use that much, may take back what others borrowed.
+    pub(super) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
+        self.reclaimable.is_some_and(|left| wanted.is_within(left))
+    }
+
+    pub fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
+        if self.guaranteed.contains(victim) {
+            return QuotaStatus::Guaranteed;
+        }
+        let spared = pod_state.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
+        QuotaStatus::Borrowed { spared: spared.copied().unwrap_or(0) }
+    }
+}
+
+impl Ledger {
+    /// What a tenant's pods use, bound, promised or held.
+    pub fn used_by(&self, tenant: TenantId) -> TenantUsage {
+        self.usage.get(tenant.place()).copied().unwrap_or_default()
+    }
+
+    /// What the cluster has.
+    pub fn whole(&self) -> TenantUsage {
+        self.node_states
+            .values()
+            .filter(|node_state| node_state.exists)
+            .map(|node_state| node_state.view.whole())
+            .sum()
+    }
+
+    /// What the pod's tenant may still take, beside all it has but this pod's.
+    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+        self.allowance_beside(uid, demand, TenantUsage::default())
+    }
+
+    /// The same, once it has given that much back.
+    pub(super) fn allowance_beside(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        given_back: TenantUsage,
+    ) -> TenantLimit {
+        let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
+            return TenantLimit::default();
+        };
+        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
+    }
+
+    /// How tenants stand to each other for the pod of `uid`.
+    pub fn tenancy(&self, uid: &PodUid) -> TenantShares {
+        let Some(pod_state) = self.pod_states.get(uid) else { return TenantShares::default() };
+        if self.policy.tenants().is_empty() {
+            return TenantShares::off();
+        }
+        let whole = self.whole();
+        let spared = |(id, used): (TenantId, TenantUsage)| {
+            let share = self.policy.tenant(id).map_or(0, |tenant| tenant.dominant_share(used, whole));
+            (id, (WHOLE - share.min(WHOLE)) as u32)
+        };
+        TenantShares {
+            is_off: false,
+            of_preemptor: pod_state.demand.tenant,
+            reclaimable: self.reclaimable(uid, &pod_state.demand),
+            guaranteed: self.guaranteed(),
+            spared: self.policy.tenant_ids().map(|id| (id, self.used_by(id))).map(spared).collect(),
+        }
+    }
+
+    /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
+    pub fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
+        let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
+        tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
+    }
+
+    /// What the pod's tenant, beside all it has but this pod's, may take back by eviction.
+    fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<TenantUsage> {
+        let id = demand.tenant?;
+        let tenant = self.policy.tenant(id).filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
+        let others = self.used_by(id).minus(self.use_of(uid));
+        others.is_within(tenant.guarantee).then(|| tenant.guarantee.minus(others))
+    }
+
+    /// The pods that live on their tenants' guarantees.
+    fn guaranteed(&self) -> BTreeSet<PodUid> {
+        let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
+        for (name, node_state) in self.node_states.iter() {
+            for (uid, pod_state) in node_state.pods.iter().map(|uid| (uid, &self.pod_states[uid])) {
+                let is_here = pod_state.node() == Some(name);
+                if let Some((tenant, started)) =
+                    pod_state.demand.tenant.zip(started(pod_state)).filter(|_| is_here)
+                {
+                    by_tenant.entry(tenant).or_default().push((
+                        Reverse(pod_state.demand.priority),
+                        started,
+                        uid,
+                    ));
+                }
+            }
+        }
+        by_tenant.into_iter().flat_map(|(tenant, pods)| self.within_guarantee(tenant, pods)).collect()
+    }
+
+    fn within_guarantee(&self, tenant: TenantId, mut pods: Vec<Ranked<'_>>) -> Vec<PodUid> {
+        let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
+        pods.sort_unstable();
+        let mut used = TenantUsage::default();
+        pods.retain(|(.., uid)| {
+            let with = used + self.use_of(uid);
+            let is_within = with.is_within(guarantee);
+            if is_within {
+                used = with;
+            }
+            is_within
+        });
+        pods.into_iter().map(|(.., uid)| uid.clone()).collect()
+    }
+
+    /// What a pod, or the room held for it, uses.
+    pub(super) fn use_of(&self, uid: &PodUid) -> TenantUsage {
+        let used = || {
+            let pod_state = self.pod_states.get(uid)?;
+            let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
+            self.node_states.get(node)?.use_of(pod_state)
+        };
+        used().unwrap_or_default()
+    }
+
+    /// Brings the tenants' sums to a node's page: what it said before is replaced by what it says now.
+    pub(super) fn settle_usage(&mut self, before: &[(TenantId, TenantUsage)], name: &NodeName) {
+        self.usage.resize(self.policy.tenants().len(), TenantUsage::default());
+        for (tenant, used) in before {
+            if let Some(sum) = self.usage.get_mut(tenant.place()) {
+                *sum = sum.minus(*used);
+            }
+        }
+        for (tenant, used) in self.node_states.get(name).iter().flat_map(|node_state| &node_state.usage) {
+            if let Some(sum) = self.usage.get_mut(tenant.place()) {
+                *sum += *used;
+            }
+        }
+    }
+}
+
+fn started(pod_state: &PodState) -> Option<Moment> {
+    match &pod_state.phase {
+        PodPhase::Bound(bound) => Some(bound.started),
+        _ => None,
+    }
+}
+
+/// Whether these GPUs are within what the demand's tenant may still take.
+pub(in crate::scheduling) fn is_allowed(
+    allowance: TenantLimit,
+    gpus: &[Gpu],
+    demand: &Demand,
+    chosen: GpuSet,
+) -> bool {
+    allowance == TenantLimit::default() || allowance.allows(used_on(gpus, demand, chosen))
+}

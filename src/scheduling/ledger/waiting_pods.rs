@@ -1,0 +1,400 @@
+//! Who waits for a place and is due for a look: pods behind the planner's gate, and pods that were refused and may fit by now.
+//!
+//! The scheduler wakes a refused pod when the API server shows a change. What an agent sees is no such change: an engine
+//! whose queue has run empty, VRAM that a process gave back, an agent that is heard of again. Nobody but the planner looks at
+//! a gated pod at all.
+//!
+//! What a round costs does not grow with the number of pods that wait: [`super::waiting_queue`] has them in order.
+
+use super::Ledger;
+use super::pod_state::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::waiting_queue::{QueueBand, WaitingLine};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::placing::snapshot::NodeSet;
+use crate::scheduling::policy::{TenantId, TenantUsage};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::units::{Millis, Moment};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// An API event that made room has woken the pod already: it asks again within this time. So has a refusal that the
+/// scheduler follows with a preemption of its own.
+const QUIET_PERIOD: Millis = Millis::seconds(1);
+/// A pod that is woken, asks, and is refused again (somebody was faster, or a figure hovers about a limit) is woken less
+/// and less often, but within this time: no refusal outlives its cause by five seconds.
+const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
+/// A pod that was woken and did not ask is kept back by something Stowage does not see.
+const LONGEST_PAUSE: Millis = Millis::seconds(60);
+/// A gated pod for which there was no place is looked at again after this time at first.
+const FIRST_RETRY_AFTER: Millis = Millis(250);
+/// However often it was looked at in vain, it is looked at again this soon after anything has changed.
+const RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
+const RETRY_AT_LEAST: Millis = Millis::seconds(4);
+/// Whether anything has changed for a pod that was looked at in vain is asked this often.
+const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
+/// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
+const BROUGHT: usize = 4;
+/// Others left for it in vain: something that Stowage does not see keeps it from being bound. Before anyone leaves for it again
+/// it waits so long at first, and twice as long each time.
+const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
+const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
+
+/// A pod that waits, and what is known of where it may go.
+#[derive(Debug, Clone)]
+pub struct PendingPod {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub demand: Demand,
+    pub way: WaitKind,
+    /// Since when it waits.
+    pub since: Moment,
+    /// How much its tenant borrows: of two of one priority, whose tenant has less comes first.
+    pub share: u64,
+}
+
+/// How a pod waits.
+#[derive(Debug, Clone)]
+pub enum WaitKind {
+    /// Behind the planner's gate: the scheduler has not seen it.
+    Gated,
+    /// The scheduler asked about these nodes, and none fitted; `None` if nobody knows which they were.
+    Refused { asked: Option<Arc<NodeSet>> },
+    /// It was woken a moment ago and has not asked yet: what it was woken for is not for the next one.
+    OnItsWay { asked: Option<Arc<NodeSet>> },
+}
+
+/// The pods of a group, as far as they are there.
+#[derive(Debug, Clone, Default)]
+pub struct PodGroup {
+    /// Behind the planner's gate, without room.
+    pub gated: Vec<PendingPod>,
+    /// Bound, on their way, or with room of their own.
+    pub placed: u32,
+    /// How many it takes, if any of them says.
+    pub size: Option<u32>,
+}
+
+impl Ledger {
+    /// The pod was told that none of these nodes fits; `None` if it was not said which.
+    pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
+        let at = self.now;
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
+            waiting.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
+            self.refused.insert(uid.clone());
+        }
+        self.requeue(uid);
+    }
+
+    /// Whoever waits may have been refused by someone of whom this ledger knows nothing: the last leader, or this process
+    /// before its restart.
+    pub fn suppose_all_refused(&mut self) {
+        // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
+        let waits = |pod_state: &PodState| {
+            matches!(
+                &pod_state.phase,
+                PodPhase::Waiting(WaitingPod { soft_reservation: None, gate: SchedulingGate::Open, .. })
+            ) && !pod_state.demand.asks_plugin()
+        };
+        let waiting = self.pod_states().into_iter().filter(|(_, pod_state)| waits(pod_state));
+        let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
+        waiting.iter().for_each(|uid| self.note_refused(uid, None));
+    }
+
+    /// Pods that are due for a look, in the order in which they are to be placed: who is on its way already, then by priority,
+    /// class, their tenants' shares of what is borrowed, and time. At most `limit` of the refused and as many of the gated, in
+    /// turn: of those of one priority and class the next call answers others, as long as there are any.
+    pub fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
+        self.bring_due(limit.saturating_mul(BROUGHT));
+        let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
+        let share =
+            |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
+        let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
+        let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
+        let refused = self.waiting_queue.hand_out(WaitingLine::Refused, limit, share);
+        let gated = self.waiting_queue.hand_out(WaitingLine::Gated, limit, share);
+        let on_their_way = if refused.is_empty() { Vec::new() } else { self.waiting_queue.last_woken(limit) };
+        let due: BTreeSet<&PodUid> = refused.iter().collect();
+        let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
+        let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
+        let gated = gated.iter().filter_map(|uid| self.gated_one(uid, whole));
+        let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
+        pending.sort_by_cached_key(PendingPod::order);
+        pending
+    }
+
+    /// These were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
+    pub fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
+        pods.into_iter().for_each(|uid| self.waiting_queue.put_back(uid));
+    }
+
+    /// How many pods wait for a look, due or not.
+    pub fn pending_count(&self) -> usize {
+        self.waiting_queue.len()
+    }
+
+    /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
+    pub(super) fn requeue(&mut self, uid: &PodUid) {
+        let pod_state = self.pod_states.get(uid);
+        let waiting = pod_state.filter(|pod_state| matches!(pod_state.phase, PodPhase::Waiting(_)));
+        if waiting.is_none() && !self.waiting_queue.knows(uid) && !self.refused.contains(uid) {
+            return;
+        }
+        let spot = waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
+        let refused = waiting.and_then(PodState::refused);
+        let is_refused = refused.is_some();
+        let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
+        match spot {
+            None => self.waiting_queue.remove(uid),
+            Some((due, queue_band)) if due <= self.now => self.waiting_queue.set_ready(uid, queue_band),
+            Some((due, _)) => self.waiting_queue.set_later(uid, due),
+        }
+        self.waiting_queue.set_woken(uid, on_its_way);
+        if !is_refused {
+            self.refused.remove(uid);
+        }
+    }
+
+    /// Everyone who waits has a turn by the class and the tenant that it has now.
+    pub(super) fn requeue_all(&mut self) {
+        self.waiting_queue.all().iter().for_each(|uid| self.requeue(uid));
+    }
+
+    /// A group's pods; the gated ones in the order in which they are to be placed.
+    pub fn group(&self, key: &GroupKey) -> PodGroup {
+        let mut group = PodGroup::default();
+        for (uid, pod_state) in self.members(key) {
+            group.size = group.size.max(pod_state.disruption_info.group_size);
+            match &pod_state.phase {
+                PodPhase::Waiting(WaitingPod {
+                    reservation: None,
+                    gate: SchedulingGate::Planned,
+                    since,
+                    ..
+                }) => {
+                    let pod =
+                        self.pending_one(uid, pod_state, WaitKind::Gated, *since, TenantUsage::default());
+                    group.gated.push(pod);
+                }
+                PodPhase::Waiting(WaitingPod { reservation: None, .. }) => {}
+                PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
+            }
+        }
+        group.gated.sort_by_cached_key(PendingPod::order);
+        group
+    }
+
+    /// Pods that are to come to a node and are not bound yet: assumed, or with room held there.
+    pub fn coming_to(&self, node: &NodeName) -> &[PodUid] {
+        self.node_states.get(node).map_or(&[], |node_state| &node_state.coming)
+    }
+
+    /// All pods of a group.
+    pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
+        self.members_of(key).filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
+    }
+
+    /// The pod was woken.
+    pub fn note_woken(&mut self, uid: &PodUid) {
+        let at = self.now;
+        if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
+            *refused = FilterRefusal { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
+        }
+        self.requeue(uid);
+    }
+
+    /// There was no place for the pod in the books of that generation.
+    pub fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
+        let at = self.now;
+        if let Some(waiting) = self.waiting_mut(uid) {
+            let unanswered_wakes = waiting
+                .failed_attempt
+                .map_or(0, |failed_attempt| failed_attempt.unanswered_wakes)
+                .saturating_add(1);
+            waiting.failed_attempt = Some(FailedAttempt { at, unanswered_wakes, generation });
+        }
+        self.requeue(uid);
+    }
+
+    /// Room that others have left for the pod was not taken in time.
+    pub fn note_failed_eviction(&mut self, uid: &PodUid) {
+        let (at, generation) = (self.now, self.generation);
+        if let Some(waiting) = self.waiting_mut(uid) {
+            let unanswered_wakes =
+                waiting.failed_eviction.map_or(0, |before| before.unanswered_wakes).saturating_add(1);
+            waiting.failed_eviction = Some(FailedAttempt { at, unanswered_wakes, generation });
+        }
+    }
+
+    /// Whether others may be evicted for the pod (again).
+    pub fn may_evict_for(&self, uid: &PodUid) -> bool {
+        let Some(PodPhase::Waiting(waiting)) = self.pod_states.get(uid).map(|pod_state| &pod_state.phase)
+        else {
+            return false;
+        };
+        let pause = |times: u32| {
+            RETRY_AFTER_FAILED_EVICTION
+                .times(1 << (times - 1).min(8))
+                .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
+        };
+        waiting.failed_eviction.is_none_or(|vain| vain.at + pause(vain.unanswered_wakes) <= self.now)
+    }
+
+    fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut WaitingPod> {
+        match &mut self.pod_states.get_mut(uid)?.phase {
+            PodPhase::Waiting(waiting) => Some(waiting),
+            _ => None,
+        }
+    }
+
+    /// Pods whose time has come are ready, at most so many of them.
+    fn bring_due(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(uid) = self.waiting_queue.next_due(self.now).cloned() else { return };
+            let failed_attempt = match self.pod_states.get(&uid).map(|pod_state| &pod_state.phase) {
+                Some(PodPhase::Waiting(waiting)) => waiting.failed_attempt,
+                _ => None,
+            };
+            match self.is_due(failed_attempt) {
+                true => self.requeue(&uid),
+                false => self.waiting_queue.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
+            }
+        }
+    }
+
+    /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for a look.
+    fn due(&self, pod_state: &PodState) -> Option<Moment> {
+        let PodPhase::Waiting(WaitingPod {
+            reservation: None,
+            gate,
+            refused,
+            unanswered_wakes,
+            failed_attempt,
+            ..
+        }) = &pod_state.phase
+        else {
+            return None;
+        };
+        let left_alone = match (gate, refused) {
+            (SchedulingGate::Planned, _) => Moment::default(),
+            (SchedulingGate::Open, Some(refused)) => {
+                refused.at + pause(refused.unanswered, *unanswered_wakes)
+            }
+            (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
+        };
+        let again = |failed_attempt: FailedAttempt| {
+            failed_attempt.at + pause_after(failed_attempt, RETRY_AFTER_CHANGE)
+        };
+        Some(failed_attempt.map_or(left_alone, |failed_attempt| left_alone.max(again(failed_attempt))))
+    }
+
+    /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
+    fn refused_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
+        let pod_state = self.pod_states.get(uid)?;
+        let PodPhase::Waiting(WaitingPod {
+            refused: Some(refused),
+            unanswered_wakes,
+            reservation: None,
+            gate: SchedulingGate::Open,
+            failed_attempt,
+            ..
+        }) = &pod_state.phase
+        else {
+            return None;
+        };
+        let is_due = refused.at + pause(refused.unanswered, *unanswered_wakes) <= self.now
+            && self.is_due(*failed_attempt);
+        let asked = refused.asked.clone();
+        let way = match (is_due, refused.unanswered) {
+            (true, _) => WaitKind::Refused { asked },
+            (false, 0) => return None,
+            (false, _) => WaitKind::OnItsWay { asked },
+        };
+        Some(self.pending_one(uid, pod_state, way, refused.at, whole))
+    }
+
+    fn gated_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
+        let pod_state = self.pod_states.get(uid)?;
+        let PodPhase::Waiting(WaitingPod {
+            gate: SchedulingGate::Planned,
+            reservation: None,
+            failed_attempt,
+            since,
+            ..
+        }) = &pod_state.phase
+        else {
+            return None;
+        };
+        self.is_due(*failed_attempt).then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since, whole))
+    }
+
+    fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
+        let longest = |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation {
+            true => RETRY_AT_LEAST,
+            false => RETRY_AFTER_CHANGE,
+        };
+        failed_attempt.is_none_or(|failed_attempt| {
+            failed_attempt.at + pause_after(failed_attempt, longest(failed_attempt)) <= self.now
+        })
+    }
+
+    fn pending_one(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        way: WaitKind,
+        since: Moment,
+        whole: TenantUsage,
+    ) -> PendingPod {
+        let (key, demand) = (pod_state.key.clone(), pod_state.demand.clone());
+        let share = self.share_of(&demand, whole);
+        PendingPod { uid: uid.clone(), key, demand, way, since, share }
+    }
+}
+
+impl PendingPod {
+    fn is_on_its_way(&self) -> bool {
+        matches!(self.way, WaitKind::OnItsWay { .. })
+    }
+
+    fn order(&self) -> impl Ord + use<> {
+        let Demand { priority, class, .. } = self.demand;
+        (!self.is_on_its_way(), Reverse(priority), class, self.share, self.since, self.uid.clone())
+    }
+}
+
+fn queue_band_of(pod_state: &PodState) -> QueueBand {
+    let Demand { priority, class, tenant, .. } = pod_state.demand;
+    let is_gated =
+        matches!(&pod_state.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
+    let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
+    QueueBand { line, priority: Reverse(priority), class, tenant }
+}
+
+fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
+    FIRST_RETRY_AFTER.times(1 << failed_attempt.unanswered_wakes.min(8)).min(longest)
+}
+
+/// How long a pod is left alone that was woken so often without asking, or asked so often in vain.
+fn pause(unanswered: u32, unanswered_wakes: u32) -> Millis {
+    match unanswered {
+        0 => QUIET_PERIOD.times(1 << unanswered_wakes.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
+        _ => QUIET_PERIOD.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_woken_in_vain_is_left_alone_for_longer_each_time() {
+        let seconds = |pauses: [Millis; 8]| pauses.map(|pause| pause.0 / 1000);
+        assert_eq!(seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))), [2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(seconds(std::array::from_fn(|n| pause(0, n as u32))), [1, 2, 4, 4, 4, 4, 4, 4]);
+        assert_eq!(pause(u32::MAX, u32::MAX), LONGEST_PAUSE);
+    }
+}

@@ -1,0 +1,272 @@
+//! The demand seen lately: what the last pods asked for, how many ended meanwhile, and how many never got a place.
+//!
+//! Only what came is kept, never what is to come: a mix that knew a workload's future would look better than it can be. Bounded,
+//! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
+
+use crate::ids::GpuModel;
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::units::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
+/// them, and a workload that changed a day ago is forgotten in most clusters.
+pub const WINDOW: u16 = 2000;
+
+/// Pods that must have been seen before anything is believed of those to come.
+pub const ENOUGH: usize = 10;
+/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
+pub const EVERY: u64 = 100;
+
+/// What one pod asks for, as far as its place is concerned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DemandShape {
+    /// VRAM on each of its GPUs.
+    pub per_gpu: Bytes,
+    pub gpus: u32,
+    pub sharing: Sharing,
+    pub host_resources: HostResources,
+    /// GPU models it may run on; none named means any.
+    pub models: Arc<[GpuModel]>,
+}
+
+impl DemandShape {
+    /// `None` of a pod whose GPUs a device plugin hands out: they cannot be shared by Stowage.
+    pub fn of(demand: &Demand) -> Option<Self> {
+        let Demand { per_gpu, gpus, sharing, host_resources, models, .. } = demand;
+        (demand.ask == Ask::Vram).then(|| Self {
+            per_gpu: *per_gpu,
+            gpus: *gpus,
+            sharing: *sharing,
+            host_resources: *host_resources,
+            models: models.clone(),
+        })
+    }
+
+    fn vram(&self) -> Bytes {
+        self.per_gpu.times(self.gpus.into())
+    }
+}
+
+/// The last so many wishes.
+#[derive(Debug, Clone)]
+pub struct DemandHistory {
+    window: usize,
+    latest: VecDeque<RememberedArrival>,
+    counts: BTreeMap<Arc<DemandShape>, u32>,
+    departures: u64,
+    asked: Bytes,
+    turned_away: Bytes,
+    /// By those who were refused, and have not given up.
+    waiting: Bytes,
+    arrivals: u64,
+}
+
+/// And what happened between this one and the next.
+#[derive(Debug, Clone)]
+struct RememberedArrival {
+    demand_shape: Arc<DemandShape>,
+    /// How many pods ended.
+    departures: u32,
+    /// What those asked for who were refused, and gave up.
+    turned_away: Bytes,
+}
+
+impl Default for DemandHistory {
+    fn default() -> Self {
+        Self::of_last(WINDOW)
+    }
+}
+
+impl DemandHistory {
+    /// A mix of at most so many wishes, and at least one.
+    pub fn of_last(window: u16) -> Self {
+        Self {
+            window: usize::from(window).max(1),
+            latest: VecDeque::new(),
+            counts: BTreeMap::new(),
+            departures: 0,
+            asked: Bytes::ZERO,
+            turned_away: Bytes::ZERO,
+            waiting: Bytes::ZERO,
+            arrivals: 0,
+        }
+    }
+
+    /// Remembers so many from now on.
+    pub fn set_window(&mut self, window: u16) {
+        self.window = usize::from(window).max(1);
+        while self.latest.len() > self.window {
+            self.forget_oldest();
+        }
+    }
+
+    /// A pod was seen for the first time.
+    pub fn arrive(&mut self, demand_shape: DemandShape) {
+        if self.latest.len() == self.window {
+            self.forget_oldest();
+        }
+        let demand_shape = match self.counts.get_key_value(&demand_shape) {
+            Some((known, _)) => known.clone(),
+            None => Arc::new(demand_shape),
+        };
+        *self.counts.entry(demand_shape.clone()).or_default() += 1;
+        self.asked += demand_shape.vram();
+        self.latest.push_back(RememberedArrival { demand_shape, departures: 0, turned_away: Bytes::ZERO });
+        self.arrivals += 1;
+    }
+
+    /// A pod that had a place is gone.
+    pub fn depart(&mut self) {
+        if let Some(latest) = self.latest.back_mut() {
+            latest.departures += 1;
+            self.departures += 1;
+        }
+    }
+
+    /// A pod that asked for so much was refused, and is gone.
+    pub fn turn_away(&mut self, vram: Bytes) {
+        if let Some(latest) = self.latest.back_mut() {
+            latest.turned_away += vram;
+            self.turned_away += vram;
+        }
+    }
+
+    /// The same mix, while pods that ask for so much all together were refused and wait.
+    pub fn with_waiting(self, vram: Bytes) -> Self {
+        Self { waiting: vram, ..self }
+    }
+
+    /// How many arrivals there were, those that are forgotten too.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
+    /// Whether it is worth learning again, if that was last done after so many arrivals: twice as many in the beginning, where a
+    /// place that was chosen for no reason stays spoilt.
+    pub fn is_due(&self, learned_at: u64) -> bool {
+        self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
+    }
+
+    /// How many it remembers.
+    pub fn len(&self) -> usize {
+        self.latest.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.latest.is_empty()
+    }
+
+    /// Each wish, and how often it was seen; in order.
+    pub fn demand_shapes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
+        self.counts.iter().map(|(demand_shape, count)| (&**demand_shape, *count))
+    }
+
+    /// How many pods ended for each that came.
+    pub fn departures_per_arrival(&self) -> f64 {
+        self.departures as f64 / self.latest.len().max(1) as f64
+    }
+
+    /// What was asked for in vain, over all that was asked for; more than one where many wait who came long ago.
+    pub fn turned_away(&self) -> f64 {
+        (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(RememberedArrival { demand_shape, departures, turned_away }) = self.latest.pop_front()
+        else {
+            return;
+        };
+        self.departures -= u64::from(departures);
+        self.turned_away = self.turned_away.minus(turned_away);
+        self.asked = self.asked.minus(demand_shape.vram());
+        if let Some(count) = self.counts.get_mut(&demand_shape) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&demand_shape);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand_shape(gib: u64) -> DemandShape {
+        DemandShape {
+            per_gpu: Bytes::gib(gib),
+            gpus: 1,
+            sharing: Sharing::Shared,
+            host_resources: HostResources::default(),
+            models: [].into(),
+        }
+    }
+
+    fn seen(demand_history: &DemandHistory) -> Vec<(u64, u32)> {
+        demand_history
+            .demand_shapes()
+            .map(|(demand_shape, count)| (demand_shape.per_gpu.0 >> 30, count))
+            .collect()
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_and_their_departures_with_them() {
+        let mut demand_history = DemandHistory::of_last(3);
+        demand_history.arrive(demand_shape(10));
+        demand_history.depart();
+        demand_history.depart();
+        for gib in [20, 10, 20] {
+            demand_history.arrive(demand_shape(gib));
+        }
+        assert_eq!(seen(&demand_history), [(10, 1), (20, 2)]);
+        assert_eq!(
+            (demand_history.len(), demand_history.arrivals(), demand_history.departures_per_arrival()),
+            (3, 4, 0.0)
+        );
+    }
+
+    #[test]
+    fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
+        let mut demand_history = DemandHistory::default();
+        let (mut learned_at, mut due) = (0, Vec::new());
+        for _ in 0..400 {
+            demand_history.arrive(demand_shape(1));
+            if demand_history.is_due(learned_at) {
+                learned_at = demand_history.arrivals();
+                due.push(learned_at);
+            }
+        }
+        assert_eq!(due, [10, 20, 40, 80, 160, 260, 360]);
+    }
+
+    #[test]
+    fn a_smaller_window_forgets_at_once() {
+        let mut demand_history = DemandHistory::default();
+        (1..=5).for_each(|gib| demand_history.arrive(demand_shape(gib)));
+        demand_history.set_window(2);
+        assert_eq!(seen(&demand_history), [(4, 1), (5, 1)]);
+    }
+
+    #[test]
+    fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
+        let mut demand_history = DemandHistory::of_last(2);
+        demand_history.arrive(DemandShape { gpus: 3, ..demand_shape(10) });
+        demand_history.turn_away(Bytes::gib(30));
+        demand_history.arrive(demand_shape(10));
+        assert_eq!(demand_history.turned_away(), 0.75);
+        demand_history.arrive(demand_shape(10));
+        assert_eq!(demand_history.turned_away(), 0.0);
+        assert_eq!(demand_history.with_waiting(Bytes::gib(5)).turned_away(), 0.25);
+    }
+
+    #[test]
+    fn who_ends_before_anybody_came_is_not_counted() {
+        let mut demand_history = DemandHistory::default();
+        demand_history.depart();
+        demand_history.arrive(demand_shape(1));
+        demand_history.depart();
+        assert_eq!(demand_history.departures_per_arrival(), 1.0);
+    }
+}

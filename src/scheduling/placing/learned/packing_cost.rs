@@ -1,0 +1,411 @@
+//! What is to be said against giving GPUs of a node to a demand, in one figure: how much less of the cluster's free GPU can be
+//! used by those who come after it.
+//!
+//! ```text
+//! φ = Σ_g w_g·(r_g − U(r_g)) + κ·max(wasted by CPU, by memory) + f·Σ_g w_g·r_g·(1 − share(g))      w_g: capacity ÷ the largest
+//! loss = φ(after) − φ(before) + t·(½·CPU left ÷ 128 + ½·free GPUs left ÷ 8) + gpu·σ + Σ_k P_k·(blocks before − after)
+//! ```
+//!
+//! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
+//! that is the same for every pod is in the node's [`NodeSummary`] already, and nothing is allocated here.
+
+use super::cutting_stock::GRID;
+use super::gpu_kind::free_for_others;
+use super::node_summary::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
+use super::{LearnedDemand, PackingModel};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::units::Bytes;
+use serde::Serialize;
+
+/// GPUs side by side, and what is left beside them.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeGpus<'a> {
+    pub gpus: &'a [Gpu],
+    /// In parallel.
+    pub devices: &'a [Device],
+    /// CPU and memory that pods may still have; `None` if nobody knows.
+    pub free_host: Option<HostResources>,
+}
+
+/// What is lost by a choice, less is better: billionths of a GPU, or, where nothing was learned, bytes left over. Comparable
+/// under one [`PackingModel`] for one demand only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct PackingCost(pub i64);
+
+/// Billionths: far above the noise of the arithmetic, far below anything that matters.
+const UNIT: f64 = 1e9;
+/// CPU and GPUs of a large node, by which what is left on one is measured.
+const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
+
+/// One node, looked at for one demand.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeEvaluation<'a> {
+    demand: &'a Demand,
+    gpus: EvaluatedGpus<'a>,
+    /// `None` where nothing was learned.
+    known: Option<LearnedNode<'a>>,
+}
+
+/// A node's GPUs: each alone, or in lots of such as are alike.
+#[derive(Debug, Clone, Copy)]
+pub enum EvaluatedGpus<'a> {
+    Alone(&'a [Gpu]),
+    Alike(&'a NodeSummary),
+}
+
+/// GPUs of a node of which each is as good as any other.
+#[derive(Debug, Clone, Copy)]
+pub struct EqualGpus<'a> {
+    pub gpu: &'a Gpu,
+    pub places: GpuSet,
+    /// `None` for one GPU of which nothing else is known.
+    gpu_group: Option<&'a GpuGroup>,
+}
+
+impl<'a> EqualGpus<'a> {
+    pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
+        Self { gpu, places: GpuSet::one(place), gpu_group: None }
+    }
+
+    pub fn of(gpu_group: &'a GpuGroup) -> Self {
+        Self { gpu: &gpu_group.gpu, places: gpu_group.places, gpu_group: Some(gpu_group) }
+    }
+
+    /// Those at these places.
+    pub fn among(self, places: GpuSet) -> Self {
+        Self { places: self.places.and(places), ..self }
+    }
+}
+
+/// A node and what was learned about such.
+#[derive(Debug, Clone, Copy)]
+struct LearnedNode<'a> {
+    learned: &'a LearnedDemand,
+    node_summary: &'a NodeSummary,
+    before: &'a NodeBefore,
+}
+
+/// The choices of one node, to be compared: what is the same for all of them is worked out. For a node that has something to
+/// choose; many have no room.
+#[derive(Debug)]
+pub struct ChoiceCosts<'a> {
+    evaluation: &'a NodeEvaluation<'a>,
+    known: Option<(LearnedNode<'a>, NodeWithoutHost)>,
+}
+
+/// The node without the pod's CPU and memory, but with all of its GPUs: what is the same for every choice.
+#[derive(Debug)]
+struct NodeWithoutHost {
+    free_host: Option<HostHeadroom>,
+    /// Where it serves fewer levels of CPU than before.
+    standing: Option<NodeSums>,
+    /// Σ P_k·blocks, as long as no whole GPU is taken.
+    blocks: f64,
+    /// What of the loss is the same for every choice.
+    base: f64,
+}
+
+impl PackingModel {
+    /// A node that this worth has summed up, to be looked at for this demand.
+    #[inline]
+    pub fn evaluate<'a>(&'a self, node_summary: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
+        let known = self.known(node_summary).filter(|_| !demand.asks_plugin());
+        NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(node_summary), known }
+    }
+
+    /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
+    /// has.
+    pub fn packing_cost_of_host(
+        &self,
+        node_summary: &NodeSummary,
+        taken: HostResources,
+    ) -> Option<PackingCost> {
+        let known = self.known(node_summary).filter(|known| known.before.free_host.is_some())?;
+        let beside = known.beside(taken);
+        let NodeSums { sums, .. } = beside.standing(known.before);
+        Some(fixed(known.learned.packing_cost(&beside, sums, beside.blocks, 0.0)))
+    }
+
+    fn known<'a>(&'a self, node_summary: &'a NodeSummary) -> Option<LearnedNode<'a>> {
+        let (learned, before) = self.learned.as_ref().zip(node_summary.before.as_ref())?;
+        Some(LearnedNode { learned, node_summary, before })
+    }
+}
+
+impl<'a> NodeEvaluation<'a> {
+    /// GPUs of which nothing else is known: those with the least left over are best.
+    pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
+        Self { demand, gpus: EvaluatedGpus::Alone(gpus), known: None }
+    }
+
+    pub fn demand(&self) -> &'a Demand {
+        self.demand
+    }
+
+    /// What it chooses among.
+    pub fn gpus(&self) -> EvaluatedGpus<'a> {
+        self.gpus
+    }
+
+    /// The GPU at this place.
+    pub fn gpu(&self, place: usize) -> &'a Gpu {
+        match self.gpus {
+            EvaluatedGpus::Alone(gpus) => &gpus[place],
+            EvaluatedGpus::Alike(node_summary) => &node_summary.gpu_group_of(place).gpu,
+        }
+    }
+
+    /// Free VRAM over all its GPUs.
+    pub fn free(&self) -> Bytes {
+        match self.gpus {
+            EvaluatedGpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
+            EvaluatedGpus::Alike(node_summary) => node_summary.free(),
+        }
+    }
+
+    /// For one that has a choice to make.
+    pub fn compare(&'a self) -> ChoiceCosts<'a> {
+        let known = self.known.map(|known| (known, known.beside(self.demand.host_resources)));
+        ChoiceCosts { evaluation: self, known }
+    }
+
+    /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
+    pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
+        match self.known {
+            Some(_) => on_scale(packing_cost),
+            None => {
+                let whole: Bytes = chosen.iter().map(|place| self.gpu(place).capacity).sum();
+                (packing_cost.0.unsigned_abs().saturating_mul(1000) / whole.0.max(1)) as u32
+            }
+        }
+    }
+
+    /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
+    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
+        let LearnedNode { learned, node_summary, .. } = self.known.as_ref()?;
+        Some(chosen.iter().map(|place| learned.useless(node_summary.gpu_group_of(place), self.demand)).sum())
+    }
+}
+
+impl<'a> ChoiceCosts<'a> {
+    /// The node that it is about.
+    pub fn evaluation(&self) -> &'a NodeEvaluation<'a> {
+        self.evaluation
+    }
+
+    /// What is lost if the demand gets these.
+    pub fn of(&self, chosen: GpuSet) -> PackingCost {
+        let NodeEvaluation { demand, .. } = self.evaluation;
+        match &self.known {
+            Some((known, beside)) => {
+                let gpu_groups =
+                    known.node_summary.gpu_groups().iter().filter(|gpu_group| gpu_group.places.meets(chosen));
+                let taken = gpu_groups.map(|gpu_group| (gpu_group, gpu_group.places.and(chosen).len()));
+                fixed(known.packing_cost_of(beside, chosen, taken, demand))
+            }
+            None => {
+                let left = |place| self.evaluation.gpu(place).free().minus(demand.per_gpu);
+                left_over(chosen.iter().map(left).sum())
+            }
+        }
+    }
+
+    /// What is lost if the demand gets one of these, whichever.
+    pub fn of_one(&self, alike: EqualGpus<'_>) -> PackingCost {
+        let NodeEvaluation { demand, .. } = self.evaluation;
+        match (&self.known, alike.gpu_group) {
+            (Some((known, beside)), Some(gpu_group)) => fixed(known.packing_cost_of(
+                beside,
+                gpu_group.places.lowest(),
+                std::iter::once((gpu_group, 1)),
+                demand,
+            )),
+            _ => left_over(alike.gpu.free().minus(demand.per_gpu)),
+        }
+    }
+}
+
+fn left_over(bytes: Bytes) -> PackingCost {
+    PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
+}
+
+/// Half of the scale for no loss, three quarters for a GPU, nearly all for many: steps are finest where losses lie closest.
+fn on_scale(PackingCost(packing_cost): PackingCost) -> u32 {
+    let packing_cost = packing_cost as f64 * (1.0 / UNIT);
+    (500.0 + 500.0 * packing_cost / (1.0 + packing_cost.abs())) as u32
+}
+
+/// Rounded: what should be equal differs by the noise of the arithmetic.
+fn fixed(packing_cost: f64) -> PackingCost {
+    // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check what cannot
+    // be, two million GPUs, and every choice waits for this.
+    const WITHOUT_FRACTIONS: f64 = 1.5 * (1u64 << 52) as f64;
+    debug_assert!(packing_cost.abs() < 2e6, "{packing_cost}");
+    let bits = |sum: f64| sum.to_bits() as i64;
+    PackingCost(bits(packing_cost * UNIT + WITHOUT_FRACTIONS) - bits(WITHOUT_FRACTIONS))
+}
+
+impl NodeWithoutHost {
+    fn standing<'a>(&'a self, before: &'a NodeBefore) -> &'a NodeSums {
+        self.standing.as_ref().unwrap_or(&before.standing)
+    }
+}
+
+impl LearnedNode<'_> {
+    /// The node with this much less of CPU and memory.
+    fn beside(&self, taken: HostResources) -> NodeWithoutHost {
+        let Self { learned, node_summary, before } = self;
+        let free_host = before.free_host.map(|free_host| free_host.without(HostHeadroom::of(taken)));
+        let is_level =
+            free_host.is_none_or(|free_host| learned.levels.is_served(before.standing.level, free_host.cpu));
+        let cpu_left = free_host.map_or(0.0, |free_host| free_host.cpu);
+        NodeWithoutHost {
+            free_host,
+            standing: (!is_level).then(|| learned.standing(free_host, node_summary.gpu_groups())),
+            blocks: learned.blocks(before.standing.whole, free_host),
+            base: before.blocks - before.potential + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
+        }
+    }
+
+    /// What is lost if the demand gets these GPUs: `taken` says how many of each lot that is.
+    fn packing_cost_of<'a>(
+        &self,
+        beside: &NodeWithoutHost,
+        chosen: GpuSet,
+        taken: impl Iterator<Item = (&'a GpuGroup, u32)>,
+        demand: &Demand,
+    ) -> f64 {
+        let Self { learned, node_summary, before } = self;
+        let NodeSums { level, whole, mut sums } = *beside.standing(before);
+        let (mut still_whole, mut scarcity) = (whole, 0.0);
+        for (gpu_group, count) in taken {
+            let kind = &learned.kinds[usize::from(gpu_group.part.kind)];
+            let left = gpu_group.part.left_by(demand, kind);
+            let was = if beside.standing.is_none() {
+                gpu_group.sums
+            } else {
+                GpuSums::of(kind, gpu_group.part, level, whole)
+            };
+            let is = GpuSums::of(kind, left, level, whole);
+            // What has to be looked up is added last: nothing waits for it before.
+            sums.add(-f64::from(count), was);
+            sums.add(f64::from(count), is);
+            scarcity += f64::from(count) * kind.scarcity * (was.free - is.free);
+            if gpu_group.part.is_whole() && !left.is_whole() {
+                still_whole -= count;
+            }
+        }
+        if still_whole == whole {
+            return learned.packing_cost(beside, &sums, beside.blocks, scarcity);
+        }
+        let others =
+            node_summary.gpu_groups().iter().map(|gpu_group| (gpu_group, gpu_group.places.without(chosen)));
+        sums.stuck += learned.stuck_with_fewer(others, level, whole, still_whole);
+        learned.packing_cost(beside, &sums, learned.blocks(still_whole, beside.free_host), scarcity)
+    }
+}
+
+impl LearnedDemand {
+    /// The loss, if GPUs add up to this, so much is left of blocks, and so scarce is what is taken.
+    #[inline]
+    fn packing_cost(&self, beside: &NodeWithoutHost, sums: &GpuSums, blocks: f64, scarcity: f64) -> f64 {
+        let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
+        // What takes longest is added last.
+        (beside.base + self.unusable(sums) + tie - blocks + scarcity)
+            + self.wasted(sums.packing_model, beside.free_host)
+    }
+
+    /// By how much less use GPUs that stay whole are if their node has fewer of them.
+    fn stuck_with_fewer<'a>(
+        &self,
+        others: impl Iterator<Item = (&'a GpuGroup, GpuSet)>,
+        level: usize,
+        before: u32,
+        after: u32,
+    ) -> f64 {
+        let of = |(gpu_group, others): (&GpuGroup, GpuSet)| {
+            let usable = &self.kinds[usize::from(gpu_group.part.kind)].usable;
+            let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
+            f64::from(others.len()) * gpu_group.sums.free * fewer
+        };
+        others.filter(|(gpu_group, _)| gpu_group.part.is_whole()).map(of).sum()
+    }
+
+    /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
+    fn useless(&self, gpu_group: &GpuGroup, demand: &Demand) -> Bytes {
+        let kind = &self.kinds[usize::from(gpu_group.part.kind)];
+        let part = usize::from(gpu_group.part.left_by(demand, kind).hundredths);
+        let of_use = (part - kind.curve.useless(part)) as u64;
+        let left = match demand.sharing {
+            Sharing::Shared => free_for_others(&gpu_group.gpu).minus(demand.per_gpu),
+            Sharing::Exclusive => Bytes::ZERO,
+        };
+        left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{EmptyNode, demand_history, learned, shared, whole};
+    use super::*;
+    use crate::units::MilliCpu;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn a_loss_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
+            let PackingCost(billionths) = fixed(packing_cost);
+            prop_assert!((billionths as f64 - packing_cost * UNIT).abs() <= 0.5, "{} {}", billionths, packing_cost);
+        }
+
+        #[test]
+        fn what_a_choice_changes_is_what_a_fresh_look_at_the_node_shows(
+            sizes in prop::collection::vec((1u64..=1000, 0u64..20_000), 10..40),
+            charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=300], 4),
+            cpu in prop::option::of(0u64..100_000),
+            (milli, wanted_cpu, gpus) in (1u64..=1000, 0u64..120_000, 1u32..=3),
+        ) {
+            // A GiB for each core, whatever they ask for.
+            let beside = |demand: Demand, cpu: u64| {
+                let host_resources = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(cpu / 1000) };
+                Demand { host_resources, ..demand }
+            };
+            let pods = sizes.iter().map(|(milli, cpu)| beside(shared(*milli), *cpu));
+            let seen_before = EmptyNode::of(&[("H100", 1000), ("L4", 400)], Some(8000));
+            let packing_model = learned(&demand_history(pods.chain([whole(2), whole(4)])), &[seen_before]);
+            // Some are larger, and some smaller, than any that it was learned from.
+            let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
+            let machine = EmptyNode::of(&models, cpu).with(&charged);
+            let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
+            let node_summary = packing_model.node_summary(machine.node_gpus());
+            let evaluation = packing_model.evaluate(&node_summary, &demand);
+            let gpu_candidates = (0..4).filter(|place| machine.gpus[*place].has_free_vram(&demand));
+            let chosen: GpuSet = gpu_candidates.take(demand.gpus as usize).collect();
+            let mut after = machine.clone();
+            chosen.iter().for_each(|place| after.gpus[place].charge(demand.per_gpu, demand.sharing));
+            let left = |free_host: HostResources| HostResources {
+                cpu: MilliCpu(free_host.cpu.0.saturating_sub(demand.host_resources.cpu.0)),
+                memory: free_host.memory.minus(demand.host_resources.memory),
+            };
+            after.free_host = machine.free_host.map(left);
+            let known = packing_model.learned.as_ref().unwrap();
+            let [seen, fresh] =
+                [&machine, &after].map(|machine| packing_model.node_summary(machine.node_gpus()).before.unwrap());
+            // Nobody insists on a model: all of the loss but φ is ties and blocks.
+            let cpu_left = after.free_host.map(|free_host| free_host.cpu.0 as f64);
+            let tie = 0.5 * cpu_left.unwrap_or_default() / LARGE_NODE.0
+                + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;
+            let on = |whole: u32, cpu: Option<f64>| -> f64 {
+                let blocks = known.blocks.iter();
+                blocks.map(|(block, price)| price * block.on(whole as usize, cpu, 0.0)).sum()
+            };
+            let broken = on(seen.standing.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.standing.whole, cpu_left);
+            let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
+            let told = evaluation.compare().of(chosen).0 as f64 / UNIT;
+            prop_assert!((told - expected).abs() < 1e-8, "{} {}", told, expected);
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The policy whole: against best fit where best fit is good, and on the mix of a real cluster.
+
+use super::cutting_stock::ValueCurve;
+use super::gpu_kind;
+use super::{DemandHistory, DemandShape, NodeGpus, PackingCost, PackingModel};
+use crate::ids::{GpuModel, GpuUuid};
+use crate::scheduling::placing::pack;
+use crate::scheduling::policy::Headroom;
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::units::{Bytes, MilliCpu, Percent};
+use proptest::prelude::*;
+
+/// A GPU that can be cut into thousandths.
+const WHOLE: u64 = 1000;
+
+fn device(index: u32, model: &str, capacity: u64) -> Device {
+    Device {
+        uuid: GpuUuid::from_index(index),
+        index,
+        model: GpuModel::parse(model).unwrap(),
+        parent: None,
+        total: Bytes(capacity),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    }
+}
+
+/// A node of GPUs that are still empty.
+#[derive(Debug, Clone)]
+pub(super) struct EmptyNode {
+    pub gpus: Vec<Gpu>,
+    pub devices: Vec<Device>,
+    pub free_host: Option<HostResources>,
+}
+
+impl EmptyNode {
+    pub fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
+        let devices: Vec<Device> =
+            (0..).zip(gpus).map(|(index, (model, capacity))| device(index, model, *capacity)).collect();
+        let headroom = Headroom::all(Percent::default());
+        let gpus = devices.iter().map(|device| Gpu::of(device, &headroom)).collect();
+        let free_host = cpu.map(|cpu| HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(100) });
+        Self { gpus, devices, free_host }
+    }
+
+    fn alike(gpus: usize) -> Self {
+        Self::of(&vec![("H100", WHOLE); gpus], None)
+    }
+
+    pub fn node_gpus(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
+    }
+
+    pub fn with(mut self, charged: &[u64]) -> Self {
+        self.gpus
+            .iter_mut()
+            .zip(charged)
+            .filter(|(_, bytes)| **bytes > 0)
+            .for_each(|(gpu, bytes)| gpu.charge(Bytes(*bytes), Sharing::Shared));
+        self
+    }
+
+    fn chosen(&self, packing_model: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
+        let node_summary = packing_model.node_summary(self.node_gpus());
+        let evaluation = packing_model.evaluate(&node_summary, demand);
+        let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
+        Some((choice.packing_cost, choice.gpus))
+    }
+}
+
+pub(super) fn shared(milli: u64) -> Demand {
+    demand_of(milli, 1, Sharing::Shared, 0)
+}
+
+pub(super) fn with_cpu(demand: Demand, cpu: u64) -> Demand {
+    Demand { host_resources: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
+}
+
+pub(super) fn whole(gpus: u32) -> Demand {
+    demand_of(WHOLE, gpus, Sharing::Exclusive, 0)
+}
+
+pub(super) fn demand_history(demands: impl IntoIterator<Item = Demand>) -> DemandHistory {
+    let mut demand_history = DemandHistory::default();
+    demands.into_iter().for_each(|demand| demand_history.arrive(DemandShape::of(&demand).unwrap()));
+    demand_history
+}
+
+pub(super) fn learned(demand_history: &DemandHistory, machines: &[EmptyNode]) -> PackingModel {
+    PackingModel::learn(demand_history, machines.iter().map(EmptyNode::node_gpus))
+}
+
+/// How much of these machines is allocated when all these pods have come, in thousandths of a GPU; learned as it goes.
+fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u64 {
+    let (mut packing_model, mut demand_history) = (PackingModel::default(), DemandHistory::default());
+    let mut allocated = 0;
+    for pod in pods {
+        demand_history.arrive(DemandShape::of(pod).unwrap());
+        if is_learning && demand_history.is_due(packing_model.learned_at()) {
+            packing_model = learned(&demand_history, &machines);
+        }
+        let gpu_candidates = machines.iter().enumerate();
+        let best = gpu_candidates
+            .filter_map(|(place, machine)| Some((machine.chosen(&packing_model, pod)?, place)))
+            .min();
+        if let Some(((_, chosen), place)) = best {
+            chosen.iter().for_each(|gpu| machines[place].gpus[gpu].charge(pod.per_gpu, pod.sharing));
+            allocated += chosen.iter().map(|_| pod.per_gpu.0).sum::<u64>();
+        }
+    }
+    allocated
+}
+
+/// Never more than a tenth of a point below best fit.
+fn assert_no_worse_than_best_fit(pods: &[Demand]) {
+    let machines = vec![EmptyNode::alike(8); 12];
+    let all = (machines.len() * 8) as u64 * WHOLE;
+    let [ours, best_fit] = [true, false].map(|is_learning| filled(machines.clone(), pods, is_learning));
+    assert!((ours + all / 1000) >= best_fit, "{ours} of {all} allocated, and {best_fit} by best fit");
+}
+
+#[test]
+fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
+    let pods = (0..20).map(|n| with_cpu(shared(100 + n * 40), 1000 * n));
+    let large = EmptyNode::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
+    let packing_model = learned(&demand_history(pods), std::slice::from_ref(&large));
+    let mut boastful = large.clone();
+    boastful.free_host = Some(HostResources { cpu: MilliCpu(u64::MAX), memory: Bytes(u64::MAX) });
+    let demand = with_cpu(shared(200), 1000);
+    let [modest, boastful] =
+        [large, boastful].map(|machine| machine.chosen(&packing_model, &demand).unwrap());
+    assert_eq!(modest.1, boastful.1);
+    assert!(modest.0 < boastful.0, "{modest:?} {boastful:?}");
+}
+
+#[test]
+fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
+    let machines = [EmptyNode::alike(2).with(&[300, 500])];
+    let packing_model = learned(&demand_history((0..9).map(|_| shared(200))), &machines);
+    assert!(!packing_model.is_learned());
+    assert_eq!(machines[0].chosen(&packing_model, &shared(200)), Some((PackingCost(300), GpuSet::one(1))));
+}
+
+#[test]
+fn where_there_are_no_gpus_nothing_is_learned() {
+    assert!(!learned(&demand_history((0..50).map(|_| shared(200))), &[]).is_learned());
+}
+
+#[test]
+fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot() {
+    // Best fit would leave 100 on the first; on the second, 400 stay that are good for two more.
+    let machine = EmptyNode::alike(2).with(&[700, 400]);
+    let packing_model =
+        learned(&demand_history((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
+    assert_eq!(machine.chosen(&PackingModel::default(), &shared(200)).unwrap().1, GpuSet::one(0));
+    assert_eq!(machine.chosen(&packing_model, &shared(200)).unwrap().1, GpuSet::one(1));
+}
+
+#[test]
+fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
+    let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
+    let machines =
+        [EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)), EmptyNode::of(&[("H100", WHOLE); 4], Some(3000))];
+    let packing_model = learned(&demand_history(pods()), &machines);
+    let [roomy, short] =
+        [0, 1].map(|place| machines[place].chosen(&packing_model, &with_cpu(shared(500), 2000)).unwrap().0);
+    assert!(roomy < short, "{roomy:?} {short:?}");
+}
+
+#[test]
+fn a_model_that_others_insist_on_is_left_to_them() {
+    let of = |model: &str| EmptyNode::of(&[(model, WHOLE); 4], None);
+    let machines = [of("H100"), of("L4")];
+    let insist = Demand { models: [GpuModel::parse("H100").unwrap()].into(), ..shared(500) };
+    let packing_model = learned(
+        &demand_history((0..100).map(|n| if n % 2 == 0 { insist.clone() } else { shared(500) })),
+        &machines,
+    );
+    let [wanted, other] = [0, 1].map(|place| machines[place].chosen(&packing_model, &shared(500)).unwrap().0);
+    assert!(other < wanted, "{other:?} {wanted:?}");
+}
+
+#[test]
+fn a_block_that_pods_of_several_gpus_need_is_not_broken_for_one() {
+    let machines = [EmptyNode::alike(4), EmptyNode::alike(4).with(&[1000, 1000, 0, 0])];
+    let mixed = demand_history((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
+    let packing_model = learned(&mixed, &machines);
+    let [unbroken, broken] = [0, 1].map(|place| machines[place].chosen(&packing_model, &whole(1)).unwrap().0);
+    assert!(broken < unbroken, "{broken:?} {unbroken:?}");
+}
+
+#[test]
+fn gpus_of_another_capacity_have_a_worth_of_their_own() {
+    let mixed = demand_history((0..100).map(|_| shared(400)));
+    let at = |capacity: u64, hundredths: usize| gpu_kind::curve(&mixed, Bytes(capacity)).at(hundredths);
+    assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
+    assert_eq!((at(400, 99), at(400, 100), at(300, 99)), (0.0, 1.0, 0.0));
+}
+
+#[test]
+fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
+    let pods = (0..100).map(|_| with_cpu(shared(500), 4000));
+    let machines = [
+        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)),
+        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
+    ];
+    let packing_model = learned(&demand_history(pods), &machines);
+    let taken = HostResources { cpu: MilliCpu(6000), memory: Bytes::ZERO };
+    let [free, full] = [0, 1].map(|place| {
+        packing_model
+            .packing_cost_of_host(&packing_model.node_summary(machines[place].node_gpus()), taken)
+            .unwrap()
+    });
+    assert!(full < free, "{full:?} {free:?}");
+}
+
+#[test]
+fn on_one_size_only_it_fills_as_best_fit_does() {
+    for milli in [70, 110, 250, 300, 340, 510, 700, 1000] {
+        let pods: Vec<Demand> = (0..96 * 1300 / milli).map(|_| shared(milli)).collect();
+        assert_no_worse_than_best_fit(&pods);
+    }
+}
+
+#[test]
+fn on_sizes_just_over_a_half_it_fills_as_best_fit_does() {
+    let pods: Vec<Demand> = (0..250u64).map(|n| shared(501 + n * 37 % 60)).collect();
+    assert_no_worse_than_best_fit(&pods);
+    let beside_small: Vec<Demand> =
+        (0..300u64).map(|n| shared(if n % 3 == 0 { 480 } else { 510 + n % 10 })).collect();
+    assert_no_worse_than_best_fit(&beside_small);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_same_mix_gives_the_same_order_and_every_loss_is_finite(
+        sizes in prop::collection::vec((1u64..=1000, 1u32..4, 0u64..20_000), 10..60),
+        charged in prop::collection::vec(0u64..=1000, 8),
+        cpu in prop::option::of(0u64..100_000),
+        ended in 0u32..40,
+    ) {
+        let demand = |(milli, gpus, cpu): (u64, u32, u64)| match milli {
+            900.. => with_cpu(whole(gpus), cpu),
+            _ => with_cpu(shared(milli), cpu),
+        };
+        let mut mixed = demand_history(sizes.iter().copied().map(demand));
+        (0..ended).for_each(|_| mixed.depart());
+        let machine = EmptyNode::of(&[("H100", WHOLE); 8], cpu).with(&charged);
+        let [one, other] = [0, 1].map(|_| learned(&mixed, std::slice::from_ref(&machine)));
+        for pod in sizes.iter().copied().map(demand) {
+            let found = machine.chosen(&one, &pod);
+            prop_assert_eq!(found, machine.chosen(&other, &pod));
+            if let Some((packing_cost, _)) = found {
+                prop_assert!(packing_cost.0.abs() < 100_000_000_000, "{:?}", packing_cost);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Who looks at each GPU alone finds the same.
+    #[test]
+    fn of_all_gpus_the_one_that_costs_least_is_chosen_and_the_first_of_those_that_are_alike(
+        sizes in prop::collection::vec(1u64..=1000, 10..40),
+        charged in prop::collection::vec(prop_oneof![Just(0u64), Just(400), 1u64..=900], 8),
+        (capacity, milli, is_learning) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, any::<bool>()),
+    ) {
+        let gpus = [("H100", WHOLE), ("L4", capacity)].repeat(4);
+        let machine = EmptyNode::of(&gpus, Some(50_000)).with(&charged);
+        let mixed = demand_history(sizes.into_iter().map(shared).chain([whole(2)]));
+        let packing_model = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { PackingModel::default() };
+        let (demand, node_summary) = (shared(milli), packing_model.node_summary(machine.node_gpus()));
+        let evaluation = packing_model.evaluate(&node_summary, &demand);
+        let gpu_candidates = (0..8).filter(|place| machine.gpus[*place].has_free_vram(&demand));
+        let best = gpu_candidates.map(|place| (evaluation.compare().of(GpuSet::one(place)), place)).min();
+        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| (choice.packing_cost, choice.gpus));
+        prop_assert_eq!(chosen, best.map(|(packing_cost, place)| (packing_cost, GpuSet::one(place))));
+        prop_assert_eq!(chosen, machine.chosen(&packing_model, &demand));
+        let places: Vec<usize> = node_summary.gpu_groups().iter().flat_map(|gpu_group| gpu_group.places.iter()).collect();
+        prop_assert_eq!(places.len(), 8);
+        prop_assert!((0..8).all(|place| *evaluation.gpu(place) == machine.gpus[place]));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Who looks at every set of GPUs finds the same: fewest that are promised to someone else, side by side, and each of them
+    /// where a GPU alone costs least.
+    #[test]
+    fn of_all_sets_of_gpus_the_one_of_those_that_cost_least_is_chosen(
+        sizes in prop::collection::vec(1u64..=1000, 10..40),
+        gpus in prop::collection::vec(
+            (prop_oneof![3 => Just(0u64), 1 => Just(400), 1 => 1u64..=900], prop_oneof![4 => Just(0u64), 1 => 1u64..=900],
+                prop::option::of(0u8..2)), 7),
+        (capacity, milli, wanted) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, 2u32..=4),
+    ) {
+        let models = [("H100", WHOLE), ("L4", capacity)].repeat(4);
+        let charged: Vec<u64> = gpus.iter().map(|(charged, ..)| *charged).collect();
+        let mut machine = EmptyNode::of(&models[..7], Some(50_000)).with(&charged);
+        for (gpu, (_, softly_reserved, island)) in machine.gpus.iter_mut().zip(&gpus) {
+            (gpu.softly_reserved, gpu.island) = (Bytes(*softly_reserved), *island);
+        }
+        let mixed = demand_history(sizes.into_iter().map(shared).chain([whole(2), whole(4)]));
+        let packing_model = learned(&mixed, std::slice::from_ref(&machine));
+        let demand = if milli > 900 { whole(wanted) } else { demand_of(milli, wanted, Sharing::Shared, 0) };
+        let node_summary = packing_model.node_summary(machine.node_gpus());
+        let evaluation = packing_model.evaluate(&node_summary, &demand);
+        let comparison = evaluation.compare();
+        let is_promised = |place: usize| {
+            let gpu = &machine.gpus[place];
+            match demand.sharing {
+                Sharing::Exclusive => gpu.softly_reserved.0 > 0,
+                Sharing::Shared => gpu.charged.0 + gpu.softly_reserved.0 + demand.per_gpu.0 > gpu.capacity.0,
+            }
+        };
+        let cost = |set: &GpuSet| {
+            let islands: Vec<_> = set.iter().map(|place| machine.gpus[place].island).collect();
+            let is_apart = islands.iter().any(|island| island.is_none() || *island != islands[0]);
+            let alone = |place| (is_promised(place), comparison.of(GpuSet::one(place)), place);
+            let mut each: Vec<_> = set.iter().map(alone).collect();
+            each.sort_unstable();
+            (each.iter().filter(|(is_promised, ..)| *is_promised).count(), is_apart, each)
+        };
+        let sets = (0u32..1 << 7).filter(|bits| bits.count_ones() == wanted);
+        let best = sets
+            .map(|bits| (0..7).filter(|place| bits >> place & 1 == 1).collect::<GpuSet>())
+            .filter(|set| set.iter().all(|place| machine.gpus[place].has_free_vram(&demand)))
+            .min_by_key(cost);
+        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| choice.gpus);
+        prop_assert_eq!(chosen, best);
+    }
+}
+
+/// Beside the checkout, or where `STOWAGE_SHARED` says; skipped without it.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test may look for the trace")]
+fn on_the_mix_of_a_real_cluster_free_parts_are_worth_what_is_published() {
+    use crate::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
+    let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
+    let shared_folder: std::path::PathBuf =
+        std::env::var_os("STOWAGE_SHARED").map_or_else(beside, Into::into);
+    let folder = shared_folder.join("traces/openb");
+    let (Ok(nodes), Ok(pods)) =
+        (std::fs::read_to_string(folder.join(NODES)), std::fs::read_to_string(folder.join(PODS)))
+    else {
+        return println!("skipped: there is no trace in {}", folder.display());
+    };
+    let trace =
+        Trace::read(TraceText { file: NODES, text: &nodes }, TraceText { file: PODS, text: &pods }).unwrap();
+    let mut mixed = DemandHistory::of_last(u16::MAX);
+    for pod in trace.pods.iter().filter(|pod| pod.gpus > 0) {
+        let sharing = if u64::from(pod.milli) == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
+        mixed.arrive(DemandShape::of(&demand_of(pod.milli.into(), pod.gpus, sharing, 0)).unwrap());
+    }
+    let curve: ValueCurve = gpu_kind::curve(&mixed, Bytes(WHOLE));
+    for (part, packing_model) in [(19, 0.0), (32, 1.0 / 3.0), (47, 0.5), (65, 2.0 / 3.0), (81, 1.0)] {
+        assert!((curve.at(part) - packing_model).abs() < 0.01, "{part}: {}", curve.at(part));
+    }
+}

@@ -1,0 +1,272 @@
+//! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
+
+use super::fit::{Misfit, fit_by};
+use super::learned::{NodeEvaluation, PackingCost};
+use super::pack::GpuChoice;
+use super::score_cache::CachedScore;
+use super::snapshot::Snapshot;
+use crate::ids::NodeName;
+use crate::scheduling::ledger::is_allowed;
+use crate::scheduling::policy::{Policy, TenantLimit, TenantUsage, Weights};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::device_plugin;
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::model_tier;
+use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::{Bytes, Millis};
+use serde::Serialize;
+
+/// The top of the extender's score range.
+pub const MAX_SCORE: u8 = 10;
+
+/// How good a place is for a demand; less is better. The order of the fields is the policy, the first that differs decides. What
+/// a pod's attempt brings along goes before it, and its node's name after it: see [`Candidate`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Score {
+    /// Another pod was just offered these GPUs.
+    pub contended: bool,
+    /// The weighted sum of [`ScoreParts`].
+    pub cost: u64,
+    /// What is lost by it, exactly: with equal parts otherwise it alone decides.
+    pub packing_cost: PackingCost,
+    /// VRAM free on the whole node: of two equal seats take the fuller node.
+    pub node_free: Bytes,
+}
+
+/// What is to be said against a place, each from 0 to [`WHOLE_PART`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScoreParts {
+    /// What is lost by the choice, see [`NodeEvaluation::part`]: as long as nothing was learned, what of the chosen GPUs stays free.
+    pub packing: u32,
+    /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
+    pub kv_headroom: u32,
+    /// How long until the pod's model answers there, in steps of a factor of two (`loading::step`).
+    pub time_to_ready: u32,
+    /// Of n others on the fullest of the chosen GPUs, n ÷ (n + 1).
+    pub interference: u32,
+    /// All, if several GPUs do not reach each other over NVLink, or nobody says that they do.
+    pub topology: u32,
+    /// Of n pods of the same model on the node, n ÷ (n + 1).
+    pub spread: u32,
+}
+
+pub const WHOLE_PART: u32 = 1000;
+
+impl ScoreParts {
+    pub fn weighted(&self, weights: &Weights) -> u64 {
+        let of = |part: u32, weight: u32| u64::from(part) * u64::from(weight);
+        of(self.packing, weights.packing)
+            + of(self.kv_headroom, weights.kv_headroom)
+            + of(self.time_to_ready, weights.time_to_ready)
+            + of(self.interference, weights.interference)
+            + of(self.topology, weights.topology)
+            + of(self.spread, weights.spread)
+    }
+}
+
+/// A node that fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its place among the names that were asked about.
+    pub asked: usize,
+    /// Its place in the snapshot.
+    pub node: usize,
+    pub gpus: GpuSet,
+    /// The pod has room of its own, for which others may have been evicted, on another node than this.
+    pub outside_reserved_placement: bool,
+    /// The pod came back unbound from there a moment ago.
+    pub just_failed: bool,
+    pub score: Score,
+}
+
+impl Candidate {
+    /// Less is better. Nodes stand in order of name in a snapshot, so their places break ties by name.
+    fn order(&self) -> (bool, bool, Score, usize) {
+        (self.outside_reserved_placement, self.just_failed, self.score, self.node)
+    }
+}
+
+/// What a filter found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Shortlist {
+    /// The best candidates, best first.
+    pub best: Vec<Candidate>,
+    /// Why each other node does not fit, by its place among the names that were asked about.
+    pub refused: Vec<(usize, Misfit)>,
+}
+
+/// What the pod brings along from earlier attempts.
+#[derive(Debug, Clone, Copy)]
+pub struct ScheduleAttempt<'a> {
+    /// How many candidates to keep at most.
+    pub limit: usize,
+    pub just_failed: Option<&'a NodeName>,
+    pub reserved_placement: Option<ReservedPlacement<'a>>,
+    pub policy: &'a Policy,
+    /// What the pod's tenant may still take.
+    pub allowance: TenantLimit,
+}
+
+/// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
+/// snapshot, in which the pod's own room looks like any other tenant's.
+#[derive(Debug, Clone, Copy)]
+pub struct ReservedPlacement<'a> {
+    pub node: &'a NodeName,
+    pub verdict: Result<GpuSet, Misfit>,
+}
+
+/// The best `attempt.limit` of the named nodes.
+pub fn shortlist<'a>(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    names: impl ExactSizeIterator<Item = &'a str>,
+    attempt: ScheduleAttempt<'_>,
+) -> Shortlist {
+    shortlist_by(snapshot, demand, names, attempt, |place| {
+        score_node(snapshot, place, demand, attempt.policy)
+    })
+}
+
+/// The same, by someone who knows how good each node is, by its place: as [`score_node`] says.
+pub fn shortlist_by<'a>(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    names: impl ExactSizeIterator<Item = &'a str>,
+    attempt: ScheduleAttempt<'_>,
+    mut score_node: impl FnMut(usize) -> CachedScore,
+) -> Shortlist {
+    let mut list =
+        Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
+    if let Some(misfit) = beyond_limit(demand, attempt) {
+        list.refused.extend((0..names.len()).map(|asked| (asked, misfit)));
+        return list;
+    }
+    for (asked, name) in names.enumerate() {
+        match consider(snapshot, demand, (asked, name), attempt, &mut score_node) {
+            Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
+            Err(misfit) => list.refused.push((asked, misfit)),
+        }
+    }
+    // Room that pods were evicted for goes before any other, and a node that just failed goes last.
+    if attempt.reserved_placement.is_some()
+        && list.best.first().is_some_and(|best| !best.outside_reserved_placement)
+    {
+        list.best.truncate(1);
+    }
+    if list.best.len() > 1 {
+        list.best.retain(|candidate| !candidate.just_failed);
+    }
+    list
+}
+
+/// The 0 to 10 an extender may answer, for candidates in order: one has the top step, each after it less, and all
+/// beyond the tenth nothing. A scale that followed the figures would put near equals on one step, where the scheduler
+/// tosses a coin.
+pub fn score_steps() -> impl Iterator<Item = u8> {
+    (0..=MAX_SCORE).rev().chain(std::iter::repeat(0))
+}
+
+fn consider(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    (asked, name): (usize, &str),
+    attempt: ScheduleAttempt<'_>,
+    score_node: &mut impl FnMut(usize) -> CachedScore,
+) -> Result<Candidate, Misfit> {
+    let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
+    let node = &snapshot.nodes()[place];
+    let own_here = attempt.reserved_placement.filter(|own| *own.node == node.name);
+    let (score, gpus) = match own_here {
+        Some(own) => {
+            let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
+            (score(&evaluation, node, GpuChoice::of(&evaluation.compare(), gpus), attempt.policy), gpus)
+        }
+        None => score_node(place)?,
+    };
+    if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
+        return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
+    }
+    Ok(Candidate {
+        asked,
+        node: place,
+        gpus,
+        outside_reserved_placement: attempt.reserved_placement.is_some() && own_here.is_none(),
+        just_failed: attempt.just_failed == Some(&node.name),
+        score,
+    })
+}
+
+/// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
+pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
+    let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
+    let choice = fit_by(&evaluation, node)?;
+    Ok((score(&evaluation, node, choice, policy), choice.gpus))
+}
+
+/// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
+fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit> {
+    let milli_gpus = match demand.sharing {
+        Sharing::Exclusive => u64::from(demand.gpus) * 1000,
+        // At least something; how much depends on the GPU.
+        Sharing::Shared => u64::from(demand.gpus),
+    };
+    let least = TenantUsage { vram: demand.vram(), milli_gpus };
+    let is_refused = attempt.reserved_placement.is_none() && !attempt.allowance.allows(least);
+    is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
+}
+
+fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
+    Score {
+        contended: choice.contended,
+        cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
+        packing_cost: choice.packing_cost,
+        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.free() } else { Bytes::ZERO },
+    }
+}
+
+/// What is to be said against these GPUs of a node.
+pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
+    let demand = evaluation.demand();
+    if let Ask::Plugin { .. } = demand.ask {
+        return device_plugin::parts(node, demand, policy);
+    }
+    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
+    ScoreParts {
+        packing: evaluation.part(choice.gpus, choice.packing_cost),
+        kv_headroom: choice.engine_load_level.weight(),
+        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        interference: share_of_one_more(choice.tenants),
+        topology: if choice.apart { WHOLE_PART } else { 0 },
+        spread: match &demand.model {
+            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            _ => 0,
+        },
+    }
+}
+
+/// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
+pub(crate) const READY_STEPS: u32 = 16;
+
+pub(crate) fn share_of_one_more(n: u16) -> u32 {
+    WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
+}
+
+/// How long until the pod's model answers on this node; `None` for a pod that names no model.
+pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
+    let model = demand.model.as_ref()?;
+    Some(time_to_ready(node.holding(model), demand.weights(), speeds))
+}
+
+/// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.
+fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
+    if best.len() == limit && best.last().is_some_and(|worst| worst.order() <= candidate.order()) {
+        return;
+    }
+    if let Err(place) = best.binary_search_by_key(&candidate.order(), Candidate::order) {
+        best.insert(place, candidate);
+        best.truncate(limit);
+    }
+}

@@ -1,0 +1,176 @@
+//! An immutable view of the cluster. A decision reads one snapshot from beginning to end, so it never sees half a change.
+//!
+//! Snapshots are shared. The ledger changes the latest one in place while nobody reads it and copies it otherwise,
+//! so a change of one node costs one node.
+
+use super::learned::{NodeEvaluation, NodeSummary, PackingModel};
+use crate::ids::{ModelId, NodeName};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::Bytes;
+use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
+use std::sync::{Arc, OnceLock};
+
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    generation: u64,
+    /// Rises when nodes come or go, so that their places are others.
+    epoch: u64,
+    /// In order of name.
+    nodes: Vec<Node>,
+    /// Theirs, side by side: who remembers a node by its generation reads nothing else of it.
+    generations: Vec<u64>,
+    places: Arc<FxHashMap<NodeName, u32>>,
+    /// What free VRAM is worth, as far as that was learned.
+    packing_model: Arc<PackingModel>,
+    /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
+    node_summaries: Vec<OnceLock<NodeSummary>>,
+}
+
+impl PartialEq for Snapshot {
+    fn eq(&self, other: &Self) -> bool {
+        let all = |one: &Self| (one.generation, one.epoch, one.packing_model.clone());
+        all(self) == all(other) && self.nodes == other.nodes && self.places == other.places
+    }
+}
+
+impl Eq for Snapshot {}
+
+/// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeSet {
+    epoch: u64,
+    words: Box<[u64]>,
+}
+
+impl Snapshot {
+    pub fn new(generation: u64, epoch: u64, mut nodes: Vec<Node>) -> Self {
+        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let places =
+            nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
+        Self {
+            generation,
+            epoch,
+            generations: nodes.iter().map(|node| node.generation).collect(),
+            node_summaries: vec![OnceLock::new(); nodes.len()],
+            nodes,
+            places: Arc::new(places),
+            packing_model: Arc::default(),
+        }
+    }
+
+    /// The same, where free VRAM is worth this.
+    pub fn with_packing_model(mut self, packing_model: Arc<PackingModel>) -> Self {
+        self.set_packing_model(self.generation, packing_model);
+        self
+    }
+
+    /// The node at this place, summed up.
+    #[inline]
+    pub fn node_summary(&self, place: usize) -> &NodeSummary {
+        self.node_summaries[place]
+            .get_or_init(|| self.packing_model.node_summary(self.nodes[place].node_gpus()))
+    }
+
+    /// Sums every node up, for one who has time to.
+    pub fn sum_up(&self) {
+        (0..self.nodes.len()).for_each(|place| {
+            self.node_summary(place);
+        });
+    }
+
+    /// The node at this place, to be looked at for this demand.
+    #[inline]
+    pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
+        self.packing_model.evaluate(self.node_summary(place), demand)
+    }
+
+    pub fn packing_model(&self) -> &PackingModel {
+        &self.packing_model
+    }
+
+    /// Rises when nodes come or go.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Rises with every change.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A set of its nodes, by their places.
+    pub fn set_of(&self, places: impl Iterator<Item = usize>) -> NodeSet {
+        let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
+        places.for_each(|place| words[place / 64] |= 1 << (place % 64));
+        NodeSet { epoch: self.epoch, words }
+    }
+
+    /// The nodes of a set; all of them if nodes have come or gone since it was made.
+    pub fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
+        let is_current = set.epoch == self.epoch;
+        let is_in = move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
+        self.nodes.iter().enumerate().filter(move |(place, _)| is_in(*place)).map(|(_, node)| node)
+    }
+
+    /// Whether no node has come or gone since the set was made.
+    pub fn is_current(&self, set: &NodeSet) -> bool {
+        set.epoch == self.epoch
+    }
+
+    /// Whether the node at this place is in a set that is current.
+    pub fn contains(&self, set: &NodeSet, place: usize) -> bool {
+        set.words[place / 64] >> (place % 64) & 1 == 1
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Of each node, by its place, when it last changed.
+    pub fn generations(&self) -> &[u64] {
+        &self.generations
+    }
+
+    pub fn place_of(&self, name: &str) -> Option<usize> {
+        self.places.get(name).map(|place| *place as usize)
+    }
+
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.place_of(name).map(|place| &self.nodes[place])
+    }
+
+    /// The most that any node has of a model; `None` if none knows.
+    pub fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
+        let held = self.nodes.iter().filter_map(|node| node.holding(model)).map(|holding| holding.bytes);
+        held.max().filter(|bytes| *bytes > Bytes::ZERO)
+    }
+
+    pub(crate) fn set_packing_model(&mut self, generation: u64, packing_model: Arc<PackingModel>) {
+        (self.generation, self.packing_model) = (generation, packing_model);
+        self.node_summaries.fill(OnceLock::new());
+    }
+
+    /// Puts newer views of nodes it already has in their places.
+    pub(crate) fn update(&mut self, generation: u64, nodes: impl IntoIterator<Item = Node>) {
+        self.generation = generation;
+        for node in nodes {
+            let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
+            self.generations[place] = node.generation;
+            self.nodes[place] = node;
+            self.node_summaries[place] = OnceLock::new();
+        }
+    }
+}
+
+impl Serialize for Snapshot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Shape<'a> {
+            generation: u64,
+            nodes: &'a [Node],
+        }
+        Shape { generation: self.generation, nodes: &self.nodes }.serialize(serializer)
+    }
+}

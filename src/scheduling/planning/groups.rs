@@ -1,0 +1,221 @@
+//! Places pods that are of use only together: all that the group needs, or none.
+//!
+//! A group that cannot be placed whole holds nothing. Where the policy wants it close together, that is tried on what is free
+//! now; only where it may be anywhere, or on as few nodes as possible, do others leave for it.
+
+use super::node_ranking::DemandKey;
+use super::state::{PlanReach, PlanningState, PodResult};
+use super::{PlanStep, PlannedPlacement, WaitReason};
+use crate::ids::PodUid;
+use crate::scheduling::evicting::EvictionLimit;
+use crate::scheduling::ledger::PendingPod;
+use crate::scheduling::placing::learned::{NodeGpus, PackingModel};
+use crate::scheduling::placing::pack;
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::GroupPlacement;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::node::Node;
+use crate::units::Millis;
+use std::collections::BTreeSet;
+
+/// A group that does not say how many it takes is what has been there for this long: whoever makes its pods makes them one
+/// after the other.
+const SETTLES: Millis = Millis::seconds(2);
+
+/// For how many pods of a group there are places, and the limit on evictions that the next one came upon.
+type GroupShortfall = (usize, Option<EvictionLimit>);
+
+/// Where some of a group's pods go on one node: which of them, and on which GPUs.
+type NodeGpuCandidates = Vec<(usize, GpuSet)>;
+
+impl PlanningState<'_> {
+    pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
+        self.ledger.pod_state(uid)?.disruption_info.group.clone()
+    }
+
+    /// What is to be done about the group's pods that are gated.
+    pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> PodResult {
+        let group = self.ledger.group(key);
+        self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
+        let here = group.gated.len() as u32;
+        let wanted = match group.size {
+            Some(size) => size.saturating_sub(group.placed).max(1),
+            None => here,
+        };
+        let youngest = group.gated.iter().map(|pod| pod.since).max().unwrap_or_default();
+        if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
+            return PodResult::Done(Vec::new());
+        }
+        if here < wanted {
+            return PodResult::Done(waiting(&group.gated, WaitReason::GroupIncomplete { here, wanted }));
+        }
+        let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
+        match self.together(&group.gated, wanted as usize, reach) {
+            Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
+            Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
+            Err((placed, limit)) => {
+                let too_large = WaitReason::GroupTooLarge { placed: placed as u32, wanted };
+                PodResult::Done(waiting(&group.gated, limit.map_or(too_large, WaitReason::EvictionLimit)))
+            }
+        }
+    }
+
+    /// Places of at least `wanted` of the pods. Otherwise for how many there are places, and the limit on evictions that the next one
+    /// came upon.
+    fn together(
+        &mut self,
+        pods: &[PendingPod],
+        wanted: usize,
+        reach: PlanReach,
+    ) -> Result<Vec<PlannedPlacement>, GroupShortfall> {
+        let places = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => self.on_one_island(pods),
+            GroupPlacement::FewestNodes => self.on_fewest_nodes(pods),
+            GroupPlacement::Anywhere => Vec::new(),
+        };
+        let (places, why) = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => (places, None),
+            _ => self.anywhere(pods, places, reach),
+        };
+        if places.len() >= wanted {
+            return Ok(places);
+        }
+        places.iter().for_each(|place| self.release_reservation(place));
+        let limit = match why {
+            Some(WaitReason::EvictionLimit(limit)) => Some(limit),
+            _ => None,
+        };
+        Err((places.len(), limit))
+    }
+
+    /// Adds places for those that have none yet, wherever they are best, and on other pods' GPUs where nothing is free.
+    fn anywhere(
+        &mut self,
+        pods: &[PendingPod],
+        mut places: Vec<PlannedPlacement>,
+        reach: PlanReach,
+    ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
+        let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
+        for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
+            let kind = DemandKey::of(pod, self.kube_filters);
+            let placed = match reach {
+                PlanReach::Free => self.free_place(pod, &kind),
+                PlanReach::Evictions => self.place(pod, &kind),
+            };
+            match placed {
+                Ok(place) => places.push(place),
+                // Its like will find nothing either, and a group that lacks one may lack more.
+                Err(why) => return (places, Some(why)),
+            }
+        }
+        (places, None)
+    }
+
+    /// On the node that takes most of them, then on the one that takes most of the rest, as long as all find room that is
+    /// free.
+    fn on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
+        let mut places = Vec::new();
+        let mut rest: Vec<&PendingPod> = pods.iter().collect();
+        while !rest.is_empty() {
+            let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else { break };
+            let before = places.len();
+            let snapshot = self.ledger.snapshot();
+            let held = gpu_candidates
+                .iter()
+                .filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
+            places.extend(held);
+            if places.len() == before {
+                break;
+            }
+            let placed: BTreeSet<&PodUid> = places[before..].iter().map(|place| &place.uid).collect();
+            rest.retain(|pod| !placed.contains(&pod.uid));
+        }
+        places
+    }
+
+    /// The node that has room for most of the pods, the best of them for the first pod.
+    fn most_on_one_node(&mut self, pods: &[&PendingPod]) -> Option<(usize, NodeGpuCandidates)> {
+        let snapshot = self.ledger.snapshot();
+        let mut best: Option<(usize, NodeGpuCandidates)> = None;
+        for place in self.free_nodes(pods[0], &snapshot) {
+            if !self.pace.goes_on(pods.len() as u64) {
+                break;
+            }
+            let node = &snapshot.nodes()[place];
+            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), pods, GpuSet::ALL);
+            if gpu_candidates.len() > best.as_ref().map_or(0, |(_, gpu_candidates)| gpu_candidates.len()) {
+                best = Some((place, gpu_candidates));
+            }
+        }
+        best
+    }
+
+    /// All of them on one NVLink island of one node.
+    fn on_one_island(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
+        let snapshot = self.ledger.snapshot();
+        let pods: Vec<&PendingPod> = pods.iter().collect();
+        for place in self.free_nodes(pods[0], &snapshot) {
+            if !self.pace.goes_on(pods.len() as u64) {
+                break;
+            }
+            let node = &snapshot.nodes()[place];
+            let fits = |island: &GpuSet| {
+                gpu_candidates(node, snapshot.packing_model(), &pods, *island).len() == pods.len()
+            };
+            let Some(island) = islands(node).into_iter().find(fits) else { continue };
+            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), &pods, island);
+            let held: Vec<PlannedPlacement> = gpu_candidates
+                .iter()
+                .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
+                .collect();
+            if held.len() == pods.len() {
+                return held;
+            }
+            held.iter().for_each(|place| self.release_reservation(place));
+        }
+        Vec::new()
+    }
+
+    /// Nodes that have room for the pod now, best first.
+    fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
+        let kind = DemandKey::of(pod, self.kube_filters);
+        let ranking = self.ranking(&kind, snapshot);
+        ranking.free().map(|(place, _)| place).collect()
+    }
+}
+
+fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
+    pods.iter().map(|pod| PlanStep::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
+}
+
+/// Where as many as possible of the pods go on these GPUs, one after the other.
+fn gpu_candidates(
+    node: &Node,
+    packing_model: &PackingModel,
+    pods: &[&PendingPod],
+    allowed: GpuSet,
+) -> NodeGpuCandidates {
+    let mut gpus = node.gpus.to_vec();
+    let mut gpu_candidates = NodeGpuCandidates::new();
+    for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
+        let node_gpus = NodeGpus { gpus: &gpus, ..node.node_gpus() };
+        let Some(chosen) = pack::choose_at(packing_model, node_gpus, demand, allowed) else { continue };
+        for place in chosen.iter() {
+            gpus[place].charge(demand.per_gpu, demand.sharing);
+            gpus[place].starting |= demand.terms.engine;
+            gpus[place].excluded_classes = gpus[place].excluded_classes.with(demand.terms.class_exclusions);
+        }
+        gpu_candidates.push((pod, chosen));
+    }
+    gpu_candidates
+}
+
+/// A node's NVLink islands, in the order of their first GPUs.
+fn islands(node: &Node) -> Vec<GpuSet> {
+    let names: BTreeSet<u8> = node.gpus.iter().filter_map(|gpu| gpu.island).collect();
+    let of = |name: u8| {
+        node.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.island == Some(name)).map(|(place, _)| place)
+    };
+    names.into_iter().map(|name| of(name).collect()).collect()
+}

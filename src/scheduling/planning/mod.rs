@@ -1,0 +1,218 @@
+//! Finds places for pods that wait, one after the other, on a scratch ledger: what is free now, or who has to leave.
+//!
+//! The order is the queue's, twice: first every pod that needs nobody to leave gets its place, or is woken, then others are evicted for
+//! the rest. Each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The steps are data; nothing is in
+//! force before the ledger itself has taken the hold of each, checking it again. A plan keeps to its bounds ([`pace`]): what it does
+//! not come to it says, and the next plan begins there.
+//!
+//! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
+//! finds who has to leave within what [`EvictionLimit`]s allow, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
+//! pressure.
+
+mod consolidation;
+mod groups;
+mod node_ranking;
+mod preemption;
+mod relief;
+mod state;
+mod step_budget;
+
+#[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use relief::{PressureWatch, ReliefEviction};
+pub use step_budget::PlanBounds;
+
+use super::evicting::{EvictionCost, EvictionLimit, ScopeKey};
+use super::kube_filters::{FilterSnapshot, UnsupportedRule};
+use super::ledger::{AssumeConflict, Ledger, PendingPod};
+use super::placing::fit::Misfit;
+use super::placing::snapshot::Snapshot;
+use super::vocabulary::placement::Reservation;
+use crate::ids::{PodKey, PodUid};
+use crate::units::Bytes;
+use serde::Serialize;
+use state::{PlanReach, PlanningState, PodResult};
+use step_budget::StepBudget;
+
+/// What is to be done about one pod of the queue, or about a group of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlanStep {
+    /// Room for one pod, or for all of a group: all of it is held, or none.
+    Place(Vec<PlannedPlacement>),
+    /// A device plugin has what the pod asks for; the scheduler must find it itself.
+    Wake { uid: PodUid, key: PodKey },
+    /// There is no place for it now.
+    Wait { uid: PodUid, key: PodKey, why: WaitReason },
+}
+
+/// Room for one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedPlacement {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// Its victims are those whose leaving the pod waits for, whether they are evicted for it or leave anyway.
+    pub reservation: Reservation,
+    pub eviction_cost: EvictionCost,
+    /// False if the search for victims ended early: cheaper ones may exist.
+    pub exact: bool,
+    pub by: EvictionRight,
+}
+
+/// By what right others leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EvictionRight {
+    /// The pod's own: its priority, and its tenant's share.
+    Preemption,
+    /// The policy's: they have room elsewhere.
+    Moves,
+}
+
+/// Why there is no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", tag = "code")]
+pub enum WaitReason {
+    #[error("what the pod asks of its node cannot be judged by Stowage: {0}")]
+    CannotJudge(UnsupportedRule),
+    #[error("the pod asks a device plugin for its GPUs, and the kubelet picks them")]
+    ByPlugin,
+    #[error("in shadow mode Stowage places nobody")]
+    Shadowing,
+    #[error("the pod asks for no GPU, and the planner places nobody else")]
+    AsksForNoGpu,
+    #[error("what the pod asks for cannot be understood; the answer to its filter request says why")]
+    NotUnderstood,
+    #[error("no node is one that the pod could go to, whatever is free there")]
+    NoNode,
+    #[error("of {nodes} node(s) that the pod could go to, none has room; on one of them {nearest}")]
+    NoRoom { nodes: u32, nearest: Misfit },
+    #[error("the pod wants {vram}, and its tenant has reached its limit")]
+    BeyondLimit { vram: Bytes },
+    #[error("others could leave for the pod, but {0}")]
+    EvictionLimit(EvictionLimit),
+    #[error("{here} of the group's {wanted} pods are there")]
+    GroupIncomplete { here: u32, wanted: u32 },
+    #[error("for {placed} of the group's {wanted} pods there is room, and a group is placed whole")]
+    GroupTooLarge { placed: u32, wanted: u32 },
+}
+
+impl PlannedPlacement {
+    /// Takes the hold in a ledger, which checks it again.
+    pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
+        match self.by {
+            EvictionRight::Preemption => ledger.reserve(&self.uid, self.reservation.clone()),
+            EvictionRight::Moves => ledger.reserve_by_moving(&self.uid, self.reservation.clone()),
+        }
+    }
+}
+
+/// What a look at a node goes by.
+struct PlanView<'a> {
+    ledger: &'a Ledger,
+    snapshot: &'a Snapshot,
+}
+
+impl WaitReason {
+    /// Without figures: what is written to a pod must not change with each look.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::CannotJudge(_)
+            | Self::ByPlugin
+            | Self::Shadowing
+            | Self::AsksForNoGpu
+            | Self::NotUnderstood
+            | Self::NoNode
+            | Self::BeyondLimit { .. }
+            | Self::EvictionLimit(_) => self.to_string(),
+            Self::NoRoom { nearest, .. } => {
+                format!("no node that the pod could go to has room: {}", nearest.phrase())
+            }
+            Self::GroupIncomplete { .. } => "not all pods of its group are there".into(),
+            Self::GroupTooLarge { .. } => "there is no room for all of its group".into(),
+        }
+    }
+
+    /// A short name for conditions and metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::CannotJudge(_) => "cannot-judge",
+            Self::ByPlugin => "by-plugin",
+            Self::Shadowing => "shadowing",
+            Self::AsksForNoGpu => "asks-for-no-gpu",
+            Self::NotUnderstood => "not-understood",
+            Self::NoNode => "no-node",
+            Self::NoRoom { .. } => "no-room",
+            Self::BeyondLimit { .. } => "beyond-limit",
+            Self::EvictionLimit(_) => "eviction-limit",
+            Self::GroupIncomplete { .. } => "group-incomplete",
+            Self::GroupTooLarge { .. } => "group-too-large",
+        }
+    }
+}
+
+/// What is to be done, and about whom nothing could be said within the bounds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<PlanStep>,
+    /// Each in the order of the queue: those that were not looked at at all, and those for which others would have to leave.
+    pub left_over: Vec<PodUid>,
+    /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
+    pub reserved: Vec<(ScopeKey, PodUid)>,
+    /// What it took.
+    pub spent: u64,
+}
+
+/// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
+pub fn plan(scratch: Ledger, kube_filters: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
+    plan_within(scratch, kube_filters, queue, PlanBounds::NONE).steps
+}
+
+/// The same, within bounds. The first pod of the queue is looked at whatever they are, and so is the first for which others would
+/// have to leave: each plan comes a step further.
+pub fn plan_within(
+    scratch: Ledger,
+    kube_filters: &FilterSnapshot,
+    queue: &[PendingPod],
+    bounds: PlanBounds<'_>,
+) -> Plan {
+    let pace = StepBudget::new(bounds);
+    let mut scratch = PlanningState::new(scratch, kube_filters, &pace);
+    let mut plan = Plan::default();
+    let mut rest: Vec<&PendingPod> = Vec::new();
+    for (n, pod) in queue.iter().enumerate() {
+        let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
+        // What is known of its kind is said of it, too: that takes nothing from those before it.
+        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Free) {
+            plan.left_over.push(pod.uid.clone());
+            continue;
+        }
+        match scratch.look(pod, PlanReach::Free) {
+            None => {
+                plan.left_over.extend(queue[n..].iter().map(|pod| pod.uid.clone()));
+                break;
+            }
+            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
+            Some(PodResult::NeedsOthersToLeave) => rest.push(pod),
+        }
+    }
+    let until = pace.spent().saturating_add(bounds.evictions);
+    for (n, pod) in rest.iter().enumerate() {
+        let is_over = n > 0 && (pace.spent() >= until || scratch.places >= bounds.places);
+        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Evictions) {
+            plan.left_over.push(pod.uid.clone());
+            continue;
+        }
+        match scratch.look(pod, PlanReach::Evictions) {
+            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
+            _ => {
+                plan.left_over.extend(rest[n..].iter().map(|pod| pod.uid.clone()));
+                break;
+            }
+        }
+    }
+    plan.spent = pace.spent();
+    plan.reserved = scratch.reserved;
+    plan
+}

@@ -1,0 +1,205 @@
+//! The nodes in order for pods of one kind. A thousand replicas ask the same of every node; they are ranked once, and after
+//! each that is placed only its node is looked at again.
+
+use super::PlanView;
+use super::step_budget::StepBudget;
+use crate::ids::PodUid;
+use crate::scheduling::kube_filters::{
+    AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
+};
+use crate::scheduling::ledger::{PendingPod, WaitKind};
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank;
+use crate::scheduling::placing::rank::Score;
+use crate::scheduling::placing::snapshot::NodeSet;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What makes two pods of one kind, as far as their places are concerned.
+#[derive(Debug, Clone)]
+pub struct DemandKey {
+    demand: Demand,
+    wants: Option<Requirements>,
+    asked: Option<Arc<NodeSet>>,
+}
+
+/// What pods of a kind find on one node.
+#[derive(Debug, Clone, Copy)]
+pub enum NodeFit {
+    Free(Score, GpuSet),
+    /// The node would do, and has no room now.
+    Full(Misfit),
+    /// The stock filters refuse the node, or it was not among those that were asked about.
+    Shut,
+    /// Nobody can say what the stock filters would answer.
+    Unjudged(UnsupportedRule),
+}
+
+#[derive(Debug)]
+pub struct NodeRanking {
+    kind: DemandKey,
+    /// By place in the snapshot.
+    gpu_candidates: Vec<NodeFit>,
+    free: BTreeSet<(Score, usize)>,
+    full: BTreeSet<usize>,
+    unjudged: BTreeSet<usize>,
+}
+
+impl DemandKey {
+    pub fn of(pod: &PendingPod, kube_filters: &FilterSnapshot) -> Self {
+        let asked = match &pod.way {
+            WaitKind::Gated => None,
+            WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
+        };
+        Self { demand: pod.demand.clone(), wants: kube_filters.wants(&pod.uid).cloned(), asked }
+    }
+
+    /// What the pod will ask that takes another's place after its eviction.
+    pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
+        Self { demand: demand.clone(), wants, asked: None }
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
+        let facts = |kind: &Self| {
+            let Demand { per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights, .. } =
+                kind.demand;
+            (per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights)
+        };
+        facts(self) == facts(other)
+            && self.demand.ask == other.demand.ask
+            && self.demand.terms == other.demand.terms
+            && self.demand.model == other.demand.model
+            && self.wants == other.wants
+            && self.asked == other.asked
+    }
+
+    pub fn demand(&self) -> &Demand {
+        &self.demand
+    }
+
+    pub fn question<'a>(&'a self, kube_filters: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
+        self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
+    }
+
+    /// Whether pods of the kind may go to a node, once those have left. The names of the latest filter request are what the
+    /// scheduler itself found; since then a node may have changed, and an own check that says no is believed.
+    pub fn admits(
+        &self,
+        place: usize,
+        seeing: &PlanView<'_>,
+        question: Option<&FilterQuery<'_>>,
+        leaving: &[PodUid],
+    ) -> Result<(), NodeFit> {
+        let node = &seeing.snapshot.nodes()[place];
+        // Nodes have come or gone since the pod asked: what it asked about says nothing of these.
+        let asked = self.asked.as_ref().filter(|asked| seeing.snapshot.is_current(asked));
+        if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
+            return Err(NodeFit::Shut);
+        }
+        let coming = seeing.ledger.coming_to(&node.name);
+        let verdict = question.map_or(FilterVerdict::CannotJudge(UnsupportedRule::Unseen), |question| {
+            question.verdict(&node.name, &AssumedNodeChange { leaving, coming })
+        });
+        match verdict {
+            FilterVerdict::Accepts => Ok(()),
+            FilterVerdict::Refuses(_) => Err(NodeFit::Shut),
+            // Whoever leaves may be what the pod came for: then the names say nothing of the node without them.
+            FilterVerdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
+            FilterVerdict::CannotJudge(unjudged) => Err(NodeFit::Unjudged(unjudged)),
+        }
+    }
+}
+
+impl NodeRanking {
+    /// One that is stopped has looked at some of the nodes only.
+    pub fn new(
+        kind: DemandKey,
+        seeing: &PlanView<'_>,
+        kube_filters: &FilterSnapshot,
+        pace: &StepBudget<'_>,
+    ) -> Self {
+        let nodes = seeing.snapshot.nodes().len();
+        let mut ranking = Self {
+            kind: kind.clone(),
+            gpu_candidates: vec![NodeFit::Shut; nodes],
+            free: BTreeSet::new(),
+            full: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
+        };
+        let question = kind.question(kube_filters);
+        for place in (0..nodes).take_while(|_| pace.goes_on(1)) {
+            ranking.look_at(place, seeing, question.as_ref());
+        }
+        ranking
+    }
+
+    pub fn is_for(&self, kind: &DemandKey) -> bool {
+        self.kind.is_like(kind)
+    }
+
+    /// Looks at a node that has changed.
+    pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
+        let kind = self.kind.clone();
+        self.look_at(place, seeing, kind.question(kube_filters).as_ref());
+    }
+
+    /// Places in the snapshot and the GPUs there, best first.
+    pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
+        self.free.iter().filter_map(|(_, place)| match self.gpu_candidates[*place] {
+            NodeFit::Free(_, gpus) => Some((*place, gpus)),
+            _ => None,
+        })
+    }
+
+    /// Places in the snapshot of nodes that nobody can judge.
+    pub fn unjudged(&self) -> impl Iterator<Item = usize> {
+        self.unjudged.iter().copied()
+    }
+
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub fn count_full(&self) -> u32 {
+        self.full.len() as u32
+    }
+
+    pub fn first_full(&self) -> Option<Misfit> {
+        self.full.first().and_then(|place| match self.gpu_candidates[*place] {
+            NodeFit::Full(misfit) => Some(misfit),
+            _ => None,
+        })
+    }
+
+    pub fn first_unjudged(&self) -> Option<UnsupportedRule> {
+        self.unjudged.first().and_then(|place| match self.gpu_candidates[*place] {
+            NodeFit::Unjudged(unjudged) => Some(unjudged),
+            _ => None,
+        })
+    }
+
+    fn look_at(&mut self, place: usize, seeing: &PlanView<'_>, question: Option<&FilterQuery<'_>>) {
+        match self.gpu_candidates[place] {
+            NodeFit::Free(score, _) => self.free.remove(&(score, place)),
+            NodeFit::Full(_) => self.full.remove(&place),
+            NodeFit::Unjudged(_) => self.unjudged.remove(&place),
+            NodeFit::Shut => false,
+        };
+        let admitted = self.kind.admits(place, seeing, question, &[]);
+        let gpu_candidate =
+            || rank::score_node(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
+        self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {
+            Err(gpu_candidate) => gpu_candidate,
+            Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),
+            Ok(Err(misfit)) => NodeFit::Full(misfit),
+        };
+        match self.gpu_candidates[place] {
+            NodeFit::Free(score, _) => self.free.insert((score, place)),
+            NodeFit::Full(_) => self.full.insert(place),
+            NodeFit::Unjudged(_) => self.unjudged.insert(place),
+            NodeFit::Shut => false,
+        };
+    }
+}

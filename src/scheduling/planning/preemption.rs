@@ -1,0 +1,266 @@
+//! Room for a pod on GPUs that are not free: who has to leave for it.
+
+use super::node_ranking::DemandKey;
+use super::state::PlanningState;
+use super::step_budget::StepBudget;
+use super::{PlanView, PlannedPlacement};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting;
+use crate::scheduling::evicting::{
+    BudgetRules, CandidateSource, EvictionAllowance, EvictionCost, EvictionLimit, ExaminedCandidate,
+    LargerSets, NodeCostBound, PreemptionCandidate, ScopeKey, SearchEffort, VictimSearchResult, VictimSet,
+};
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
+use crate::scheduling::ledger::{CandidateSurvey, Ledger, PendingPod, Preemptor};
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::placement::Reservation;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// What was found of nodes for pods of one kind, as long as it holds: pods of a kind that come one after the other look at the same
+/// nodes.
+#[derive(Debug, Default)]
+pub(super) struct CandidateCache {
+    kind: Option<DemandKey>,
+    /// As the first search for a pod of the kind began. What has been held since makes no node cheaper.
+    cost_bounds: Vec<NodeCostBound>,
+    rooms: KnownRooms,
+}
+
+/// `None` of a node where nobody's leaving would be enough, or that would not take the pod even then.
+type KnownRooms = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
+
+/// Finds nodes that pods of a kind could go to if all left who may, one by one.
+pub(super) struct CandidateFinder<'l> {
+    ledger: &'l Ledger,
+    snapshot: &'l Snapshot,
+    kind: &'l DemandKey,
+    preemptor: &'l Preemptor,
+    question: Option<FilterQuery<'l>>,
+    survey: CandidateSurvey<'l>,
+}
+
+/// The same for one pod; but what is known already is not looked for again.
+struct CachedCandidates<'l, 'k> {
+    looking: CandidateFinder<'l>,
+    pod: &'l PendingPod,
+    rooms: &'k mut KnownRooms,
+    /// `None`: what may be evicted now does not matter.
+    allowance: Option<EvictionAllowance<'l>>,
+    pace: &'l StepBudget<'l>,
+}
+
+impl CandidateCache {
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    pub fn forget_node(&mut self, node: &NodeName) {
+        self.rooms.remove(node);
+    }
+
+    fn is_of(&self, kind: &DemandKey) -> bool {
+        self.kind.as_ref().is_some_and(|known| known.is_like(kind))
+    }
+
+    /// As much of it as holds for a pod of this kind.
+    fn for_kind(self, kind: &DemandKey, ledger: &Ledger, preemptor: &Preemptor) -> Self {
+        if !self.is_of(kind) {
+            let cost_bounds = ledger.cost_bounds(preemptor, kind.demand());
+            return Self { kind: Some(kind.clone()), cost_bounds, rooms: KnownRooms::new() };
+        }
+        // As a tenant's use grows its pods are spared less, wherever they are: a prospect's floor is below that, a room's is not.
+        let rooms = if ledger.policy().tenants().is_empty() { self.rooms } else { KnownRooms::new() };
+        Self { rooms, ..self }
+    }
+}
+
+impl CandidateFinder<'_> {
+    pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
+        let mut candidate = self.survey.candidate(node)?;
+        let Self { ledger, snapshot, kind, question, .. } = self;
+        let seeing = PlanView { ledger, snapshot };
+        let leaving: Vec<PodUid> = candidate
+            .candidates
+            .iter()
+            .chain(&candidate.awaited)
+            .map(|resident| resident.uid.clone())
+            .collect();
+        let place = snapshot.place_of(node.as_str())?;
+        kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
+        let beside = AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) };
+        let lack = question.as_ref().map(|question| question.shortfall(node, &beside));
+        candidate.shortfall.host_resources = lack.unwrap_or_default();
+        Some(candidate)
+    }
+
+    /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
+    /// their price, so that the search does not see it.
+    fn is_enough(&self, set: &VictimSet) -> bool {
+        let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
+        let leaving = set.all_victims();
+        let admits = |place| self.kind.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
+        self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
+    }
+}
+
+impl CandidateSource for CachedCandidates<'_, '_> {
+    type Candidate = Rc<PreemptionCandidate>;
+
+    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
+        let Self { looking, pod, rooms, .. } = self;
+        if let Some(known) = rooms.get_mut(node) {
+            let (floor, candidate) = known.as_mut()?;
+            looking.survey.allow(Rc::make_mut(candidate));
+            return Some((*floor, Rc::clone(candidate)));
+        }
+        let found = looking.candidate(node).and_then(|candidate| evicting::seen(candidate, &pod.demand));
+        let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
+        rooms.insert(node.clone(), found.clone());
+        found
+    }
+
+    /// Until something is undone there are only more holds, and budgets let only fewer leave: a room becomes no cheaper. (A search
+    /// that is cut short may end with another set for it, as it begins elsewhere.)
+    fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
+        if let Some(known) = self.rooms.get_mut(node) {
+            *known = known.take().zip(least).map(|((_, candidate), least)| (least, candidate));
+        }
+    }
+
+    fn allowance(&self) -> Option<EvictionAllowance<'_>> {
+        self.allowance
+    }
+
+    fn accepts(&mut self, set: &VictimSet) -> bool {
+        let Self { looking, pod, .. } = self;
+        let can_be_held = |reservation: Reservation| {
+            looking.ledger.check_reservation(looking.preemptor, &pod.uid, &reservation).is_ok()
+        };
+        looking.is_enough(set) && reservation_for(looking.ledger, set).is_some_and(can_be_held)
+    }
+
+    fn goes_on(&mut self, steps: u32) -> bool {
+        self.pace.goes_on(steps.into())
+    }
+}
+
+impl PlanningState<'_> {
+    /// The node where the cheapest pods leave that may be evicted now, held on the scratch ledger. Otherwise the limit without which
+    /// some would leave, if there is one.
+    pub(super) fn evicting(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+    ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
+        let preemptor = self.preemptor(pod);
+        self.know(kind, &preemptor);
+        let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
+        // A set that is larger than a limit leaves only where none within it would do.
+        for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
+            let VictimSearchResult { set, is_limited } =
+                self.search(pod, kind, &preemptor, Some((larger, &reserved)));
+            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set)) {
+                return Ok(place);
+            }
+            if !is_limited {
+                return Err(None);
+            }
+        }
+        let set = self.search(pod, kind, &preemptor, None).set.ok_or(None)?;
+        match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
+            // A search that is cut short may miss it.
+            None => self.reserve_set(pod, &set).ok_or(None),
+            Some((scope, limit)) => {
+                if limit.needs_an_empty_minute() {
+                    self.ledger.reserve_scope(scope.clone(), &pod.uid);
+                    self.reserved.push((scope, pod.uid.clone()));
+                }
+                Err(Some(limit))
+            }
+        }
+    }
+
+    pub(super) fn preemptor(&mut self, pod: &PendingPod) -> Preemptor {
+        if self.nearest_models.is_none() {
+            self.spend_on_all_nodes();
+        }
+        let nearest_models = self.nearest_models.get_or_insert_with(|| self.ledger.nearest_models()).clone();
+        self.ledger.preemptor_by(&pod.uid, nearest_models)
+    }
+
+    fn know(&mut self, kind: &DemandKey, preemptor: &Preemptor) {
+        let known = std::mem::take(&mut self.known);
+        if !known.is_of(kind) {
+            self.spend_on_all_nodes();
+        }
+        self.known = known.for_kind(kind, &self.ledger, preemptor);
+    }
+
+    fn spend_on_all_nodes(&mut self) {
+        let nodes = self.ledger.snapshot().nodes().len();
+        self.pace.spend(nodes as u64);
+    }
+
+    /// The cheapest set, or the cheapest of those that may be evicted now.
+    fn search(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+        preemptor: &Preemptor,
+        now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
+    ) -> VictimSearchResult {
+        let snapshot = self.ledger.snapshot();
+        let mut known = std::mem::take(&mut self.known);
+        let rooms = CachedCandidates {
+            looking: self.looking(kind, &snapshot, &pod.demand, preemptor),
+            pod,
+            rooms: &mut known.rooms,
+            allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
+            pace: self.pace,
+        };
+        let cost_bounds = known.cost_bounds.iter().cloned();
+        let found =
+            evicting::find_among(cost_bounds, &pod.demand, BudgetRules::Keep, SearchEffort::default(), rooms);
+        self.known = known;
+        found
+    }
+
+    fn reserve_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
+        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+    }
+
+    pub(super) fn reserve_set_by_moving(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+        set: &VictimSet,
+    ) -> Option<PlannedPlacement> {
+        let snapshot = self.ledger.snapshot();
+        let preemptor = Preemptor::default();
+        self.looking(kind, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
+        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+    }
+
+    pub(super) fn looking<'l>(
+        &'l self,
+        kind: &'l DemandKey,
+        snapshot: &'l Snapshot,
+        demand: &'l Demand,
+        preemptor: &'l Preemptor,
+    ) -> CandidateFinder<'l> {
+        let (question, survey) = (kind.question(self.kube_filters), self.ledger.survey(preemptor, demand));
+        CandidateFinder { ledger: &self.ledger, snapshot, kind, preemptor, question, survey }
+    }
+}
+
+fn reservation_for(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
+    let node = ledger.node(&set.node)?;
+    Some(Reservation {
+        node: set.node.clone(),
+        devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+        victims: set.all_victims().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().reservation_slack,
+    })
+}

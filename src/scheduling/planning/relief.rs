@@ -1,0 +1,123 @@
+//! Engines under pressure: who of their neighbours leaves, with no pod waiting for the room.
+//!
+//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, is
+//! given room by the cheapest of them leaving, one after the other, until the pressure is over. It begins at one figure and is
+//! over at another, and it lasts before it counts, so that a spike evicts nobody.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::evicting::{EvictionCost, PotentialVictim};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::policy::{Preemptibility, PressureRules};
+use crate::scheduling::vocabulary::gpu::Gpu;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::units::Moment;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which GPUs are under pressure, and since when: what has to be remembered between two looks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PressureWatch {
+    pressed: BTreeMap<(NodeName, GpuUuid), Moment>,
+}
+
+/// A pod that leaves a GPU to the engine there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReliefEviction {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// Who is under pressure.
+    pub engine: PodKey,
+    pub gpu: GpuUuid,
+}
+
+impl PressureWatch {
+    /// Who leaves now, `not_now` excepted. Whoever is named is expected to be told: the next is named only when their leaving has
+    /// had time to help.
+    pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
+        let Some(rules) = ledger.policy().planning.pressure else {
+            self.pressed.clear();
+            return Vec::new();
+        };
+        let now = ledger.now();
+        let mut still = BTreeMap::new();
+        let mut leaving = Vec::new();
+        for (name, node) in ledger.node_states().filter(|(_, node)| node.freshness == Freshness::Fresh) {
+            for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
+                let place = (name.clone(), device.uuid.clone());
+                let since = self.pressed.get(&place).copied();
+                if !is_pressed(gpu, &rules, since.is_some()) {
+                    continue;
+                }
+                let since = since.unwrap_or(now);
+                let relief = (since + rules.lasts <= now)
+                    .then(|| relieve(ledger, name, &device.uuid, not_now))
+                    .flatten();
+                still.insert(place, if relief.is_some() { now } else { since });
+                leaving.extend(relief);
+            }
+        }
+        // A node that is not seen now is not known to be calm either.
+        let unseen =
+            |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
+        let kept = std::mem::take(&mut self.pressed).into_iter().filter(|((name, _), _)| unseen(name));
+        still.extend(kept);
+        self.pressed = still;
+        leaving
+    }
+}
+
+/// What is not known presses nobody.
+fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
+    let EngineLoad { kv_cache, queue, .. } = gpu.engine_load;
+    let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
+    match was_pressed {
+        false => {
+            kv_cache.is_some_and(|kv| kv >= kv_limit.from) || queue.is_some_and(|n| n >= queue_limit.from)
+        }
+        true => kv_cache.is_some_and(|kv| kv > kv_limit.to) || queue.is_some_and(|n| n > queue_limit.to),
+    }
+}
+
+/// The cheapest neighbour of the most important engine on a GPU that may leave for it.
+fn relieve(
+    ledger: &Ledger,
+    node: &NodeName,
+    gpu: &GpuUuid,
+    not_now: &BTreeSet<PodUid>,
+) -> Option<ReliefEviction> {
+    let there = ledger.pods_on(node, gpu);
+    let policy = ledger.policy();
+    let serves = |uid: &&PodUid| {
+        let entry = ledger.pod_state(uid)?;
+        let class = policy.class(entry.demand.class);
+        (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
+    };
+    let engine = there
+        .iter()
+        .filter(|uid| serves(uid).is_some())
+        .max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
+    let demand = &ledger.pod_state(engine)?.demand;
+    // Somebody leaves already: that has to help first.
+    if there.iter().any(|uid| ledger.is_leaving(uid)) {
+        return None;
+    }
+    let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
+    let room = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
+    // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
+    let may_go = |resident: &&PotentialVictim| {
+        let budgets = &resident.budgets;
+        let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
+        let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
+        may_be_asked && room.budgets_known && budgets.iter().all(has_left)
+    };
+    let here = room.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
+    let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
+        (EvictionCost::default().plus(resident), resident.uid.clone())
+    })?;
+    let key = |uid: &PodUid| Some(ledger.pod_state(uid)?.key.clone());
+    Some(ReliefEviction {
+        uid: cheapest.uid.clone(),
+        key: key(&cheapest.uid)?,
+        engine: key(engine)?,
+        gpu: gpu.clone(),
+    })
+}

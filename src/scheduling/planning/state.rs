@@ -1,0 +1,366 @@
+//! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
+
+use super::node_ranking::{DemandKey, NodeRanking};
+use super::preemption::CandidateCache;
+use super::step_budget::{PLACEMENT, POD, StepBudget};
+use super::{EvictionRight, PlanStep, PlanView, PlannedPlacement, WaitReason};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting::{EvictionCost, EvictionLimit, ScopeKey};
+use crate::scheduling::kube_filters::FilterSnapshot;
+use crate::scheduling::ledger::{Ledger, NearestModels, PendingPod, PodState, WaitKind, is_allowed};
+use crate::scheduling::placing::fit::fit;
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::TenantLimit;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::placement::Reservation;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Nodes that kept rankings have in all: a ranking of 5,000 nodes takes about half a megabyte. A queue of more kinds than they are
+/// for ranks some of them again.
+const RANKED: usize = 400_000;
+/// However large the cluster, kinds that alternate are not ranked each time.
+const LEAST_RANKINGS: usize = 8;
+const MOST_RANKINGS: usize = 256;
+
+pub(super) struct PlanningState<'a> {
+    pub ledger: Ledger,
+    pub kube_filters: &'a FilterSnapshot,
+    pub pace: &'a StepBudget<'a>,
+    /// The latest first.
+    rankings: Vec<NodeRanking>,
+    pub known: CandidateCache,
+    /// Kinds of pods for which there is no free place, and why; as of the first pod of the kind. What is held in the meantime only
+    /// makes it harder.
+    full: Vec<(DemandKey, WaitReason)>,
+    /// Those of them for which nobody's leaving helps, or may be evicted now.
+    hopeless: Vec<(DemandKey, Option<EvictionLimit>)>,
+    /// Kinds that would not fit where the stock filters cannot be judged either.
+    unfit: Vec<DemandKey>,
+    /// Scopes that are reserved for pods which need a minute without another eviction there.
+    pub reserved: Vec<(ScopeKey, PodUid)>,
+    /// Members of groups that have been dealt with.
+    pub done: BTreeSet<PodUid>,
+    /// For whom others move: the pods that will be made in place of those, which have room held, too.
+    pub successors: BTreeMap<PodUid, Vec<PodUid>>,
+    /// How many pods have a place, or are woken for one.
+    pub places: usize,
+    /// Of each model, what is nearest to a GPU: no plan changes that.
+    pub nearest_models: Option<NearestModels>,
+}
+
+/// What a look at a pod may come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PlanReach {
+    /// Free places, and waking.
+    Free,
+    /// Others leave.
+    Evictions,
+}
+
+/// What came of a look at one pod, or at its group.
+pub(super) enum PodResult {
+    /// Nothing, if that has been said with another of the group.
+    Done(Vec<PlanStep>),
+    /// There is no free place: it comes again when all others have had a look.
+    NeedsOthersToLeave,
+}
+
+impl<'a> PlanningState<'a> {
+    pub fn new(ledger: Ledger, kube_filters: &'a FilterSnapshot, pace: &'a StepBudget<'a>) -> Self {
+        Self {
+            ledger,
+            kube_filters,
+            pace,
+            rankings: Vec::new(),
+            known: CandidateCache::default(),
+            full: Vec::new(),
+            hopeless: Vec::new(),
+            unfit: Vec::new(),
+            reserved: Vec::new(),
+            done: BTreeSet::new(),
+            successors: BTreeMap::new(),
+            places: 0,
+            nearest_models: None,
+        }
+    }
+
+    /// What is to be done about a pod, or about its group; `None` if the plan was stopped meanwhile.
+    pub fn look(&mut self, pod: &PendingPod, reach: PlanReach) -> Option<PodResult> {
+        let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, reach))?;
+        // What was found by then is found among some of the nodes only.
+        self.pace.goes_on(0).then_some(looked)
+    }
+
+    /// Whether a look at the pod would only say what was found of its kind already: that there is no place for it.
+    pub fn is_known_to_wait(&self, pod: &PendingPod, reach: PlanReach) -> bool {
+        if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
+            return false;
+        }
+        let kind = DemandKey::of(pod, self.kube_filters);
+        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
+        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
+        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
+        is_full && (reach == PlanReach::Free || is_hopeless())
+    }
+
+    fn look_at(&mut self, pod: &PendingPod, reach: PlanReach) -> PodResult {
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        let group = matches!(pod.way, WaitKind::Gated).then(|| self.group_of(&pod.uid)).flatten();
+        match (pod.demand.asks_plugin(), group) {
+            // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
+            (true, _) if matches!(pod.way, WaitKind::Gated) => {
+                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::ByPlugin }]);
+            }
+            (true, _) => return PodResult::Done(self.devices(pod).into_iter().collect()),
+            (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
+                return PodResult::Done(Vec::new());
+            }
+            (false, Some(group)) => return self.group(&group, reach),
+            (false, None) => {}
+        }
+        let kind = DemandKey::of(pod, self.kube_filters);
+        let placed = match reach {
+            PlanReach::Free => self.free_place(pod, &kind),
+            PlanReach::Evictions => self.place(pod, &kind),
+        };
+        let step = match placed {
+            Ok(place) => PlanStep::Place(vec![place]),
+            // The scheduler can judge what Stowage cannot: it looks again where there is room.
+            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
+                self.places += 1;
+                PlanStep::Wake { uid, key }
+            }
+            Err(_) if reach == PlanReach::Free => return PodResult::NeedsOthersToLeave,
+            Err(why) => PlanStep::Wait { uid, key, why },
+        };
+        PodResult::Done(vec![step])
+    }
+
+    /// Whether a pod that is due would fit on a node of which nobody can say what the stock filters would answer. What is held in the
+    /// meantime only makes it harder.
+    fn would_fit_unjudged(&mut self, pod: &PendingPod, kind: &DemandKey) -> bool {
+        let is_unfit = |known: &DemandKey| known.is_like(kind);
+        if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
+            return false;
+        }
+        let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
+        let mut unjudged = self.ranking(kind, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
+        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
+        drop(unjudged);
+        if !fits {
+            self.unfit.push(kind.clone());
+        }
+        fits
+    }
+
+    /// Room for one pod, held on the scratch ledger; others leave for it where nothing is free.
+    pub fn place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
+        self.free_place(pod, kind).or_else(|why| {
+            if !self.ledger.may_evict_for(&pod.uid) {
+                return Err(why);
+            }
+            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
+        })
+    }
+
+    /// Room that others leave; otherwise the limit without which they would, if there is one.
+    fn place_of_others(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+    ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
+        self.pace.spend(self.hopeless.len() as u64 / 8);
+        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(kind)) {
+            return Err(*limit);
+        }
+        self.evicting(pod, kind).or_else(|limit| {
+            self.moving(pod, kind).ok_or_else(|| {
+                self.hopeless.push((kind.clone(), limit));
+                limit
+            })
+        })
+    }
+
+    /// The best place that is free now, held.
+    pub fn free_place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
+        self.pace.spend(self.full.len() as u64 / 8);
+        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
+            return Err(*why);
+        }
+        let snapshot = self.ledger.snapshot();
+        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let is_within = |(place, gpus): &(usize, GpuSet)| {
+            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+        };
+        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        if let Some(place) = found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus)) {
+            return Ok(place);
+        }
+        let why = self.why(pod, kind, allowance);
+        if found.is_none() {
+            self.full.push((kind.clone(), why));
+        }
+        Err(why)
+    }
+
+    /// Holds these GPUs, which are free.
+    pub fn reserve_at(
+        &mut self,
+        pod: &PendingPod,
+        snapshot: &Snapshot,
+        place: usize,
+        gpus: GpuSet,
+    ) -> Option<PlannedPlacement> {
+        let node = &snapshot.nodes()[place];
+        let reservation = Reservation {
+            node: node.name.clone(),
+            devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+            victims: Arc::new([]),
+            deadline: self.ledger.now() + self.ledger.policy().reservation_slack,
+        };
+        self.reserve(pod, reservation, EvictionCost::default(), true)
+    }
+
+    /// Takes the hold on the scratch ledger.
+    pub fn reserve(
+        &mut self,
+        pod: &PendingPod,
+        reservation: Reservation,
+        eviction_cost: EvictionCost,
+        exact: bool,
+    ) -> Option<PlannedPlacement> {
+        self.take(PlannedPlacement {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            reservation,
+            eviction_cost,
+            exact,
+            by: EvictionRight::Preemption,
+        })
+    }
+
+    /// The same; its victims are moved.
+    pub fn reserve_by_moving(
+        &mut self,
+        pod: &PendingPod,
+        reservation: Reservation,
+        eviction_cost: EvictionCost,
+        exact: bool,
+    ) -> Option<PlannedPlacement> {
+        self.take(PlannedPlacement {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            reservation,
+            eviction_cost,
+            exact,
+            by: EvictionRight::Moves,
+        })
+    }
+
+    fn take(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
+        if !self.ledger.may_order(&place.reservation.victims) {
+            return None;
+        }
+        place.take(&mut self.ledger).ok()?;
+        self.ledger.note_ordered(&place.reservation.victims);
+        self.pace.spend(PLACEMENT);
+        self.places += 1;
+        // With a group its members on other nodes leave.
+        for victim in place.reservation.victims.iter() {
+            let node = self.ledger.pod_state(victim).and_then(PodState::node);
+            node.into_iter().for_each(|node| self.known.forget_node(node));
+        }
+        self.look_again(&place.reservation.node);
+        Some(place)
+    }
+
+    /// The reverse.
+    pub fn release_reservation(&mut self, place: &PlannedPlacement) {
+        self.ledger.release_reservation(&place.uid);
+        self.places = self.places.saturating_sub(1);
+        self.ledger.take_back_ordered(&place.reservation.victims);
+        for successor in self.successors.remove(&place.uid).unwrap_or_default() {
+            let released = self.ledger.release(&successor);
+            let node = released.as_ref().and_then(PodState::reservation).map(|reservation| &reservation.node);
+            node.into_iter().for_each(|node| self.look_again(node));
+        }
+        self.full.clear();
+        self.hopeless.clear();
+        self.unfit.clear();
+        self.known.forget();
+        self.look_again(&place.reservation.node);
+    }
+
+    /// The nodes in order for pods of a kind.
+    pub fn ranking(&mut self, kind: &DemandKey, snapshot: &Snapshot) -> &NodeRanking {
+        self.pace.spend(self.rankings.len() as u64 / 8);
+        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
+            return &self.rankings[known];
+        }
+        let seeing = PlanView { ledger: &self.ledger, snapshot };
+        let ranking = NodeRanking::new(kind.clone(), &seeing, self.kube_filters, self.pace);
+        let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
+        self.rankings.insert(0, ranking);
+        self.rankings.truncate(kept);
+        &self.rankings[0]
+    }
+
+    fn look_again(&mut self, node: &NodeName) {
+        self.known.forget_node(node);
+        let snapshot = self.ledger.snapshot();
+        let Some(place) = snapshot.place_of(node.as_str()) else { return };
+        let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
+        self.pace.spend(self.rankings.len() as u64);
+        for ranking in &mut self.rankings {
+            ranking.look_again_at(place, &seeing, self.kube_filters);
+        }
+    }
+
+    /// Why there is no free place for the pod; what is nearest to one counts.
+    fn why(&mut self, pod: &PendingPod, kind: &DemandKey, allowance: TenantLimit) -> WaitReason {
+        let snapshot = self.ledger.snapshot();
+        let ranking = self.ranking(kind, &snapshot);
+        match (ranking.first_full(), ranking.first_unjudged()) {
+            _ if ranking.has_free() && allowance != TenantLimit::default() => {
+                WaitReason::BeyondLimit { vram: pod.demand.vram() }
+            }
+            (Some(nearest), _) => WaitReason::NoRoom { nodes: ranking.count_full(), nearest },
+            (None, Some(unjudged)) => WaitReason::CannotJudge(unjudged),
+            (None, None) => WaitReason::NoNode,
+        }
+    }
+
+    /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger. Nothing is said of a pod that
+    /// is on its way.
+    fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
+        let kind = DemandKey::of(pod, self.kube_filters);
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        let is_due = matches!(pod.way, WaitKind::Refused { .. });
+        let step = match self.take_devices(pod, &kind) {
+            Ok(()) => {
+                self.places += usize::from(is_due);
+                PlanStep::Wake { uid, key }
+            }
+            Err(why) => PlanStep::Wait { uid, key, why },
+        };
+        is_due.then_some(step)
+    }
+
+    fn take_devices(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<(), WaitReason> {
+        let snapshot = self.ledger.snapshot();
+        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let is_within = |(place, gpus): &(usize, GpuSet)| {
+            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+        };
+        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        let Some((place, _)) = found else { return Err(self.why(pod, kind, allowance)) };
+        let node = snapshot.nodes()[place].name.clone();
+        drop(snapshot);
+        if self.ledger.assume(&pod.uid, &node).is_err() {
+            return Err(WaitReason::NoNode);
+        }
+        self.look_again(&node);
+        Ok(())
+    }
+}

@@ -1,0 +1,606 @@
+//! What one pod asks for: the manifest's words as they came ([`PodRequest`]), and what they mean ([`Demand`]).
+//!
+//! The sum over a pod's containers is the scheduler's own: containers and side-cars run together, an init
+//! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
+//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
+
+mod plain;
+
+pub use plain::DEFAULT_GRACE;
+
+use super::device_plugin::{Ask, PluginResource};
+use crate::ids::{GpuModel, ModelId};
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::{ClassId, ClassTerms, Classification, PodTraits, Policy, TenantId};
+use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
+pub const MAX_GPUS: u32 = 64;
+
+/// A pod's manifest, as far as placing it is concerned, in its own words.
+#[derive(Debug, Clone, Copy)]
+pub struct PodRequest<'a> {
+    pub namespace: &'a str,
+    pub labels: &'a BTreeMap<String, String>,
+    pub priority_class: Option<&'a str>,
+    pub priority: i32,
+    /// False for `preemptionPolicy: Never`.
+    pub may_preempt: bool,
+    pub grace: Millis,
+    /// Init containers first, as they run.
+    pub containers: &'a [ContainerRequest<'a>],
+    /// The annotation `stowage.dev/gpus`.
+    pub gpus: Option<&'a str>,
+    /// The annotation `stowage.dev/exclusive`.
+    pub exclusive: Option<&'a str>,
+    /// The annotation `stowage.dev/model`, or the label that stands in for it.
+    pub model: Option<&'a str>,
+    /// The annotation `stowage.dev/kv-cache`.
+    pub kv_cache: Option<&'a str>,
+    pub service_account: Option<&'a str>,
+    /// Names of what its containers ask for.
+    pub resources: &'a BTreeSet<&'a str>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct ContainerRequest<'a> {
+    pub name: &'a str,
+    pub role: ContainerRole,
+    /// `stowage.dev/vram`.
+    pub vram: Option<&'a str>,
+    pub plugin: PluginAmount<'a>,
+    pub cpu: Option<&'a str>,
+    pub memory: Option<&'a str>,
+}
+
+/// What a container asks a device plugin for (`nvidia.com/gpu`, `.shared`, `nvidia.com/mig-*`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PluginAmount<'a> {
+    #[default]
+    None,
+    Of {
+        resource: &'a str,
+        amount: &'a str,
+    },
+    /// Several resources at once, of which this is the first.
+    Several {
+        resource: &'a str,
+        amount: &'a str,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContainerRole {
+    Main,
+    Init,
+    /// An init container with `restartPolicy: Always`.
+    Sidecar,
+}
+
+/// Whether a pod's GPUs may have other pods on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharing {
+    /// It asks for a part of a GPU's memory.
+    Shared,
+    /// It wants its GPUs to itself.
+    Exclusive,
+}
+
+/// What one pod asks for, understood, and what the policy makes of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Demand {
+    pub ask: Ask,
+    /// VRAM on each of its GPUs; none, if a device plugin hands them out.
+    pub per_gpu: Bytes,
+    /// Over how many GPUs of one node, 1 to [`MAX_GPUS`]; of a device plugin, as many as it asks for.
+    pub gpus: u32,
+    /// Devices of a plugin are always charged whole to the pod's tenant: [`Sharing::Exclusive`].
+    pub sharing: Sharing,
+    /// What it shows of itself.
+    pub traits: Arc<PodTraits>,
+    pub class: ClassId,
+    /// Its class's.
+    pub terms: ClassTerms,
+    pub tenant: Option<TenantId>,
+    /// Which policy says so.
+    #[serde(skip)]
+    pub classified_by: u64,
+    pub priority: i32,
+    pub may_preempt: bool,
+    /// What it takes on its node beside the GPU.
+    pub host_resources: HostResources,
+    pub grace: Millis,
+    pub model: Option<ModelId>,
+    /// The part of its VRAM that is KV cache.
+    pub kv_cache: Option<Bytes>,
+    /// What its model weighs, where that is not the pod's to say.
+    #[serde(skip)]
+    pub weights: Option<Bytes>,
+    /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
+    /// to no other.
+    #[serde(skip)]
+    pub models: Arc<[GpuModel]>,
+    /// The containers that ask for VRAM; they share the pod's GPUs.
+    pub containers: Arc<[Arc<str>]>,
+}
+
+/// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HostResources {
+    pub cpu: MilliCpu,
+    pub memory: Bytes,
+}
+
+/// Why a pod cannot be understood. The text of [`RequestError::phrase`] never changes between two calls; the figures
+/// are in `Display`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    #[error(
+        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and no others, under the extender's managedResources"
+    )]
+    NoVram,
+    #[error(
+        "stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out"
+    )]
+    ZeroVram,
+    #[error("{what} is {text:?}: {error}")]
+    Quantity { what: &'static str, text: String, error: QuantityError },
+    #[error("the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them")]
+    BothWays,
+    #[error("the pod asks for 0 of a device plugin's GPUs; ask for one or more, or leave the resource out")]
+    ZeroDevices,
+    #[error("the pod asks for several of nvidia.com/*; ask for one resource, and as many of it as it needs")]
+    SeveralResources,
+    #[error("the annotation stowage.dev/gpus is {text:?}; write a whole number from 1 to {MAX_GPUS}")]
+    Gpus { text: String },
+    #[error("the annotation stowage.dev/exclusive is {text:?}; write \"true\" or \"false\"")]
+    Exclusive { text: String },
+    #[error(
+        "the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it"
+    )]
+    KvCacheAboveVram { kv_cache: Bytes, vram: Bytes },
+    #[error("the model's name is not usable: {0}")]
+    Model(#[from] crate::ids::InvalidName),
+}
+
+impl RequestError {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoVram => "no-vram",
+            Self::ZeroVram => "zero-vram",
+            Self::Quantity { .. } => "bad-quantity",
+            Self::BothWays => "both-ways",
+            Self::ZeroDevices => "zero-devices",
+            Self::SeveralResources => "several-resources",
+            Self::Gpus { .. } => "bad-gpus",
+            Self::Exclusive { .. } => "bad-exclusive",
+            Self::KvCacheAboveVram { .. } => "kv-cache-above-vram",
+            Self::Model(_) => "bad-model",
+        }
+    }
+
+    /// What goes on the wire: the scheduler writes it into the pod's condition, and a text that changed
+    /// would wake the pod again and again.
+    pub fn phrase(&self) -> &'static str {
+        match self {
+            Self::NoVram => "pod asks for no stowage.dev/vram",
+            Self::ZeroVram => "pod asks for zero stowage.dev/vram",
+            Self::Quantity { .. } => "pod has a quantity that cannot be read",
+            Self::BothWays => "pod asks for stowage.dev/vram and for nvidia.com/*",
+            Self::ZeroDevices => "pod asks for zero nvidia.com/*",
+            Self::SeveralResources => "pod asks for several of nvidia.com/*",
+            Self::Gpus { .. } => "annotation stowage.dev/gpus is not a number of GPUs",
+            Self::Exclusive { .. } => "annotation stowage.dev/exclusive is neither true nor false",
+            Self::KvCacheAboveVram { .. } => "annotation stowage.dev/kv-cache is more than stowage.dev/vram",
+            Self::Model(_) => "the model's name is not usable",
+        }
+    }
+}
+
+impl Demand {
+    pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
+        Self::classified(pod, |traits| policy.classify(traits))
+    }
+
+    /// The same, with someone who may know such pods already to judge it.
+    pub fn classified(
+        pod: &PodRequest<'_>,
+        classify: impl FnOnce(&PodTraits) -> Classification,
+    ) -> Result<Self, RequestError> {
+        let shown = sharing_of(pod.exclusive)?;
+        let RequestedGpus { ask, vram, gpus, sharing, kv_cache } = RequestedGpus::of(pod, shown)?;
+        let model = pod.model.map(ModelId::parse).transpose()?;
+        let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
+        let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
+        Ok(Self {
+            ask,
+            per_gpu: vram.split(gpus),
+            gpus,
+            sharing,
+            traits: Arc::new(traits),
+            class,
+            terms,
+            tenant,
+            classified_by,
+            priority: pod.priority,
+            may_preempt: pod.may_preempt,
+            host_resources: host_resources_of(pod.containers)?,
+            grace: pod.grace,
+            model,
+            kv_cache,
+            weights: None,
+            models: Arc::default(),
+            containers: asking(pod.containers),
+        })
+    }
+
+    /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
+    /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources
+    /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
+    pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
+        let traits = traits(pod, Sharing::Shared);
+        let Classification { class, terms, tenant, version: classified_by } = policy.classify(&traits);
+        let ask = worst_ask(pod.containers);
+        let (gpus, sharing) = match &ask {
+            Ask::Vram => (1, Sharing::Shared),
+            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
+        };
+        Self {
+            ask,
+            per_gpu: match vram_of(pod.containers) {
+                Ok(vram) => vram,
+                Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
+                Err(_) => Bytes(u64::MAX),
+            },
+            gpus,
+            sharing,
+            traits: Arc::new(traits),
+            class,
+            terms,
+            tenant,
+            classified_by,
+            priority: pod.priority,
+            may_preempt: false,
+            host_resources: HostResources::default(),
+            grace: pod.grace,
+            model: None,
+            kv_cache: None,
+            weights: None,
+            models: Arc::default(),
+            containers: asking(pod.containers),
+        }
+    }
+
+    /// What another policy makes of it.
+    pub fn take(&mut self, judgement: Classification) {
+        let Classification { class, terms, tenant, version } = judgement;
+        (self.class, self.terms, self.tenant, self.classified_by) = (class, terms, tenant, version);
+    }
+
+    /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
+    pub fn weights(&self) -> Bytes {
+        self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+    }
+
+    /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
+    /// fetch everything would look as near as one that has it.
+    pub fn weighed_by(&mut self, snapshot: &Snapshot) {
+        if self.asks_plugin() {
+            self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
+        }
+    }
+
+    /// Whether a device plugin hands out its GPUs.
+    pub fn asks_plugin(&self) -> bool {
+        self.ask != Ask::Vram
+    }
+
+    /// Over all its GPUs.
+    pub fn vram(&self) -> Bytes {
+        self.per_gpu.times(u64::from(self.gpus))
+    }
+}
+
+/// What a pod asks for in one of the two ways.
+struct RequestedGpus {
+    ask: Ask,
+    vram: Bytes,
+    gpus: u32,
+    sharing: Sharing,
+    kv_cache: Option<Bytes>,
+}
+
+impl RequestedGpus {
+    fn of(pod: &PodRequest<'_>, shown: Sharing) -> Result<Self, RequestError> {
+        let asks_vram = pod.containers.iter().any(|c| c.vram.is_some());
+        match plugin_of(pod.containers) {
+            PluginAmount::None => Self::vram(pod, shown),
+            _ if asks_vram => Err(RequestError::BothWays),
+            PluginAmount::Several { .. } => Err(RequestError::SeveralResources),
+            PluginAmount::Of { resource, .. } => Self::devices(pod, resource),
+        }
+    }
+
+    fn vram(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
+        let vram = vram_of(pod.containers)?;
+        let gpus = gpus_of(pod.gpus)?;
+        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
+        Ok(Self { ask: Ask::Vram, vram, gpus, sharing, kv_cache })
+    }
+
+    fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
+        let count = count_of(pod.containers, resource)?;
+        let resource = PluginResource::parse(resource).filter(|_| count > 0);
+        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::ZeroDevices)?, count };
+        // How much VRAM it is a part of, nobody says.
+        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity)?;
+        Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
+    }
+}
+
+/// What all containers together ask of device plugins; the amount is that of the first that asks.
+fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
+    containers.iter().fold(PluginAmount::None, |all, container| match (all, container.plugin) {
+        (all, PluginAmount::None) => all,
+        (PluginAmount::None, one) => one,
+        (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. }) if a == b => all,
+        (PluginAmount::Of { resource, amount } | PluginAmount::Several { resource, amount }, _) => {
+            PluginAmount::Several { resource, amount }
+        }
+    })
+}
+
+fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
+    let count = sum_over(containers, |container| match container.plugin {
+        PluginAmount::Of { resource: other, amount } | PluginAmount::Several { resource: other, amount }
+            if other == resource =>
+        {
+            bytes("nvidia.com/*", Some(amount))
+        }
+        _ => Ok(Bytes::ZERO),
+    })?;
+    Ok(u32::try_from(count.0).unwrap_or(u32::MAX))
+}
+
+fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
+    let named = match plugin_of(containers) {
+        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => Some(resource),
+        PluginAmount::None => None,
+    };
+    let asks_vram = containers.iter().any(|c| c.vram.is_some());
+    let Some(resource) = named.filter(|_| !asks_vram) else { return Ask::Vram };
+    match (PluginResource::parse(resource), count_of(containers, resource)) {
+        (Some(resource), Ok(count)) => Ask::Plugin { resource, count },
+        _ => Ask::Vram,
+    }
+}
+
+/// Without what is known of its VRAM only when that is understood.
+fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
+    PodTraits {
+        namespace: pod.namespace.into(),
+        labels: pod.labels.clone(),
+        priority_class: pod.priority_class.unwrap_or_default().into(),
+        priority: pod.priority,
+        sharing,
+        resources: pod.resources.iter().map(|&name| name.into()).collect(),
+        model: pod.model.unwrap_or_default().into(),
+        service_account: pod.service_account.unwrap_or_default().into(),
+        ..PodTraits::default()
+    }
+}
+
+fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[Arc<str>]> {
+    containers.iter().filter(|c| c.vram.is_some()).map(|c| c.name.into()).collect()
+}
+
+fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
+    if containers.iter().all(|c| c.vram.is_none()) {
+        return Err(RequestError::NoVram);
+    }
+    let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
+    if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
+}
+
+fn host_resources_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
+    let cpu = sum_over(containers, |c| {
+        let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
+        Ok(Bytes(cpu.unwrap_or_default().0))
+    })?;
+    let memory = sum_over(containers, |c| bytes("memory", c.memory))?;
+    Ok(HostResources { cpu: MilliCpu(cpu.0), memory })
+}
+
+fn sum_over<'a>(
+    containers: &[ContainerRequest<'a>],
+    amount: impl Fn(&ContainerRequest<'a>) -> Result<Bytes, RequestError>,
+) -> Result<Bytes, RequestError> {
+    let part = |container| amount(container).map(|amount| (container.role, amount));
+    let parts: Vec<_> = containers.iter().map(part).collect::<Result<_, _>>()?;
+    Ok(together(parts))
+}
+
+/// The scheduler's pod-request formula over one amount per container, in the order in which they start.
+pub(crate) fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
+    let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    for (role, amount) in parts {
+        match role {
+            ContainerRole::Main => together += amount,
+            ContainerRole::Sidecar => {
+                together += amount;
+                sidecars += amount;
+                init_peak = init_peak.max(sidecars);
+            }
+            ContainerRole::Init => init_peak = init_peak.max(sidecars + amount),
+        }
+    }
+    together.max(init_peak)
+}
+
+fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
+    let Some(text) = text else { return Ok(1) };
+    match text.parse() {
+        Ok(gpus @ 1..=MAX_GPUS) => Ok(gpus),
+        _ => Err(RequestError::Gpus { text: text.into() }),
+    }
+}
+
+fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
+    match text {
+        None | Some("false") => Ok(Sharing::Shared),
+        Some("true") => Ok(Sharing::Exclusive),
+        Some(text) => Err(RequestError::Exclusive { text: text.into() }),
+    }
+}
+
+const KV_CACHE: &str = "the annotation stowage.dev/kv-cache";
+
+fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
+    match quantity(KV_CACHE, text, Bytes::parse_quantity)? {
+        Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
+        kv_cache => Ok(kv_cache),
+    }
+}
+
+fn bytes(what: &'static str, text: Option<&str>) -> Result<Bytes, RequestError> {
+    Ok(quantity(what, text, Bytes::parse_quantity)?.unwrap_or_default())
+}
+
+fn quantity<T>(
+    what: &'static str,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, QuantityError>,
+) -> Result<Option<T>, RequestError> {
+    text.map(|text| parse(text).map_err(|error| RequestError::Quantity { what, text: text.into(), error }))
+        .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
+        ContainerRequest {
+            name: "engine",
+            role,
+            vram,
+            plugin: PluginAmount::None,
+            cpu: Some("1"),
+            memory: Some("1Gi"),
+        }
+    }
+
+    fn demand(
+        edit: impl FnOnce(&mut PodRequest<'_>),
+        containers: &[ContainerRequest<'_>],
+    ) -> Result<Demand, RequestError> {
+        let labels = BTreeMap::new();
+        let mut pod = PodRequest {
+            namespace: "default",
+            labels: &labels,
+            priority_class: None,
+            priority: 0,
+            may_preempt: true,
+            grace: Millis::seconds(30),
+            containers: &[],
+            gpus: None,
+            exclusive: None,
+            model: None,
+            kv_cache: None,
+            service_account: None,
+            resources: &BTreeSet::new(),
+        };
+        edit(&mut pod);
+        Demand::of(&PodRequest { containers, ..pod }, &Policy::default())
+    }
+
+    #[test]
+    fn containers_add_up_and_an_init_container_counts_only_where_it_needs_more() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let sum = |containers: &[_]| demand(|_| {}, containers).unwrap().per_gpu;
+        let c = container;
+        assert_eq!(sum(&[c(Init, Some("8")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(20));
+        assert_eq!(sum(&[c(Init, Some("30")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(30));
+        assert_eq!(sum(&[c(Sidecar, Some("5")), c(Init, Some("18")), c(Main, Some("16"))]), Bytes(23));
+        assert_eq!(sum(&[c(Init, Some("18")), c(Sidecar, Some("5")), c(Main, Some("16"))]), Bytes(21));
+    }
+
+    #[test]
+    fn vram_is_the_pods_total_and_is_split_over_its_gpus_rounded_up() {
+        let split = demand(|p| p.gpus = Some("3"), &[container(ContainerRole::Main, Some("10"))]).unwrap();
+        assert_eq!((split.per_gpu, split.gpus, split.vram()), (Bytes(4), 3, Bytes(12)));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_refused_with_its_reason() {
+        let main = |vram| [container(ContainerRole::Main, vram)];
+        let one = PluginAmount::Of { resource: "nvidia.com/gpu", amount: "1" };
+        let plugin = [ContainerRequest { plugin: one, ..main(Some("1Gi"))[0] }];
+        let code = |result: Result<Demand, RequestError>| result.unwrap_err().code();
+        assert_eq!(code(demand(|_| {}, &main(None))), "no-vram");
+        assert_eq!(code(demand(|_| {}, &main(Some("0")))), "zero-vram");
+        assert_eq!(code(demand(|_| {}, &main(Some("0.5")))), "bad-quantity");
+        assert_eq!(code(demand(|_| {}, &main(Some("9e99")))), "bad-quantity");
+        assert_eq!(code(demand(|_| {}, &plugin)), "both-ways");
+        assert_eq!(code(demand(|p| p.gpus = Some("0"), &main(Some("1Gi")))), "bad-gpus");
+        assert_eq!(code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))), "bad-gpus");
+        assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
+        assert_eq!(code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))), "kv-cache-above-vram");
+    }
+
+    fn plugin(
+        role: ContainerRole,
+        resource: &'static str,
+        amount: &'static str,
+    ) -> ContainerRequest<'static> {
+        ContainerRequest { plugin: PluginAmount::Of { resource, amount }, ..container(role, None) }
+    }
+
+    #[test]
+    fn devices_of_a_plugin_add_up_as_the_scheduler_adds_them_up() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let c = |role, amount| plugin(role, "nvidia.com/gpu", amount);
+        let count = |containers: &[_]| demand(|_| {}, containers).unwrap().gpus;
+        assert_eq!(count(&[c(Init, "1"), c(Main, "2"), c(Main, "3")]), 5);
+        assert_eq!(count(&[c(Init, "8"), c(Main, "2"), c(Main, "3")]), 8);
+        assert_eq!(count(&[c(Sidecar, "1"), c(Init, "4"), c(Main, "2")]), 5);
+        assert_eq!(
+            count(&[container(Main, None), c(Main, "1k")]),
+            1000,
+            "more than any node has is a demand"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_asks_a_plugin_has_no_vram_and_shows_what_it_asks_for() {
+        let asked = demand(
+            |p| (p.gpus, p.kv_cache, p.exclusive) = (Some("7"), Some("2Gi"), Some("false")),
+            &[plugin(ContainerRole::Main, "nvidia.com/mig-3g.40gb", "2")],
+        );
+        let demand = asked.unwrap();
+        let resource = PluginResource::parse("nvidia.com/mig-3g.40gb").unwrap();
+        assert_eq!(demand.ask, Ask::Plugin { resource, count: 2 });
+        assert_eq!((demand.vram(), demand.gpus, demand.sharing), (Bytes::ZERO, 2, Sharing::Exclusive));
+        assert_eq!((demand.traits.gpus, demand.traits.vram), (2, Bytes::ZERO));
+        assert_eq!((demand.traits.kv_cache, demand.traits.sharing), (Bytes::gib(2), Sharing::Shared));
+    }
+
+    #[test]
+    fn what_a_plugin_cannot_be_asked_for_is_refused_with_its_reason() {
+        use ContainerRole::Main;
+        let code = |containers: &[_]| demand(|_| {}, containers).unwrap_err().code();
+        let (gpu, shared) = ("nvidia.com/gpu", "nvidia.com/gpu.shared");
+        assert_eq!(code(&[plugin(Main, gpu, "0")]), "zero-devices");
+        assert_eq!(code(&[plugin(Main, gpu, "0.5")]), "bad-quantity");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]), "several-resources");
+        let both = PluginAmount::Several { resource: gpu, amount: "1" };
+        assert_eq!(code(&[ContainerRequest { plugin: both, ..container(Main, None) }]), "several-resources");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), container(Main, Some("1Gi"))]), "both-ways");
+    }
+}

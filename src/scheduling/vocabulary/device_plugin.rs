@@ -1,0 +1,144 @@
+//! GPUs that a device plugin hands out: what pods ask of it, what a node has left, and what is to be said against a node.
+//!
+//! The kubelet picks the GPU when the pod starts, so everything here is of whole nodes: no GPU is promised, hinted or held,
+//! and what agents report of single GPUs is a hint at most. A tenant is charged a whole GPU for each device, be it a share or a
+//! MIG slice of one: the plugin does not say how much of a card it is. Pods that ask for VRAM are `fit`'s and `pack`'s.
+
+use super::demand::Demand;
+use super::model_tier;
+use super::node::Node;
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::pack;
+use crate::scheduling::placing::pack::EngineLoadLevel;
+use crate::scheduling::placing::rank::{READY_STEPS, ScoreParts, WHOLE_PART, ready, share_of_one_more};
+use crate::scheduling::policy::Policy;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// A resource of a device plugin: `nvidia.com/gpu`, `nvidia.com/gpu.shared` or `nvidia.com/mig-<n>g.<m>gb`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct PluginResource(Arc<str>);
+
+/// How many of each resource there are. A pod asks for one resource; what a node offers may be several.
+pub type PluginDevices = BTreeMap<PluginResource, u32>;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no GPU of a device plugin: nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-* are")]
+pub struct NoPluginResource(String);
+
+impl PluginResource {
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::is_one(name).then(|| Self(name.into()))
+    }
+
+    pub fn is_one(name: &str) -> bool {
+        matches!(name, "nvidia.com/gpu" | "nvidia.com/gpu.shared") || name.starts_with("nvidia.com/mig-")
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for PluginResource {
+    type Error = NoPluginResource;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Self::parse(&name).ok_or(NoPluginResource(name))
+    }
+}
+
+impl fmt::Display for PluginResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// In which of the two ways a pod asks for its GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// `stowage.dev/vram`: Stowage picks the GPUs.
+    #[default]
+    Vram,
+    /// So many devices of a plugin: the kubelet picks them. More than any node has simply fit nowhere.
+    Plugin { resource: PluginResource, count: u32 },
+}
+
+/// What a node has of one resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginShare {
+    pub resource: PluginResource,
+    pub allocatable: u32,
+    /// By pods that are bound there or about to be. May be more than is allocatable, while a plugin restarts.
+    pub used: u32,
+}
+
+impl PluginShare {
+    pub fn left(&self) -> u32 {
+        self.allocatable.saturating_sub(self.used)
+    }
+
+    /// The shares of a node that offers these devices and whose pods use those, in order of resource.
+    pub fn all(allocatable: &PluginDevices, used: &PluginDevices) -> Vec<Self> {
+        let resources: BTreeSet<&PluginResource> = allocatable.keys().chain(used.keys()).collect();
+        let count = |of: &PluginDevices, resource: &PluginResource| of.get(resource).copied().unwrap_or(0);
+        let share = |resource: &PluginResource| Self {
+            resource: resource.clone(),
+            allocatable: count(allocatable, resource),
+            used: count(used, resource),
+        };
+        resources.into_iter().map(share).collect()
+    }
+}
+
+/// Whether a node has `asked` devices left, if `leaving` of those in use were free.
+pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
+    let share = node.share_of(resource);
+    let allocatable = share.map_or(0, |share| share.allocatable);
+    if allocatable < asked {
+        return Err(Misfit::TooFewDevices { allocatable, asked });
+    }
+    let used = share.map_or(0, |share| share.used).saturating_sub(leaving);
+    let left = allocatable.saturating_sub(used);
+    if left < asked { Err(Misfit::NoDevice { left, allocatable, asked }) } else { Ok(()) }
+}
+
+/// What is to be said against a node for a pod that asks `count` devices of it. Of KV headroom nothing is promised: it is
+/// that of the calmest GPU an agent reports, and neither good nor bad where none does.
+pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
+    let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
+    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
+    ScoreParts {
+        packing: left_over(node, resource, *count),
+        kv_headroom: calmest(node, demand).weight(),
+        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        // Nobody knows who its neighbours on the GPU will be.
+        interference: 0,
+        topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
+        spread: match &demand.model {
+            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            _ => 0,
+        },
+    }
+}
+
+/// Of the node's devices, the part that would stay free.
+fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
+    let Some(share) = node.share_of(resource) else { return 0 };
+    let left = u64::from(share.left().saturating_sub(count));
+    (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
+}
+
+fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
+    node.gpus.iter().map(|gpu| pack::engine_load_level(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
+}
+
+/// Whether an agent says that all GPUs of the node reach each other over NVLink.
+fn is_one_island(node: &Node) -> bool {
+    let first = node.gpus.first().and_then(|gpu| gpu.island);
+    first.is_some() && node.gpus.iter().all(|gpu| gpu.island == first)
+}

@@ -1,0 +1,266 @@
+//! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
+
+use super::demand::{Demand, MAX_GPUS, Sharing};
+use super::node_reading::EngineLoad;
+use crate::ids::{GpuModel, GpuUuid};
+use crate::scheduling::policy::{ClassSet, Headroom, TenantUsage};
+use crate::units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A GPU or MIG slice as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    pub uuid: GpuUuid,
+    /// NVML's index on its node.
+    pub index: u32,
+    pub model: GpuModel,
+    /// The GPU a MIG slice is cut from.
+    pub parent: Option<GpuUuid>,
+    pub total: Bytes,
+    /// What the driver keeps for itself (NVML's `reserved`).
+    pub reserved: Bytes,
+    pub health: Health,
+    /// GPUs of one node with the same number reach each other over NVLink.
+    pub island: Option<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    Healthy,
+    /// Keeps its pods, takes no more.
+    Draining,
+    /// Gone from the bus or out of order. Its pods keep their charge; nothing new goes there.
+    Lost,
+}
+
+impl Device {
+    /// What pods may be promised of it: total − driver's reserve − headroom.
+    pub fn capacity(&self, headroom: &Headroom) -> Bytes {
+        self.total.minus(self.reserved).minus(headroom.of(&self.model).of(self.total))
+    }
+}
+
+/// What is left of one GPU. Small and flat: a decision reads thousands of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// What pods may be promised of it, all together.
+    pub capacity: Bytes,
+    /// What pods and holds have been promised.
+    pub charged: Bytes,
+    /// What was offered to pods that have not been bound yet. Advisory.
+    pub softly_reserved: Bytes,
+    /// An engine was among those it was offered to: if it comes, no other may start beside it for a while.
+    pub engine_softly_reserved: bool,
+    /// Classes that those it was offered to would not share it with.
+    pub excluded_by_soft_reservations: ClassSet,
+    /// What was found to be used beyond what was promised, or a margin where nobody looks.
+    pub unaccounted_vram: Bytes,
+    /// How busy the engines on it are.
+    pub engine_load: EngineLoad,
+    /// Classes that its tenants do not share it with.
+    pub excluded_classes: ClassSet,
+    /// Pods and holds on it.
+    pub tenants: u16,
+    /// Its one tenant wants no other.
+    pub exclusive: bool,
+    /// An engine is starting on it.
+    pub starting: bool,
+    pub slice: bool,
+    /// Its NVLink island among the node's, if it is on one.
+    pub island: Option<u8>,
+    pub health: Health,
+}
+
+impl Gpu {
+    pub fn of(device: &Device, headroom: &Headroom) -> Self {
+        Self {
+            capacity: device.capacity(headroom),
+            charged: Bytes::ZERO,
+            softly_reserved: Bytes::ZERO,
+            engine_softly_reserved: false,
+            excluded_by_soft_reservations: ClassSet::NONE,
+            unaccounted_vram: Bytes::ZERO,
+            engine_load: EngineLoad::default(),
+            excluded_classes: ClassSet::NONE,
+            tenants: 0,
+            exclusive: false,
+            starting: false,
+            slice: device.parent.is_some(),
+            island: device.island,
+            health: device.health,
+        }
+    }
+
+    pub fn free(&self) -> Bytes {
+        self.capacity.minus(self.charged).minus(self.unaccounted_vram)
+    }
+
+    /// What would be free if every tenant left.
+    pub fn most(&self) -> Bytes {
+        self.capacity.minus(self.unaccounted_vram)
+    }
+
+    /// What a tenant of this kind is charged here: the whole GPU if it wants it to itself.
+    pub fn charge_for(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
+        match sharing {
+            Sharing::Shared => per_gpu,
+            Sharing::Exclusive => self.capacity,
+        }
+    }
+
+    /// What part of the cluster a demand uses here.
+    pub fn part_of(&self, demand: &Demand) -> TenantUsage {
+        let vram = self.charge_for(demand.per_gpu, demand.sharing);
+        let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
+        TenantUsage { vram, milli_gpus: thousandths.min(1000) as u64 }
+    }
+
+    pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
+        self.charged += self.charge_for(per_gpu, sharing);
+        self.tenants += 1;
+        self.exclusive |= sharing == Sharing::Exclusive;
+    }
+
+    /// The reverse of [`Gpu::charge`].
+    pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
+        self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
+        self.tenants -= 1;
+        // An exclusive GPU has one tenant, so it is exclusive no longer when that one leaves.
+        self.exclusive &= sharing == Sharing::Shared;
+    }
+
+    /// Whether the demand may come here now: there is room, no engine is in its start, and those that serve are not too
+    /// busy. Hints are left aside.
+    pub fn can_take(&self, demand: &Demand) -> bool {
+        self.has_free_vram(demand) && self.admits(demand)
+    }
+
+    /// Whether there is VRAM for such a tenant.
+    pub fn has_free_vram(&self, demand: &Demand) -> bool {
+        self.health == Health::Healthy
+            && !self.exclusive
+            && (demand.sharing == Sharing::Shared || self.tenants == 0)
+            && demand.per_gpu <= self.free()
+    }
+
+    /// Whether what runs here lets such a tenant join.
+    pub fn admits(&self, demand: &Demand) -> bool {
+        let would_disturb = demand.terms.engine && self.starting;
+        !would_disturb
+            && !self.excluded_classes.contains(demand.class)
+            && !demand.terms.exceeded_by(self.engine_load)
+    }
+
+    /// Whether there would still be room if every hint came true.
+    pub fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
+        if demand.terms.engine && self.engine_softly_reserved
+            || self.excluded_by_soft_reservations.contains(demand.class)
+        {
+            return false;
+        }
+        match demand.sharing {
+            Sharing::Shared => demand.per_gpu <= self.free().minus(self.softly_reserved),
+            Sharing::Exclusive => self.softly_reserved == Bytes::ZERO,
+        }
+    }
+}
+
+/// A set of GPUs of one node, by their place in the node's list.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GpuSet(u64);
+
+impl GpuSet {
+    pub const EMPTY: Self = Self(0);
+    /// Every GPU that a node can have.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// The first `n` GPUs.
+    pub fn first(n: usize) -> Self {
+        debug_assert!(n <= MAX_GPUS as usize);
+        if n >= 64 { Self::ALL } else { Self((1 << n) - 1) }
+    }
+
+    pub fn one(place: usize) -> Self {
+        Self(1 << place)
+    }
+
+    pub fn contains(self, place: usize) -> bool {
+        self.0 >> place & 1 == 1
+    }
+
+    pub fn insert(&mut self, place: usize) {
+        self.0 |= 1 << place;
+    }
+
+    pub fn meets(self, other: Self) -> bool {
+        !self.and(other).is_empty()
+    }
+
+    /// What is in both.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// What is in this one only.
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The lowest place in it alone.
+    pub fn lowest(self) -> Self {
+        Self(self.0 & self.0.wrapping_neg())
+    }
+
+    pub fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The places in it, lowest first.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let place = rest.trailing_zeros() as usize;
+            (rest != 0).then(|| {
+                rest &= rest - 1;
+                place
+            })
+        })
+    }
+}
+
+impl FromIterator<usize> for GpuSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(places: I) -> Self {
+        let mut set = Self::EMPTY;
+        places.into_iter().for_each(|place| set.insert(place));
+        set
+    }
+}
+
+impl fmt::Debug for GpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_gives_back_the_places_put_in() {
+        let set: GpuSet = [63, 0, 5].into_iter().collect();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 5, 63]);
+        assert_eq!((set.len(), set.contains(5), set.contains(6)), (3, true, false));
+        assert_eq!([set.lowest(), set.without(GpuSet::one(0)).lowest()], [GpuSet::one(0), GpuSet::one(5)]);
+        assert_eq!(GpuSet::EMPTY.lowest(), GpuSet::EMPTY);
+        assert_eq!(GpuSet::first(64).len(), 64);
+        assert_eq!(GpuSet::first(0), GpuSet::EMPTY);
+    }
+}

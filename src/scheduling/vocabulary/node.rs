@@ -1,0 +1,134 @@
+//! One node as a decision sees it: its GPUs and what is left of each.
+
+use super::demand::HostResources;
+use super::device_plugin::{PluginResource, PluginShare};
+use super::gpu::{Device, Gpu};
+use super::model_tier::{NodeModel, NodeModelSet};
+use super::node_reading::Freshness;
+use crate::ids::{ModelId, NodeName};
+use crate::scheduling::placing::learned::NodeGpus;
+use crate::scheduling::policy::{ClassSet, TenantUsage};
+use crate::units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Who hands out a node's GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeKind {
+    /// Stowage chooses the GPU, and the container gets it by CDI.
+    #[default]
+    Stowage,
+    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU promised here could be handed out twice.
+    DevicePlugin,
+}
+
+/// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
+/// same one that has registered anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeIdentity {
+    /// The Node object's UID.
+    pub uid: Arc<str>,
+    /// What the machine says of itself, if it says anything.
+    pub machine: Option<Arc<str>>,
+}
+
+impl NodeIdentity {
+    pub fn is_same_machine(&self, other: &Self) -> bool {
+        self.uid == other.uid || self.machine.is_some() && self.machine == other.machine
+    }
+}
+
+/// `gpus` and `devices` run in parallel: the first is what changes and what decisions read, the second what the
+/// hardware is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub name: NodeName,
+    pub kind: NodeKind,
+    /// The ledger's generation when this node last changed.
+    pub generation: u64,
+    pub gpus: Arc<[Gpu]>,
+    pub devices: Arc<[Device]>,
+    /// What a device plugin offers here, in order of resource.
+    pub plugin: Arc<[PluginShare]>,
+    /// How far what was measured here can be believed.
+    pub freshness: Freshness,
+    /// The policy places nothing on a node nobody sees.
+    pub closed: bool,
+    /// Its GPUs are not cut as its pool expects.
+    pub miscut: bool,
+    /// Classes that its pool takes.
+    pub classes: ClassSet,
+    /// Models of which something is here.
+    pub holdings: NodeModelSet,
+    /// Pods of each model that are here or on their way; kept only where the policy spreads them.
+    pub replicas: Arc<[(ModelId, u16)]>,
+    /// CPU and memory that pods may still have here; `None` if nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_host: Option<HostResources>,
+}
+
+impl Node {
+    /// A node of which nothing but its name is known; it takes all classes.
+    pub fn named(name: NodeName) -> Self {
+        Self {
+            name,
+            kind: NodeKind::default(),
+            generation: 0,
+            gpus: Arc::new([]),
+            devices: Arc::new([]),
+            plugin: Arc::new([]),
+            freshness: Freshness::default(),
+            closed: false,
+            miscut: false,
+            classes: ClassSet::ALL,
+            holdings: NodeModelSet::default(),
+            replicas: Arc::new([]),
+            free_host: None,
+        }
+    }
+
+    /// Free VRAM over all its GPUs.
+    pub fn free(&self) -> Bytes {
+        self.gpus.iter().map(Gpu::free).sum()
+    }
+
+    /// Its GPUs, and what is left beside them.
+    pub fn node_gpus(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
+    }
+
+    /// What is here of a model.
+    pub fn holding(&self, model: &ModelId) -> Option<&NodeModel> {
+        self.holdings.of(model)
+    }
+
+    /// Pods of that model that are here or on their way.
+    pub fn replicas_of(&self, model: &ModelId) -> u16 {
+        self.replicas.iter().find(|(other, _)| other == model).map_or(0, |(_, count)| *count)
+    }
+
+    /// What a device plugin has of that resource here.
+    pub fn share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
+        self.plugin.iter().find(|share| share.resource == *resource)
+    }
+
+    /// What it adds to the cluster, as tenants' parts are counted. A device counts as a GPU, whatever part of one it is: so do
+    /// those that pods ask for.
+    pub fn whole(&self) -> TenantUsage {
+        let gpus = match self.kind {
+            NodeKind::Stowage => self.gpus.len() as u64,
+            NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
+        };
+        TenantUsage { vram: self.capacity(), milli_gpus: gpus * 1000 }
+    }
+
+    pub fn capacity(&self) -> Bytes {
+        self.gpus.iter().map(|gpu| gpu.capacity).sum()
+    }
+
+    pub fn charged(&self) -> Bytes {
+        self.gpus.iter().map(|gpu| gpu.charged).sum()
+    }
+}

@@ -1,0 +1,116 @@
+//! What an agent measured on one node, and how far it may be believed by its age.
+//!
+//! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
+//! what a GPU is worth right now (`ledger::node_state`).
+
+use super::model_tier::NodeModelSet;
+use crate::ids::{GpuUuid, PodUid};
+use crate::units::{Bytes, Moment, Percent};
+use serde::{Deserialize, Serialize};
+
+/// One node, measured once.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NodeReading {
+    /// On the receiver's clock: when the report came, less the age its sender measured.
+    pub sampled: Moment,
+    pub gpus: Vec<GpuReading>,
+    pub holdings: NodeModelSet,
+    /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
+    pub in_flight: Vec<(PodUid, u32)>,
+}
+
+/// One GPU or MIG slice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuReading {
+    pub uuid: GpuUuid,
+    /// What is allocated on it, without the driver's reserve; `None` if the driver does not say.
+    pub used: Option<Bytes>,
+    /// What the processes of each pod have, in order of UID.
+    pub attributed: Vec<(PodUid, Bytes)>,
+    pub engine_load: EngineLoad,
+}
+
+/// How busy the engines on a GPU are. Unknown is unknown, never zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineLoad {
+    /// KV cache in use, of the fullest engine serving there; rounded up.
+    pub kv_cache: Option<Percent>,
+    /// Requests that wait, over all engines serving there.
+    pub queue: Option<u32>,
+    /// Some engine there does not say: the figures are the least that it is.
+    pub partial: bool,
+}
+
+impl EngineLoad {
+    /// A GPU on which no engine serves.
+    pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0), partial: false };
+
+    /// What one engine says.
+    pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
+        Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none() }
+    }
+
+    /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
+    /// an engine that is known to be full is full, whoever else is silent.
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            kv_cache: self.kv_cache.max(other.kv_cache),
+            queue: match (self.queue, other.queue) {
+                (Some(a), Some(b)) => Some(a.saturating_add(b)),
+                (one, other) => one.or(other),
+            },
+            partial: self.partial || other.partial,
+        }
+    }
+}
+
+/// How far a node's reading may be believed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Freshness {
+    /// No agent has reported since this ledger began.
+    #[default]
+    Unreported,
+    Fresh,
+    /// Too old to act on; still a hint of what else is there.
+    Stale,
+    Expired,
+}
+
+impl NodeReading {
+    pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
+        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Requests that the pod's engines work on; `None` if they do not say.
+    pub fn in_flight_of(&self, pod: &PodUid) -> Option<u32> {
+        let place = self.in_flight.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.in_flight[place].1)
+    }
+
+    /// Whether processes of the pod were seen on any of its GPUs.
+    pub fn shows(&self, pod: &PodUid) -> bool {
+        self.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some())
+    }
+}
+
+impl GpuReading {
+    pub fn attributed_to(&self, pod: &PodUid) -> Option<Bytes> {
+        let place = self.attributed.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.attributed[place].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_engine_says_stands_beside_one_that_is_silent() {
+        let said = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
+        assert_eq!(said(40, 2).beside(said(70, 3)), said(70, 5));
+        let silent = EngineLoad::of(None, None);
+        assert_eq!(said(97, 40).beside(silent), EngineLoad { partial: true, ..said(97, 40) });
+        assert_eq!(silent.beside(silent), silent);
+    }
+}

@@ -1,0 +1,227 @@
+//! What the edges of one running Stowage share: the ledger and the stock view behind their locks, the judge of pods, the clock, whether to act, the metrics.
+//!
+//! It starts nothing and decides nothing; `serve` and `demo` put it together.
+
+mod api_server_contact;
+mod classifier;
+mod leadership;
+mod ledger_guard;
+mod policy_status;
+
+pub use api_server_contact::ApiServerContact;
+pub use leadership::{Leadership, Tenure};
+pub use ledger_guard::LedgerGuard;
+pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
+
+use crate::scheduling::audit::conflicts::Conflicts;
+use crate::scheduling::kube_filters::ClusterFilters;
+use crate::scheduling::ledger::{Classifications, Ledger};
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use crate::telemetry::Metrics;
+use crate::units::{Millis, Moment};
+use classifier::{Classifier, Remembered};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub struct Service {
+    ledger: Mutex<Ledger>,
+    kube_filters: Mutex<ClusterFilters>,
+    score_cache: Mutex<ScoreCache>,
+    conflicts: Mutex<Conflicts>,
+    classify: Classifier,
+    pub clock: Clock,
+    pub gate: Leadership,
+    pub standing: PolicyStanding,
+    pub contact: ApiServerContact,
+    pub metrics: Metrics,
+}
+
+impl Service {
+    pub fn new(policy: Policy) -> Arc<Self> {
+        Self::timed_by(TimeSource::SYSTEM, policy)
+    }
+
+    /// One whose time comes from elsewhere, such as a simulation.
+    pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
+        Self::by(Clock::start(source), policy)
+    }
+
+    /// One for which no time passes but what a test lets pass.
+    #[cfg(test)]
+    pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
+        let clock = Clock::start(TimeSource::SYSTEM);
+        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, policy)
+    }
+
+    fn by(clock: Clock, policy: Policy) -> Arc<Self> {
+        let (policy, metrics) = (Arc::new(policy), Metrics::new());
+        metrics.policy.set_in_force(&policy);
+        Arc::new(Self {
+            classify: Classifier::of(policy.clone()),
+            ledger: Mutex::new(Ledger::new(policy)),
+            kube_filters: Mutex::default(),
+            score_cache: Mutex::default(),
+            conflicts: Mutex::default(),
+            gate: Leadership::new(clock),
+            standing: PolicyStanding::new(clock.now()),
+            contact: ApiServerContact::default(),
+            clock,
+            metrics,
+        })
+    }
+
+    /// The books, which take this for the present. Take them for one call or a few; never across an await.
+    /// A panic under the lock discards them.
+    pub fn ledger(&self) -> LedgerGuard<'_> {
+        let mut ledger = LedgerGuard::new(self, self.ledger.lock());
+        ledger.set_now(self.now());
+        ledger
+    }
+
+    /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
+    /// the ledger while this is locked, or the other way round.
+    pub fn kube_filters(&self) -> MutexGuard<'_, ClusterFilters> {
+        self.kube_filters.lock()
+    }
+
+    /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
+    pub fn score_cache(&self) -> MutexGuard<'_, ScoreCache> {
+        self.score_cache.lock()
+    }
+
+    /// The continuous audit: what the watches show of promised GPUs. Ask for no other lock while this is held.
+    pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+        self.conflicts.lock()
+    }
+
+    /// What the policy in force makes of a pod.
+    pub fn classify(&self, traits: &PodTraits) -> Classification {
+        self.classify.classify(traits)
+    }
+
+    /// Brings another policy into force, in one step; the pods are judged by it beforehand, so that nobody waits for that.
+    /// Takes a while on a large cluster: not for a thread that answers requests.
+    pub fn set_policy(&self, policy: Policy) {
+        let traits = self.ledger().to_classify();
+        let mut classified = Classifications::default();
+        for traits in traits {
+            classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
+        }
+        let remembered = Remembered::of(&classified);
+        let mut ledger = self.ledger();
+        ledger.set_policy(policy, &classified);
+        let policy = ledger.policy().clone();
+        // Under the lock, all of it: two that change the policy at once must not leave a mixture.
+        self.metrics.policy.set_in_force(&policy);
+        self.standing.set_in_force(self.now());
+        self.classify.set(policy, remembered);
+    }
+
+    /// What the Lease says of this replica. One that begins to lead lists everything anew before it acts.
+    pub fn set_tenure(&self, tenure: Tenure) {
+        if !self.gate.set_tenure(tenure) {
+            self.ledger().stop_leading();
+        }
+    }
+
+    /// Everything has been listed in this term of the gate: a replica that leads takes over what its predecessors hold, as
+    /// far as it stands up to the checks of a new hold, and acts from now on.
+    pub fn set_synced_in(&self, term: u64) {
+        // What an old watch still shows is of an earlier term, and its list is not the one to take over from.
+        if let Some(epoch) = self.gate.epoch().filter(|_| term >= self.gate.term()) {
+            self.ledger().begin_leading(epoch);
+        }
+        self.gate.set_synced_in(term);
+    }
+
+    /// This replica leads, and nothing has to be listed for it: there is no API server, or a test stands for it.
+    pub fn lead_from_the_start(&self) {
+        self.set_tenure(Tenure::without_end());
+        self.set_synced_in(self.gate.term());
+    }
+
+    pub fn now(&self) -> Moment {
+        self.clock.now()
+    }
+}
+
+/// A monotonic clock for the core, and its relation to wall time for what is written down.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    source: TimeSource,
+    started: Duration,
+    #[cfg(test)]
+    stopped_at: Option<Moment>,
+}
+
+impl Clock {
+    fn start(source: TimeSource) -> Self {
+        Self {
+            source,
+            started: (source.monotonic)(),
+            #[cfg(test)]
+            stopped_at: None,
+        }
+    }
+
+    pub fn now(&self) -> Moment {
+        #[cfg(test)]
+        if let Some(at) = self.stopped_at {
+            return at;
+        }
+        let elapsed = (self.source.monotonic)().saturating_sub(self.started);
+        Moment(elapsed.as_millis() as u64) + BEFORE_START
+    }
+
+    /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
+    pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
+        let ahead = i128::from(moment.0) - i128::from(self.now().0);
+        let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
+        (self.source.wall)().saturating_add(ahead).expect("a duration in milliseconds always adds")
+    }
+
+    /// The moment of a wall time; what has passed already is now.
+    pub fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
+        let ahead = wall.duration_since((self.source.wall)()).as_millis().clamp(0, MAX_MILLIS);
+        self.now() + Millis(ahead as u64)
+    }
+}
+
+/// Where a clock's time comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct TimeSource {
+    /// It never goes back. Only differences count.
+    pub monotonic: fn() -> Duration,
+    pub wall: fn() -> jiff::Timestamp,
+}
+
+impl TimeSource {
+    pub const SYSTEM: Self = Self { monotonic: since_boot, wall: jiff::Timestamp::now };
+}
+
+/// A machine that was suspended has let a Lease run out meanwhile: of the monotonic clocks it takes the one that goes on then.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// The clock does not begin at zero: a pod that has run for days must be known to have, in the first second too. No minimum
+/// runtime is longer than a year.
+const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
+
+/// A year: nothing Stowage writes down lasts longer.
+const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
+        let (now, month) = (Clock::start(TimeSource::SYSTEM).now(), Millis::seconds(30 * 24 * 3600));
+        assert_eq!(now.since(now.before(month)), month);
+    }
+}
