@@ -1,5 +1,5 @@
 //! The dice of the published runs: those of Go's `math/rand` as a seed leaves them, so that the same pods come in the same order
-//! and the same nodes win ties. For nothing else: our own dice are [`crate::sim::random`].
+//! and the same nodes win ties. For nothing else: our own dice are [`crate::lab::simulate::random`].
 //!
 //! They are an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP 3.2.2),
 //! whose first 607 words are a linear congruential generator's of the seed, each combined with a word of a table. The table is the state of the same generator
