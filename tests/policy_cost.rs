@@ -5,7 +5,8 @@
 
 use peak_alloc::PeakAlloc;
 use std::fmt::Write as _;
-use stowage::scheduling::policy::{Expression, ExpressionError, ExpressionPod, PodTraits};
+use stowage::scheduling::policy::{Expression, ExpressionError, ExpressionPod};
+use stowage::scheduling::vocabulary::classification::PodTraits;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

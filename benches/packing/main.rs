@@ -19,7 +19,8 @@ use stowage::scheduling::placing::rank;
 use stowage::scheduling::placing::rank::{ScheduleAttempt, Score, shortlist};
 use stowage::scheduling::placing::score_cache::ScoreCache;
 use stowage::scheduling::placing::snapshot::Snapshot;
-use stowage::scheduling::policy::{Policy, TenantLimit};
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::vocabulary::cluster_share::TenantLimit;
 use stowage::scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use stowage::extender::wire::ExtenderArgs;
 use stowage::extender::{Extender, filter};
 use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::{PodTraits, Policy};
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::vocabulary::classification::PodTraits;
 
 const CLASSES: usize = 50;
 /// Kinds of pods: each class has five of its own.

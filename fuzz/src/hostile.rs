@@ -1,6 +1,6 @@
 //! Pods that show as much as they can, to be classified by whatever policy there is. Nothing here knows what a policy says.
 
-use stowage::scheduling::policy::PodTraits;
+use stowage::scheduling::vocabulary::classification::PodTraits;
 use stowage::units::Bytes;
 
 /// The plainest pod; the largest that expressions are evaluated for, whose texts are `a` or what the policy itself is

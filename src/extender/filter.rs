@@ -10,7 +10,8 @@ use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObser
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, Shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{Mode, Policy, TenantLimit};
+use crate::scheduling::policy::{Mode, Policy};
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, RequestError};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;

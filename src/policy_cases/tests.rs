@@ -1,7 +1,8 @@
 //! Cases that hold, cases that do not, and clusters that cannot be.
 
 use super::*;
-use crate::scheduling::policy::{Class, Match, Preemptibility, Tenant, TenantLimit, TenantUsage};
+use crate::scheduling::policy::{Class, Match, Preemptibility, Tenant};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::units::Bytes;
 
 fn test(text: serde_json::Value) -> PolicyTest {

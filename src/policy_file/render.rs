@@ -6,9 +6,8 @@ use crate::policy_file::file::{
     self, AmountSpec, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, PoolCapacitySpec,
     PriorityRange, QualifiedName, Speed, Subdomain,
 };
-use crate::scheduling::policy::{
-    Class, Match, PackingRules, Policy, Pool, Preemptibility, Tenant, TenantUsage,
-};
+use crate::scheduling::policy::{Class, Match, PackingRules, Policy, Pool, Preemptibility, Tenant};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,8 @@
 //! judges anew.
 
 use crate::scheduling::ledger::Classifications;
-use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use dashmap::DashMap;
 use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;

@@ -8,7 +8,8 @@ use stowage::ids::NodeName;
 use stowage::kubernetes::objects;
 use stowage::kubernetes::port::PodEventReason;
 use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::policy::{Policy, Pool, Tenant, TenantLimit};
+use stowage::scheduling::policy::{Policy, Pool, Tenant};
+use stowage::scheduling::vocabulary::cluster_share::TenantLimit;
 use stowage::scheduling::vocabulary::node::NodeKind;
 use stowage::units::{Bytes, Millis};
 

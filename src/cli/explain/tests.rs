@@ -4,7 +4,8 @@
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use crate::scheduling::explaining::{ShownNodes, explain};
-use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant, TenantLimit, TenantUsage};
+use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};

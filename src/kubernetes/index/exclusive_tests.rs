@@ -4,8 +4,9 @@
 use super::*;
 use crate::ids::LeaderEpoch;
 use crate::scheduling::ledger::AssumeResult;
-use crate::scheduling::policy::{Headroom, Policy};
+use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::units::Percent;
 use proptest::prelude::*;
 use serde_json::{Value, json};

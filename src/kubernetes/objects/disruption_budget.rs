@@ -38,7 +38,7 @@ pub(super) fn selector(found: &LabelSelector) -> Result<Selector, UnreadableRule
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::PodTraits;
+    use crate::scheduling::vocabulary::classification::PodTraits;
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
 

@@ -18,7 +18,8 @@ pub use disruption_budget::budget;
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::policy::{Classification, Mode, PodTraits, Policy};
+use crate::scheduling::policy::{Mode, Policy};
+use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, MAX_GPUS, PluginAmount, PodRequest, RequestError, Sharing,
 };

@@ -10,7 +10,8 @@ pub use super::render::render;
 pub use classes::SERVING;
 
 use super::file::{self, AmountSpec};
-use crate::scheduling::policy::{Class, Policy, PolicyError, Pool, Tenant, TenantLimit, TenantUsage};
+use crate::scheduling::policy::{Class, Policy, PolicyError, Pool, Tenant};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::units::{Bytes, Percent};
 use std::collections::BTreeMap;
 

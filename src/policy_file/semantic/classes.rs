@@ -7,7 +7,7 @@ use crate::policy_file::nearest::nearest;
 use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::MAX_CLASSES;
+use crate::scheduling::vocabulary::classification::MAX_CLASSES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");

@@ -3,7 +3,8 @@
 
 use super::eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{ClassId, ClassSet, TenantId, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;

@@ -3,8 +3,10 @@
 
 use super::*;
 use crate::ids::GpuUuid;
-use crate::scheduling::policy::{ClassId, Policy, TenantUsage};
+use crate::scheduling::policy::Policy;
 use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::vocabulary::classification::ClassId;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::Bytes;

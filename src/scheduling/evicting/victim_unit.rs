@@ -10,7 +10,7 @@ use super::lower_bound::{GpuShortfall, SumShortfalls};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
 use crate::scheduling::placing::fit::usable;
-use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Millis;

@@ -2,7 +2,8 @@
 
 use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
 use super::facts::Facts;
-use crate::scheduling::policy::{Class, ExpressionPod, Match, PodTraits, Preemptibility, Unmet};
+use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, Unmet};
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::units::Bytes;

@@ -7,7 +7,8 @@ use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, Pod
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt};
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{Policy, TenantLimit, TenantUsage};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::node::Node;

@@ -3,13 +3,14 @@
 use super::Ledger;
 use super::node_state::NodeState;
 use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
-use super::tenant_usage::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::rank;
-use crate::scheduling::policy::{Policy, StartGate, TenantLimit};
+use crate::scheduling::policy::{Policy, StartGate};
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};

@@ -1,7 +1,7 @@
 //! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly every
 //! budget names a label's value.
 
-use crate::scheduling::policy::PodTraits;
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;

@@ -10,10 +10,12 @@ use super::pod_state::{PodPhase, PodState};
 use super::preemptor::Preemptor;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::{EvictionCost, PotentialVictim};
+use crate::scheduling::placing::device_plugin::has_devices;
 use crate::scheduling::placing::fit::check_node_admission;
-use crate::scheduling::policy::{Mode, TenantUsage};
+use crate::scheduling::policy::Mode;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare, has_devices};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
 
 impl Ledger {
     /// What device plugins offer on a node that exists.

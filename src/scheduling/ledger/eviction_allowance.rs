@@ -4,7 +4,8 @@
 //! Counts and comparisons only. Which pods were evicted, and when one of them no longer counts, is the ledger's to know.
 
 use crate::ids::NodeName;
-use crate::scheduling::policy::{EvictionRates, TenantId};
+use crate::scheduling::policy::EvictionRates;
+use crate::scheduling::vocabulary::classification::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -59,25 +59,24 @@ pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
 pub use survey::CandidateSurvey;
 pub use tenant_usage::TenantShares;
-pub(super) use tenant_usage::is_allowed;
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 pub use without_evictable::WithoutEvictable;
 
 use super::evicting::ScopeKey;
 use super::placing::learned::{DemandHistory, PackingModel};
 use super::placing::snapshot::Snapshot;
-use super::policy::{ExpiredRule, Policy, TenantUsage};
+use super::policy::{ExpiredRule, Policy};
 use super::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use super::vocabulary::disruption_info::GroupKey;
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
 use super::vocabulary::placement::Reservation;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::units::Moment;
 #[cfg(test)]
 pub(crate) use copy_on_write::PODS_PER_RUN;
 use copy_on_write::{NodeStates, PodStates};
-pub(super) use node_state::used_on;
 use owner_evictions::OwnerEvictions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

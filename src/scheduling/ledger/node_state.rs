@@ -10,8 +10,11 @@ use super::pod_state::{PodPhase, PodState};
 use super::unaccounted_vram::UnaccountedVram;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::evicting::ClassExclusion;
+use crate::scheduling::placing::fit::used_on;
 use crate::scheduling::placing::fit::{check_node_admission, usable};
-use crate::scheduling::policy::{ClassId, Policy, PoolAdmission, TenantId, TenantUsage};
+use crate::scheduling::policy::{Policy, PoolAdmission};
+use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginShare};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
@@ -27,14 +30,6 @@ const MAX_DEPARTED: usize = 256;
 
 /// Agents report every second: one that has not by then is not there.
 const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
-
-/// What a demand takes of these GPUs, as its tenant is charged for it.
-pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
-    if chosen.is_empty() {
-        return TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
-    }
-    chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
-}
 
 /// The card a device is, or is a slice of.
 fn card(device: &Device) -> &GpuUuid {

@@ -5,7 +5,8 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::{ClassId, Pool};
+use crate::scheduling::policy::Pool;
+use crate::scheduling::vocabulary::classification::ClassId;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node::Node;

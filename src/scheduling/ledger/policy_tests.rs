@@ -5,13 +5,13 @@ use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::planning::testing::placed;
-use crate::scheduling::policy::{
-    Class, Headroom, Match, PodTraits, Pool, Preemptibility, StartGate, Tenant, TenantLimit, TenantUsage,
-    Weights,
-};
+use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 

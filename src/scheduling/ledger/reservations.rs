@@ -9,7 +9,7 @@ use super::survey::given_back;
 use crate::ids::PodUid;
 use crate::scheduling::evicting::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, misfit};
-use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Reservation;
 

@@ -6,7 +6,8 @@
 
 use super::Ledger;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;

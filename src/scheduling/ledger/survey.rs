@@ -12,7 +12,7 @@ use crate::scheduling::evicting::{
     EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate, QuotaStatus, TenantQuota,
     VictimGroup,
 };
-use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::gpu::GpuSet;

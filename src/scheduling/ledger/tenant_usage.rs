@@ -6,13 +6,13 @@
 //!   on its guarantee, then those that have run longest; the rest is borrowed.
 
 use super::Ledger;
-use super::node_state::used_on;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::QuotaStatus;
-use crate::scheduling::policy::{Reclaim, TenantId, TenantLimit, TenantUsage};
+use crate::scheduling::policy::Reclaim;
+use crate::scheduling::vocabulary::classification::TenantId;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -209,14 +209,4 @@ fn started(pod_state: &PodState) -> Option<Moment> {
         PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     }
-}
-
-/// Whether these GPUs are within what the demand's tenant may still take.
-pub(in crate::scheduling) fn is_allowed(
-    allowance: TenantLimit,
-    gpus: &[Gpu],
-    demand: &Demand,
-    chosen: GpuSet,
-) -> bool {
-    allowance == TenantLimit::default() || allowance.allows(used_on(gpus, demand, chosen))
 }

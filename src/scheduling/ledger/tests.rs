@@ -4,12 +4,13 @@ use super::*;
 use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::planning::testing::placed;
-use crate::scheduling::policy::{ClassTerms, Headroom};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 

@@ -11,7 +11,8 @@ use super::pod_state::{FailedAttempt, FilterRefusal, PodPhase, PodState, Schedul
 use super::waiting_queue::{QueueBand, WaitingLine};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::snapshot::NodeSet;
-use crate::scheduling::policy::{TenantId, TenantUsage};
+use crate::scheduling::vocabulary::classification::TenantId;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};

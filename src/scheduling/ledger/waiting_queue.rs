@@ -6,7 +6,7 @@
 //! priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
-use crate::scheduling::policy::{ClassId, TenantId};
+use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;

@@ -1,10 +1,11 @@
 //! Whether a node has room for a demand, and if not, why not.
 
+use super::device_plugin;
 use super::learned::NodeEvaluation;
 use super::pack::{self, GpuChoice};
-use crate::scheduling::policy::{ClassSet, TenantLimit};
+use crate::scheduling::vocabulary::classification::ClassSet;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin;
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
@@ -280,4 +281,17 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// several GPUs gets whole ones.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
     gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1)
+}
+
+/// What a demand takes of these GPUs, as its tenant is charged for it.
+pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
+    if chosen.is_empty() {
+        return TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    }
+    chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
+}
+
+/// Whether these GPUs are within what the demand's tenant may still take.
+pub fn is_allowed(allowance: TenantLimit, gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> bool {
+    allowance == TenantLimit::default() || allowance.allows(used_on(gpus, demand, chosen))
 }

@@ -6,7 +6,7 @@ use super::learned::{
     ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost, PackingModel,
 };
 use super::rank::WHOLE_PART;
-use crate::scheduling::policy::ClassTerms;
+use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;

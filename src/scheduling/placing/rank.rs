@@ -1,15 +1,16 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
+use super::device_plugin;
 use super::fit::{Misfit, fit_by};
 use super::learned::{NodeEvaluation, PackingCost};
 use super::pack::GpuChoice;
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
-use crate::scheduling::ledger::is_allowed;
-use crate::scheduling::policy::{Policy, TenantLimit, TenantUsage, Weights};
+use crate::scheduling::placing::fit::is_allowed;
+use crate::scheduling::policy::{Policy, Weights};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::device_plugin;
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::model_tier;

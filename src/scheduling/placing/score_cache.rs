@@ -8,7 +8,8 @@ use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};
 use super::snapshot::Snapshot;
 use crate::ids::{GpuModel, ModelId};
-use crate::scheduling::policy::{ClassId, ClassTerms, Policy};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::GpuSet;
@@ -182,8 +183,8 @@ impl CachedScores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::TenantLimit;
     use crate::scheduling::proptests::{cluster_of, demand_of};
+    use crate::scheduling::vocabulary::cluster_share::TenantLimit;
     use crate::scheduling::vocabulary::node::Node;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {

@@ -174,3 +174,13 @@ impl Serialize for Snapshot {
         Shape { generation: self.generation, nodes: &self.nodes }.serialize(serializer)
     }
 }
+
+impl Demand {
+    /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
+    /// fetch everything would look as near as one that has it.
+    pub fn weighed_by(&mut self, snapshot: &Snapshot) {
+        if self.asks_plugin() {
+            self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
+        }
+    }
+}

@@ -3,15 +3,11 @@
 
 use super::expression::{Expression, ExpressionPod};
 use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Millis, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-
-/// The most classes a policy may have: sets of them are 64-bit masks on every GPU.
-pub const MAX_CLASSES: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Class {
@@ -44,28 +40,6 @@ pub struct Class {
 pub struct StartGate {
     pub at_least: Millis,
     pub at_most: Millis,
-}
-
-/// What a class asks of a GPU beside room, as decisions read it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClassTerms {
-    /// It profiles the GPU's memory at its start: two that do so at once break each other.
-    pub engine: bool,
-    pub kv_cache_limit: Option<Percent>,
-    pub queue_limit: Option<u32>,
-    /// The classes it shares no GPU with, or that share none with it.
-    pub class_exclusions: ClassSet,
-}
-
-impl ClassTerms {
-    /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
-    pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
-        above(engine_load.kv_cache, self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
-    }
-}
-
-fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
-    measured.zip(limit).is_some_and(|(measured, limit)| measured > limit)
 }
 
 /// Whether a pod of higher priority may take a class's place.
@@ -132,43 +106,6 @@ impl Unmet {
                 "its `expression` fails on this pod, as when a label it reads is not there"
             }
         }
-    }
-}
-
-/// A class by its place in its policy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ClassId(pub(super) u8);
-
-/// Some of a policy's classes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ClassSet(u64);
-
-impl ClassId {
-    pub fn place(self) -> usize {
-        self.0.into()
-    }
-}
-
-impl ClassSet {
-    pub const NONE: Self = Self(0);
-    pub const ALL: Self = Self(u64::MAX);
-
-    pub fn contains(self, class: ClassId) -> bool {
-        self.0 >> class.0 & 1 == 1
-    }
-
-    pub fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl FromIterator<ClassId> for ClassSet {
-    fn from_iter<I: IntoIterator<Item = ClassId>>(classes: I) -> Self {
-        Self(classes.into_iter().fold(0, |set, class| set | 1 << class.0))
     }
 }
 

@@ -6,6 +6,7 @@
 //! [`planning`] what the planner does of itself.
 
 pub mod class;
+mod demand;
 pub mod eviction;
 pub mod expression;
 pub mod packing;
@@ -14,10 +15,7 @@ pub mod pool;
 pub mod scoring;
 pub mod tenant;
 
-pub use super::vocabulary::classification::{Classification, PodTraits};
-pub use class::{
-    Class, ClassId, ClassSet, ClassTerms, MAX_CLASSES, Match, Preemptibility, Protection, StartGate, Unmet,
-};
+pub use class::{Class, Match, Preemptibility, Protection, StartGate, Unmet};
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
@@ -26,12 +24,15 @@ pub use planning::{
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::Weights;
-pub use tenant::{Borrowing, MAX_TENANTS, Reclaim, Tenant, TenantId, TenantLimit, TenantUsage};
+pub use tenant::{Borrowing, Reclaim, Tenant};
 
+use super::vocabulary::classification::{
+    ClassId, ClassSet, ClassTerms, Classification, MAX_CLASSES, MAX_TENANTS, PodTraits, TenantId,
+};
 use super::vocabulary::demand::Sharing;
+use super::vocabulary::headroom::Headroom;
 use super::vocabulary::model_tier::LoadingSpeeds;
 use super::vocabulary::node::NodeKind;
-use crate::ids::GpuModel;
 use crate::units::{Millis, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -87,15 +88,6 @@ pub enum Mode {
 /// The first 64 bits of a hash over a policy's settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u64);
-
-/// The share of every GPU that is never handed out: what CUDA contexts and fragmentation inside the driver take beyond
-/// what engines ask for. The usual advice is 10 to 15 %.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Headroom {
-    pub default: Percent,
-    /// By a part of the GPU model's name, in lower case; the longest that is in it counts.
-    pub models: BTreeMap<String, Percent>,
-}
 
 /// How far agents' readings are believed as they age.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,7 +157,7 @@ impl Policy {
         let mut tenant_of = BTreeMap::new();
         for (place, tenant) in tenants.iter().enumerate() {
             for namespace in &tenant.namespaces {
-                if tenant_of.insert(namespace.clone(), TenantId(place as u16)).is_some() {
+                if tenant_of.insert(namespace.clone(), TenantId::at(place)).is_some() {
                     return Err(PolicyError::SharedNamespace { namespace: namespace.clone() });
                 }
             }
@@ -202,7 +194,7 @@ impl Policy {
     }
 
     pub fn class_named(&self, name: &str) -> Option<ClassId> {
-        self.classes.iter().position(|class| class.name == name).map(|place| ClassId(place as u8))
+        self.classes.iter().position(|class| class.name == name).map(|place| ClassId::at(place))
     }
 
     pub fn tenants(&self) -> &[Tenant] {
@@ -210,7 +202,7 @@ impl Policy {
     }
 
     pub fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
-        (0..self.tenants.len()).map(|place| TenantId(place as u16))
+        (0..self.tenants.len()).map(|place| TenantId::at(place))
     }
 
     pub fn pools(&self) -> &[Pool] {
@@ -223,7 +215,7 @@ impl Policy {
         let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
         let place = place.expect("the last class matches every pod");
         Classification {
-            class: ClassId(place as u8),
+            class: ClassId::at(place),
             terms: self.terms[place],
             tenant: self.tenant_of.get(&pod.namespace).copied(),
             version: self.version,
@@ -272,28 +264,13 @@ fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -
 fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
     let class_exclusions = |(place, other): (usize, &Class)| {
         let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
-        (!both_agree).then_some(ClassId(place as u8))
+        (!both_agree).then_some(ClassId::at(place))
     };
     ClassTerms {
         engine: class.engine,
         kv_cache_limit: class.kv_cache_limit,
         queue_limit: class.queue_limit,
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
-    }
-}
-
-impl Headroom {
-    pub fn all(percent: Percent) -> Self {
-        Self { default: percent, models: BTreeMap::new() }
-    }
-
-    pub fn of(&self, model: &GpuModel) -> Percent {
-        if self.models.is_empty() {
-            return self.default;
-        }
-        let model = model.as_str().to_ascii_lowercase();
-        let named = self.models.iter().filter(|(part, _)| model.contains(part.as_str()));
-        named.max_by_key(|(part, _)| part.len()).map_or(self.default, |(_, percent)| *percent)
     }
 }
 

@@ -1,8 +1,11 @@
 //! How GPUs are filled: by what free VRAM is worth to the pods seen lately, or by best fit.
 
-use crate::scheduling::placing::learned::demand_history::WINDOW;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
+/// them, and a workload that changed a day ago is forgotten in most clusters.
+pub const WINDOW: u16 = 2000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PackingRules {

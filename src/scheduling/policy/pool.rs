@@ -1,7 +1,7 @@
 //! Node pools: which nodes are whose, who hands their GPUs out, and how they should be cut.
 
-use super::class::ClassSet;
-use super::tenant::TenantUsage;
+use crate::scheduling::vocabulary::classification::ClassSet;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeKind;
 use serde::Serialize;

@@ -5,13 +5,9 @@
 //! `max(VRAM borrowed ÷ VRAM of the cluster, GPUs borrowed ÷ GPUs of the cluster) ÷ weight` (dominant resource fairness:
 //! Ghodsi et al., NSDI 2011).
 
-use crate::units::Bytes;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::ops::{Add, AddAssign};
-
-/// The most tenants a policy may have.
-pub const MAX_TENANTS: usize = u16::MAX as usize;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
@@ -24,24 +20,6 @@ pub struct Tenant {
     pub reclaim: Reclaim,
     /// Its part of what is borrowed, beside the others'; at least 1.
     pub weight: u32,
-}
-
-/// A tenant by its place in its policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct TenantId(pub(super) u16);
-
-/// A part of the cluster. A pod that shares a GPU uses the part of it that its VRAM is, rounded up to a thousandth.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TenantUsage {
-    pub vram: Bytes,
-    pub milli_gpus: u64,
-}
-
-/// The most a tenant may use of each.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TenantLimit {
-    pub vram: Option<Bytes>,
-    pub milli_gpus: Option<u64>,
 }
 
 /// Whether a tenant may use, beyond its guarantee, what others leave idle.
@@ -58,12 +36,6 @@ pub enum Borrowing {
 pub enum Reclaim {
     Allowed,
     Never,
-}
-
-impl TenantId {
-    pub fn place(self) -> usize {
-        self.0.into()
-    }
 }
 
 impl Tenant {
@@ -101,58 +73,5 @@ impl Tenant {
         let dominant =
             millionths(borrowed.vram.0, whole.vram.0).max(millionths(borrowed.milli_gpus, whole.milli_gpus));
         dominant / u64::from(self.weight.max(1))
-    }
-}
-
-impl TenantUsage {
-    pub fn minus(self, other: Self) -> Self {
-        Self {
-            vram: self.vram.minus(other.vram),
-            milli_gpus: self.milli_gpus.saturating_sub(other.milli_gpus),
-        }
-    }
-
-    /// The larger of either.
-    pub fn most(self, other: Self) -> Self {
-        Self { vram: self.vram.max(other.vram), milli_gpus: self.milli_gpus.max(other.milli_gpus) }
-    }
-
-    /// Whether it is no more than `other` in either.
-    pub fn is_within(self, other: Self) -> bool {
-        self.vram <= other.vram && self.milli_gpus <= other.milli_gpus
-    }
-}
-
-impl Add for TenantUsage {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self { vram: self.vram + other.vram, milli_gpus: self.milli_gpus.saturating_add(other.milli_gpus) }
-    }
-}
-
-impl AddAssign for TenantUsage {
-    fn add_assign(&mut self, other: Self) {
-        *self = *self + other;
-    }
-}
-
-impl std::iter::Sum for TenantUsage {
-    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        parts.fold(Self::default(), Add::add)
-    }
-}
-
-impl TenantLimit {
-    pub fn allows(self, used: TenantUsage) -> bool {
-        self.vram.is_none_or(|limit| used.vram <= limit)
-            && self.milli_gpus.is_none_or(|limit| used.milli_gpus <= limit)
-    }
-
-    /// What is left of it beside `used`.
-    pub fn left(self, used: TenantUsage) -> Self {
-        Self {
-            vram: self.vram.map(|limit| limit.minus(used.vram)),
-            milli_gpus: self.milli_gpus.map(|limit| limit.saturating_sub(used.milli_gpus)),
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! Which class takes whom, and which policies are none.
 
 use super::*;
+use crate::ids::GpuModel;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();
@@ -45,7 +47,7 @@ fn two_classes_share_a_gpu_only_if_both_agree() {
     let alone = Class { shares_with: Some(vec![]), ..Class::named("alone") };
     let all = vec![open, picky, alone];
     let class_exclusions =
-        |class: usize, other: usize| terms(&all[class], &all).class_exclusions.contains(ClassId(other as u8));
+        |class: usize, other: usize| terms(&all[class], &all).class_exclusions.contains(ClassId::at(other));
     assert_eq!(
         [class_exclusions(0, 0), class_exclusions(0, 1), class_exclusions(0, 2)],
         [false, false, true]

@@ -9,7 +9,8 @@ use crate::scheduling::planning::testing::roomy;
 use crate::scheduling::planning::{
     Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
 };
-use crate::scheduling::policy::{EvictionRates, PodTraits, Policy, Tenant};
+use crate::scheduling::policy::{EvictionRates, Policy, Tenant};
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;

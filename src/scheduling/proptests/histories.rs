@@ -10,7 +10,7 @@ use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::TenantLimit;
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginShare;
 use crate::scheduling::vocabulary::gpu::Gpu;

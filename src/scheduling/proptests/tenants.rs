@@ -8,10 +8,9 @@ use crate::scheduling::evicting::{BudgetRules, QuotaStatus, cheapest_victims};
 use crate::scheduling::ledger::{
     AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
-use crate::scheduling::policy::{
-    Borrowing, Class, Match, PodTraits, Policy, Pool, Preemptibility, Reclaim, Tenant, TenantLimit,
-    TenantUsage,
-};
+use crate::scheduling::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;

@@ -9,7 +9,8 @@ use crate::scheduling::evicting::{
     QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest,
     settle_class_exclusions,
 };
-use crate::scheduling::policy::{ClassId, ClassSet, TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::classification::{ClassId, ClassSet};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;

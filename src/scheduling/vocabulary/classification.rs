@@ -1,11 +1,16 @@
-//! What a pod shows of itself to be judged by, and what it is judged to be.
+//! What a policy classifies a pod by, and the class and tenant that it has then.
 
 use super::demand::Sharing;
-use crate::scheduling::policy::class::{ClassId, ClassTerms};
-use crate::scheduling::policy::tenant::TenantId;
-use crate::units::Bytes;
-use serde::Serialize;
+use super::node_reading::EngineLoad;
+use crate::units::{Bytes, Percent};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The most classes a policy may have: sets of them are 64-bit masks on every GPU.
+pub const MAX_CLASSES: usize = 64;
+
+/// The most tenants a policy may have.
+pub const MAX_TENANTS: usize = u16::MAX as usize;
 
 /// All that classes and tenants may look at. Annotations and the name are left out: labels, namespaces and priorities can
 /// be guarded by admission, and replicas of one workload are judged once.
@@ -54,6 +59,87 @@ pub struct Classification {
     pub class: ClassId,
     pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
-    /// [`super::Policy::version`] of the policy that says so.
+    /// `Policy::version` of the policy that says so.
     pub version: u64,
+}
+
+/// What a class asks of a GPU beside room, as decisions read it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassTerms {
+    /// It profiles the GPU's memory at its start: two that do so at once break each other.
+    pub engine: bool,
+    pub kv_cache_limit: Option<Percent>,
+    pub queue_limit: Option<u32>,
+    /// The classes it shares no GPU with, or that share none with it.
+    pub class_exclusions: ClassSet,
+}
+
+impl ClassTerms {
+    /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
+    pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
+        above(engine_load.kv_cache, self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
+    }
+}
+
+fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
+    measured.zip(limit).is_some_and(|(measured, limit)| measured > limit)
+}
+
+/// A class by its place in its policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClassId(u8);
+
+/// Some of a policy's classes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClassSet(u64);
+
+impl ClassId {
+    /// The class at this place of its policy, of which there are at most [`MAX_CLASSES`].
+    pub fn at(place: usize) -> Self {
+        debug_assert!(place < MAX_CLASSES);
+        Self(place as u8)
+    }
+
+    pub fn place(self) -> usize {
+        self.0.into()
+    }
+}
+
+impl ClassSet {
+    pub const NONE: Self = Self(0);
+    pub const ALL: Self = Self(u64::MAX);
+
+    pub fn contains(self, class: ClassId) -> bool {
+        self.0 >> class.0 & 1 == 1
+    }
+
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl FromIterator<ClassId> for ClassSet {
+    fn from_iter<I: IntoIterator<Item = ClassId>>(classes: I) -> Self {
+        Self(classes.into_iter().fold(0, |set, class| set | 1 << class.0))
+    }
+}
+
+/// A tenant by its place in its policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TenantId(u16);
+
+impl TenantId {
+    /// The tenant at this place of its policy, of which there are at most [`MAX_TENANTS`].
+    pub fn at(place: usize) -> Self {
+        debug_assert!(place < MAX_TENANTS);
+        Self(place as u16)
+    }
+
+    pub fn place(self) -> usize {
+        self.0.into()
+    }
 }

@@ -8,10 +8,9 @@ mod plain;
 
 pub use plain::DEFAULT_GRACE;
 
+use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::{Ask, PluginResource};
 use crate::ids::{GpuModel, ModelId};
-use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::{ClassId, ClassTerms, Classification, PodTraits, Policy, TenantId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -204,11 +203,7 @@ impl RequestError {
 }
 
 impl Demand {
-    pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
-        Self::classified(pod, |traits| policy.classify(traits))
-    }
-
-    /// The same, with someone who may know such pods already to judge it.
+    /// What a pod asks for; `classify` says which class and tenant it is.
     pub fn classified(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
@@ -243,9 +238,12 @@ impl Demand {
     /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
     /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources
     /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
-    pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
+    pub fn worst_case_classified(
+        pod: &PodRequest<'_>,
+        classify: impl FnOnce(&PodTraits) -> Classification,
+    ) -> Self {
         let traits = traits(pod, Sharing::Shared);
-        let Classification { class, terms, tenant, version: classified_by } = policy.classify(&traits);
+        let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
         let ask = worst_ask(pod.containers);
         let (gpus, sharing) = match &ask {
             Ask::Vram => (1, Sharing::Shared),
@@ -286,14 +284,6 @@ impl Demand {
     /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
     pub fn weights(&self) -> Bytes {
         self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
-    }
-
-    /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
-    /// fetch everything would look as near as one that has it.
-    pub fn weighed_by(&mut self, snapshot: &Snapshot) {
-        if self.asks_plugin() {
-            self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
-        }
     }
 
     /// Whether a device plugin hands out its GPUs.
@@ -484,6 +474,7 @@ fn quantity<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::policy::Policy;
 
     fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
         ContainerRequest {

@@ -4,14 +4,6 @@
 //! and what agents report of single GPUs is a hint at most. A tenant is charged a whole GPU for each device, be it a share or a
 //! MIG slice of one: the plugin does not say how much of a card it is. Pods that ask for VRAM are `fit`'s and `pack`'s.
 
-use super::demand::Demand;
-use super::model_tier;
-use super::node::Node;
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::pack;
-use crate::scheduling::placing::pack::EngineLoadLevel;
-use crate::scheduling::placing::rank::{READY_STEPS, ScoreParts, WHOLE_PART, ready, share_of_one_more};
-use crate::scheduling::policy::Policy;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -93,52 +85,4 @@ impl PluginShare {
         };
         resources.into_iter().map(share).collect()
     }
-}
-
-/// Whether a node has `asked` devices left, if `leaving` of those in use were free.
-pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
-    let share = node.share_of(resource);
-    let allocatable = share.map_or(0, |share| share.allocatable);
-    if allocatable < asked {
-        return Err(Misfit::TooFewDevices { allocatable, asked });
-    }
-    let used = share.map_or(0, |share| share.used).saturating_sub(leaving);
-    let left = allocatable.saturating_sub(used);
-    if left < asked { Err(Misfit::NoDevice { left, allocatable, asked }) } else { Ok(()) }
-}
-
-/// What is to be said against a node for a pod that asks `count` devices of it. Of KV headroom nothing is promised: it is
-/// that of the calmest GPU an agent reports, and neither good nor bad where none does.
-pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
-    let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
-    ScoreParts {
-        packing: left_over(node, resource, *count),
-        kv_headroom: calmest(node, demand).weight(),
-        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
-        // Nobody knows who its neighbours on the GPU will be.
-        interference: 0,
-        topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
-        spread: match &demand.model {
-            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
-            _ => 0,
-        },
-    }
-}
-
-/// Of the node's devices, the part that would stay free.
-fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
-    let Some(share) = node.share_of(resource) else { return 0 };
-    let left = u64::from(share.left().saturating_sub(count));
-    (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
-}
-
-fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
-    node.gpus.iter().map(|gpu| pack::engine_load_level(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
-}
-
-/// Whether an agent says that all GPUs of the node reach each other over NVLink.
-fn is_one_island(node: &Node) -> bool {
-    let first = node.gpus.first().and_then(|gpu| gpu.island);
-    first.is_some() && node.gpus.iter().all(|gpu| gpu.island == first)
 }

@@ -3,8 +3,8 @@
 //! PodDisruptionBudgets as data, so that the price of a victim set and the planner can respect them before the API server has
 //! to refuse. The API server stays the judge: what it makes of an eviction is not repeated here.
 
+use super::classification::PodTraits;
 use super::label_selector::Selector;
-use crate::scheduling::policy::PodTraits;
 use serde::Serialize;
 
 /// A PodDisruptionBudget as its owner and its controller last left it.
@@ -40,8 +40,8 @@ impl DisruptionBudget {
 
 #[cfg(test)]
 mod tests {
+    use super::super::label_selector::Requirement;
     use super::*;
-    use crate::scheduling::vocabulary::label_selector::Requirement;
     use std::collections::BTreeMap;
 
     fn pod(namespace: &str, app: &str) -> PodTraits {

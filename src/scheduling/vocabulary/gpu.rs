@@ -1,9 +1,11 @@
 //! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
 
+use super::classification::ClassSet;
+use super::cluster_share::TenantUsage;
 use super::demand::{Demand, MAX_GPUS, Sharing};
+use super::headroom::Headroom;
 use super::node_reading::EngineLoad;
 use crate::ids::{GpuModel, GpuUuid};
-use crate::scheduling::policy::{ClassSet, Headroom, TenantUsage};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -6,11 +6,13 @@
 //! Data and arithmetic on one value only: nothing here decides.
 
 pub mod classification;
+pub mod cluster_share;
 pub mod demand;
 pub mod device_plugin;
 pub mod disruption_budget;
 pub mod disruption_info;
 pub mod gpu;
+pub mod headroom;
 pub mod label_selector;
 pub mod model_tier;
 pub mod node;

@@ -1,13 +1,13 @@
 //! One node as a decision sees it: its GPUs and what is left of each.
 
+use super::classification::ClassSet;
+use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
 use super::gpu::{Device, Gpu};
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
 use crate::ids::{ModelId, NodeName};
-use crate::scheduling::placing::learned::NodeGpus;
-use crate::scheduling::policy::{ClassSet, TenantUsage};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -92,11 +92,6 @@ impl Node {
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
         self.gpus.iter().map(Gpu::free).sum()
-    }
-
-    /// Its GPUs, and what is left beside them.
-    pub fn node_gpus(&self) -> NodeGpus<'_> {
-        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
     }
 
     /// What is here of a model.

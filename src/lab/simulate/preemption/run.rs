@@ -16,7 +16,8 @@ use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWai
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::ScheduleAttempt;
-use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{DEFAULT_GRACE, Demand};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{

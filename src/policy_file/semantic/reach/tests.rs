@@ -1,7 +1,8 @@
 //! The answer "never" against a search: of many pods that were tried, none may reach a class that is said to be unreachable.
 
 use super::*;
-use crate::scheduling::policy::{Class, ExpressionPod, PodTraits};
+use crate::scheduling::policy::{Class, ExpressionPod};
+use crate::scheduling::vocabulary::classification::PodTraits;
 use proptest::prelude::*;
 
 fn draft(matches: Match) -> DraftClass {

@@ -7,7 +7,7 @@ use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
 use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
-use crate::scheduling::policy::{ClassSet, ClassTerms};
+use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
@@ -248,7 +248,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
-    let is_allowed = crate::scheduling::ledger::is_allowed(facts.allowance, &node.gpus, demand, gpus);
+    let is_allowed = crate::scheduling::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
     is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 

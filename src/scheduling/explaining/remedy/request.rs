@@ -5,7 +5,8 @@ use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wan
 use crate::scheduling::explaining::classification::asked_vram;
 use crate::scheduling::explaining::facts::Facts;
 use crate::scheduling::placing::fit::{check_node_admission, usable};
-use crate::scheduling::policy::{PodTraits, Policy};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::gpu::Gpu;

@@ -4,15 +4,12 @@
 //! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
 
 use crate::ids::GpuModel;
+use crate::scheduling::policy::packing::WINDOW;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-
-/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
-/// them, and a workload that changed a day ago is forgotten in most clusters.
-pub const WINDOW: u16 = 2000;
 
 /// Pods that must have been seen before anything is believed of those to come.
 pub const ENOUGH: usize = 10;

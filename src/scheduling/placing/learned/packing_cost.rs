@@ -15,6 +15,7 @@ use super::node_summary::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSumma
 use super::{LearnedDemand, PackingModel};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
 use serde::Serialize;
 
@@ -342,6 +343,13 @@ impl LearnedDemand {
             Sharing::Exclusive => Bytes::ZERO,
         };
         left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
+    }
+}
+
+impl Node {
+    /// Its GPUs, and what is left beside them.
+    pub fn node_gpus(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
     }
 }
 

@@ -5,10 +5,10 @@ use super::gpu_kind;
 use super::{DemandHistory, DemandShape, NodeGpus, PackingCost, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::scheduling::placing::pack;
-use crate::scheduling::policy::Headroom;
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::units::{Bytes, MilliCpu, Percent};
 use proptest::prelude::*;
 
