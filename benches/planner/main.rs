@@ -21,9 +21,9 @@ use std::time::Instant;
 use stowage::ids::{NodeName, PodUid};
 use stowage::lab::simulate::random::Random;
 use stowage::scheduling::evicting::{
-    BudgetRules, EvictionCost, PotentialVictim, PreemptionCandidate, SearchEffort, VictimSet, cheapest,
-    cheapest_among, discharge, seen,
+    BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest, cheapest_among, seen,
 };
+use stowage::scheduling::ledger::{PotentialVictim, discharge};
 use stowage::scheduling::vocabulary::demand::Demand;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::units::{Bytes, Millis};

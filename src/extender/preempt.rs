@@ -13,10 +13,9 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange};
 use crate::scheduling::evicting;
-use crate::scheduling::evicting::{
-    BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
-};
+use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, SearchEffort, Shortfall, VictimSet};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
+use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};

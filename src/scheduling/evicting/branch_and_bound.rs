@@ -3,12 +3,13 @@
 //!
 //! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
 
-use super::candidate::{Shortfall, settle_class_exclusions};
+use super::candidate::Shortfall;
 use super::eviction_cost::EvictionCost;
 use super::lower_bound::{GpuShortfall, gpu_need, sum_need};
 use super::victim_unit::{VictimProblem, VictimUnit};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
+use crate::scheduling::ledger::settle_class_exclusions;
 use crate::scheduling::placing::fit::used_on;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};

@@ -1,13 +1,13 @@
 //! One node as a search for victims sees it: its GPUs, who could leave them, who leaves anyway, and what it would take for the
 //! pod to be placed there. Data; the ledger fills it in.
 
-use super::eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
+use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
-use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
-use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::ledger::{PotentialVictim, TenantQuota};
+use crate::scheduling::vocabulary::classification::TenantId;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
 use crate::units::{Bytes, MilliCpu, Millis};
 use std::sync::Arc;
 
@@ -38,40 +38,6 @@ pub struct PreemptionCandidate {
     pub violations: u32,
 }
 
-/// A tenant of some GPUs that does not share them with everyone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClassExclusion {
-    pub uid: PodUid,
-    pub gpus: GpuSet,
-    pub classes: ClassSet,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PotentialVictim {
-    pub uid: PodUid,
-    pub gpus: GpuSet,
-    pub per_gpu: Bytes,
-    /// What its processes have beyond that, on each of its GPUs at least.
-    pub used_beyond_grant: Bytes,
-    pub sharing: Sharing,
-    pub priority: i32,
-    pub class: ClassId,
-    /// Whose it is: its eviction counts as that tenant's.
-    pub tenant: Option<TenantId>,
-    pub host_resources: HostResources,
-    /// How long it may take to leave.
-    pub grace: Millis,
-    pub eviction_cost: PodEvictionCost,
-    pub deletion_cost: i32,
-    pub standing: QuotaStatus,
-    /// What it gives back of what the tenant of the one who asks may have.
-    pub given_back: TenantUsage,
-    /// The budgets that cover it, by their place in [`PreemptionCandidate::budgets`].
-    pub budgets: Vec<u16>,
-    /// Its group, by its place in [`PreemptionCandidate::gangs`].
-    pub gang: Option<u16>,
-}
-
 /// Members of a group: those on this node are candidates, and with any of them all leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VictimGroup {
@@ -85,13 +51,6 @@ pub struct VictimGroup {
     pub budgets: Vec<u16>,
     /// Where those on other nodes are, and whose they are.
     pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
-}
-
-/// What a tenant may have, and has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TenantQuota {
-    pub ceiling: TenantLimit,
-    pub used: TenantUsage,
 }
 
 /// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
@@ -121,20 +80,6 @@ impl PreemptionCandidate {
     }
 }
 
-impl PotentialVictim {
-    pub fn vram(&self) -> Bytes {
-        self.per_gpu.times(u64::from(self.gpus.len()))
-    }
-}
-
-impl TenantQuota {
-    /// Whether it may have so much more, once it has given that much back.
-    pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
-        self.ceiling == TenantLimit::default()
-            || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
-    }
-}
-
 impl Shortfall {
     pub fn of<'a>(residents: impl Iterator<Item = &'a PotentialVictim>) -> Self {
         residents.fold(Self::default(), |sum, resident| sum.plus(resident))
@@ -154,36 +99,5 @@ impl Shortfall {
         self.vram <= freed.vram
             && self.host_resources.cpu <= freed.host_resources.cpu
             && self.host_resources.memory <= freed.host_resources.memory
-    }
-}
-
-/// Lets in whom nobody bars any more.
-pub fn settle_class_exclusions(
-    class_exclusions: &[ClassExclusion],
-    state: &mut [Gpu],
-    has_left: impl Fn(&PodUid) -> bool,
-) {
-    if class_exclusions.is_empty() {
-        return;
-    }
-    state.iter_mut().for_each(|gpu| gpu.excluded_classes = ClassSet::NONE);
-    for class_exclusion in class_exclusions.iter().filter(|class_exclusion| !has_left(&class_exclusion.uid)) {
-        class_exclusion.gpus.iter().for_each(|place| {
-            state[place].excluded_classes = state[place].excluded_classes.with(class_exclusion.classes)
-        });
-    }
-}
-
-/// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
-/// engine is busy.
-pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
-    for place in resident.gpus.iter() {
-        let gpu = &mut state[place];
-        gpu.discharge(resident.per_gpu, resident.sharing);
-        gpu.unaccounted_vram = gpu.unaccounted_vram.minus(resident.used_beyond_grant);
-        if gpu.tenants == 0 {
-            gpu.engine_load = EngineLoad::NONE;
-            gpu.starting = false;
-        }
     }
 }

@@ -1,38 +1,8 @@
 //! What it costs that pods leave: the parts of one pod's loss, and the price of a set, whose order is the policy.
 
-use super::candidate::PotentialVictim;
+use crate::scheduling::ledger::{PotentialVictim, QuotaStatus};
 use crate::units::Bytes;
-use serde::{Deserialize, Serialize};
-
-/// What the eviction of one pod loses, part by part, each in thousandths of a GPU for a second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodEvictionCost {
-    /// To stop, and to be placed and started again.
-    pub restart: u64,
-    /// Work since its last checkpoint, up to what its class lets count.
-    pub work: u64,
-    /// Its GPUs while its model loads again, where that is quickest.
-    pub reload: u64,
-    /// Its GPUs while it leaves: its grace period, and what its class needs beyond.
-    pub drain: u64,
-    /// Requests its engine works on: their KV cache goes with it.
-    pub in_flight: u64,
-    /// Its owner has lost others to eviction lately.
-    pub again: u64,
-}
-
-/// Whose share a victim lives on: what is borrowed goes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum QuotaStatus {
-    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
-    /// its share in millionths, counted from above.
-    Borrowed {
-        spared: u32,
-    },
-    Guaranteed,
-}
+use serde::Serialize;
 
 /// What a victim set costs; less is better, the first field that differs decides. It only grows as victims are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -54,13 +24,6 @@ pub struct EvictionCost {
     pub evicted: Bytes,
     /// Pods that leave anyway, and whose room it counts on.
     pub awaited: u32,
-}
-
-impl PodEvictionCost {
-    pub fn total(&self) -> u64 {
-        let Self { restart, work, reload, drain, in_flight, again } = *self;
-        [restart, work, reload, drain, in_flight, again].into_iter().fold(0, u64::saturating_add)
-    }
 }
 
 impl EvictionCost {

@@ -4,9 +4,10 @@
 //! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
 //! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
-use super::candidate::{PotentialVictim, PreemptionCandidate, Shortfall};
+use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;
 use super::victim_unit::VictimUnit;
+use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::placing::fit::usable;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::Gpu;

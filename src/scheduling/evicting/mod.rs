@@ -7,23 +7,24 @@
 mod best_first;
 mod branch_and_bound;
 pub mod candidate;
+mod cost_bounds;
+mod device_plugin;
 pub mod eviction_cost;
 mod lower_bound;
+mod pod_eviction_cost;
+mod survey;
 mod victim_unit;
+mod without_evictable;
 
-pub use super::ledger::eviction_allowance::{
-    EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey,
-};
 pub use best_first::{
     CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
     find_among, seen,
 };
-pub use candidate::{
-    ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
-    settle_class_exclusions,
-};
-pub use eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
+pub use candidate::{PreemptionCandidate, Shortfall, VictimGroup};
+pub use eviction_cost::EvictionCost;
 pub use lower_bound::{gpu_need, least_on_gpu, least_pods_on_gpu};
+pub use survey::CandidateSurvey;
+pub use without_evictable::WithoutEvictable;
 
 use super::vocabulary::demand::Demand;
 use super::vocabulary::gpu::GpuSet;
@@ -102,5 +103,7 @@ pub fn cheapest_victims(
     cheapest(std::slice::from_ref(candidate), demand, rules, SearchEffort::default())
 }
 
+#[cfg(test)]
+mod candidate_tests;
 #[cfg(test)]
 mod tests;

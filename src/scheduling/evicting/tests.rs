@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::ids::GpuUuid;
+use crate::scheduling::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::proptests::{demand_of, whole_gpu};
 use crate::scheduling::vocabulary::classification::ClassId;

@@ -2,13 +2,12 @@
 //! the pod could get.
 
 use super::BudgetRules;
-use super::candidate::{
-    PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_class_exclusions,
-};
+use super::candidate::{PreemptionCandidate, Shortfall, VictimGroup};
 use super::eviction_cost::EvictionCost;
 use super::lower_bound::{GpuShortfall, SumShortfalls};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
+use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::placing::fit::usable;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;

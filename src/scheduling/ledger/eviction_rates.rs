@@ -7,7 +7,9 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, WaitingPod};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
+use crate::scheduling::ledger::eviction_allowance::{
+    EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey,
+};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::units::{Millis, Moment};

@@ -19,12 +19,10 @@ mod adopt_reservations;
 mod assume;
 mod budget_index;
 mod copy_on_write;
-mod cost_bounds;
 mod demand_history;
 mod device_plugin;
 mod disruption_budgets;
 pub mod eviction_allowance;
-mod eviction_cost;
 mod eviction_rates;
 mod node_devices;
 mod node_state;
@@ -33,17 +31,16 @@ mod occupants;
 mod owner_evictions;
 mod pod_groups;
 mod pod_state;
+mod potential_victim;
 mod preemptor;
 mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
-mod survey;
 mod tenant_usage;
 mod unaccounted_vram;
 mod waiting_pods;
 mod waiting_queue;
-mod without_evictable;
 
 pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
@@ -53,16 +50,21 @@ pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
 };
+pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
-pub use survey::CandidateSurvey;
-pub use tenant_usage::TenantShares;
+pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
-pub use without_evictable::WithoutEvictable;
 
-use super::evicting::ScopeKey;
+pub(in crate::scheduling) use budget_index::BudgetIndex;
+use eviction_allowance::ScopeKey;
+pub(in crate::scheduling) use node_state::{NodeState, ResidentPod};
+pub(in crate::scheduling) use potential_victim::given_back;
+pub(in crate::scheduling) use preemptor::Departure;
+pub(in crate::scheduling) use tenant_usage::TenantHold;
+
 use super::placing::learned::{DemandHistory, PackingModel};
 use super::placing::snapshot::Snapshot;
 use super::policy::{ExpiredRule, Policy};
@@ -370,8 +372,6 @@ fn footprint(pod_state: &PodState) -> PodFootprint {
     }
 }
 
-#[cfg(test)]
-mod candidate_tests;
 #[cfg(test)]
 mod order_tests;
 #[cfg(test)]

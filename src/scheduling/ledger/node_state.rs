@@ -9,7 +9,6 @@ use super::node_devices::GainLimit;
 use super::pod_state::{PodPhase, PodState};
 use super::unaccounted_vram::UnaccountedVram;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
-use crate::scheduling::evicting::ClassExclusion;
 use crate::scheduling::placing::fit::used_on;
 use crate::scheduling::placing::fit::{check_node_admission, usable};
 use crate::scheduling::policy::{Policy, PoolAdmission};
@@ -17,6 +16,7 @@ use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{PluginDevices, PluginShare};
+use crate::scheduling::vocabulary::gpu::ClassExclusion;
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
@@ -37,7 +37,7 @@ fn card(device: &Device) -> &GpuUuid {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct NodeState {
+pub(in crate::scheduling) struct NodeState {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
     /// Who hands its GPUs out, as the node shows it.
@@ -49,7 +49,7 @@ pub(super) struct NodeState {
     pub identity: Option<NodeIdentity>,
     /// Whether an agent has said what its devices are.
     pub reported: bool,
-    pub gain_limit: GainLimit,
+    pub(super) gain_limit: GainLimit,
     pub devices: Arc<[Device]>,
     /// What device plugins offer, as the node shows it; and that beside what pods here use, as the last change left it.
     pub offered: PluginDevices,
@@ -58,7 +58,7 @@ pub(super) struct NodeState {
     pub reading: Option<NodeReading>,
     pub freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
-    pub unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    pub(super) unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// Everyone with anything here: pods, holds and hints.
@@ -78,7 +78,7 @@ pub(super) struct NodeState {
 
 /// What one placed pod takes, and where.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PodCharge {
+pub(in crate::scheduling) struct PodCharge {
     pub gpus: GpuSet,
     /// False if nobody knows on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
     /// nobody needs to know: it is charged on none.
@@ -87,7 +87,7 @@ pub(super) struct PodCharge {
 
 /// What there is to know of a charged pod when a report comes in, or when room is sought.
 #[derive(Debug, Clone)]
-pub(super) struct ResidentPod {
+pub(in crate::scheduling) struct ResidentPod {
     pub uid: PodUid,
     pub gpus: GpuSet,
     /// Whether anybody knows on which GPUs it is.
@@ -229,7 +229,7 @@ impl NodeState {
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.
-    pub fn recount(&mut self, pod_states: &PodStates, policy: &Policy) {
+    pub(super) fn recount(&mut self, pod_states: &PodStates, policy: &Policy) {
         self.reserved = self.reserved(pod_states, policy, None);
         self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &pod_states[uid])).collect();
         self.coming =
@@ -246,14 +246,14 @@ impl NodeState {
     }
 
     /// What is left of each GPU, as everyone but `except` sees it.
-    pub fn gpus_without(&self, except: &PodUid, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
+    pub(super) fn gpus_without(&self, except: &PodUid, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
         gpus
     }
 
     /// Pods of each model that are here or on their way, in order of model.
-    pub fn replicas(&self, pod_states: &PodStates) -> Vec<(ModelId, u16)> {
+    pub(super) fn replicas(&self, pod_states: &PodStates) -> Vec<(ModelId, u16)> {
         let mut counts: BTreeMap<&ModelId, u16> = BTreeMap::new();
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
         for model in
@@ -265,7 +265,7 @@ impl NodeState {
     }
 
     /// CPU and memory that pods may still have, once those that are on their way have come.
-    pub fn free_host(&self, pod_states: &PodStates) -> Option<HostResources> {
+    pub(super) fn free_host(&self, pod_states: &PodStates) -> Option<HostResources> {
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
         let coming =
             here.filter(|pod_state| pod_state.is_assumed() && pod_state.node() == Some(&self.view.name));
@@ -277,7 +277,7 @@ impl NodeState {
     }
 
     /// Who keeps classes off which GPUs, as `except` sees it.
-    pub fn class_exclusions(&self, except: &PodUid, pod_states: &PodStates) -> Vec<ClassExclusion> {
+    pub(super) fn class_exclusions(&self, except: &PodUid, pod_states: &PodStates) -> Vec<ClassExclusion> {
         let others = self.pods.iter().filter(|uid| *uid != except);
         others.filter_map(|uid| self.class_exclusion(uid, &pod_states[uid])).collect()
     }
@@ -437,7 +437,7 @@ impl NodeState {
 
     /// The devices to keep after a report that lists `reported`: those, and the missing ones that still have pods, as
     /// lost. Devices of which only the index was known become the reported ones of that index.
-    pub fn merge_devices(&self, mut reported: Vec<Device>, pod_states: &PodStates) -> Vec<Device> {
+    pub(super) fn merge_devices(&self, mut reported: Vec<Device>, pod_states: &PodStates) -> Vec<Device> {
         let missing = self.devices.iter().enumerate().filter(|(_, device)| {
             device.uuid.index().is_none() && !reported.iter().any(|new| new.uuid == device.uuid)
         });

@@ -13,7 +13,7 @@ use std::sync::Arc;
 const REMEMBERED: usize = 100_000;
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct OwnerEvictions {
+pub(in crate::scheduling) struct OwnerEvictions {
     /// Oldest first.
     when: std::collections::VecDeque<(Moment, OwnerUid)>,
     count: BTreeMap<OwnerUid, u64>,

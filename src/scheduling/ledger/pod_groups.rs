@@ -18,7 +18,11 @@ impl Ledger {
     }
 
     /// What a pod shows counts from now on.
-    pub(super) fn set_disruption_info(&mut self, uid: &PodUid, disruption_info: DisruptionInfo) {
+    pub(in crate::scheduling) fn set_disruption_info(
+        &mut self,
+        uid: &PodUid,
+        disruption_info: DisruptionInfo,
+    ) {
         let Some(pod_state) = self.pod_states.get_mut(uid) else { return };
         let before = std::mem::replace(&mut pod_state.disruption_info, Arc::new(disruption_info));
         let after = pod_state.disruption_info.clone();
@@ -31,7 +35,7 @@ impl Ledger {
         }
     }
 
-    pub(super) fn leave_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
+    pub(in crate::scheduling) fn leave_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
         let Some(group) = &disruption_info.group else { return };
         let groups = Arc::make_mut(&mut self.groups);
         if let Some(members) = groups.get_mut(group) {

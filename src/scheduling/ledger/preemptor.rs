@@ -4,7 +4,7 @@ use super::Ledger;
 use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::tenant_usage::{TenantHold, TenantShares};
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::evicting::TenantQuota;
+use crate::scheduling::ledger::TenantQuota;
 use crate::scheduling::policy::Preemptibility;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
@@ -21,16 +21,16 @@ pub type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 /// What one pod that wants room brings to every node. It is of the moment at which it was made.
 #[derive(Debug, Default)]
 pub struct Preemptor {
-    pub(super) uid: Option<PodUid>,
+    pub(in crate::scheduling) uid: Option<PodUid>,
     pub tenancy: TenantShares,
     /// Victims of other pods' holds: their room is not to be had a second time.
-    pub(super) spoken_for: BTreeSet<PodUid>,
-    pub(super) nearest_models: NearestModels,
-    pub(super) tenant: TenantQuota,
+    pub(in crate::scheduling) spoken_for: BTreeSet<PodUid>,
+    pub(in crate::scheduling) nearest_models: NearestModels,
+    pub(in crate::scheduling) tenant: TenantQuota,
     /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
-    pub(super) moves: bool,
+    pub(in crate::scheduling) moves: bool,
     /// It is for a hold that an earlier leader made: its victims may have begun to leave.
-    pub(super) adopts: bool,
+    pub(in crate::scheduling) adopts: bool,
 }
 
 impl Preemptor {
@@ -39,7 +39,7 @@ impl Preemptor {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
     }
 
-    pub(super) fn adopting(self) -> Self {
+    pub(in crate::scheduling) fn adopting(self) -> Self {
         Self { adopts: true, ..self }
     }
 }
@@ -73,7 +73,7 @@ pub enum KeepReason {
 
 /// Whether a pod that is being deleted may be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Departure {
+pub(in crate::scheduling) enum Departure {
     /// Its room is on its way; it may take so long.
     Soon(Millis),
     /// Its grace is long over: something keeps it, and nobody knows for how long.
@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// The same, by which nothing is priced.
-    pub(super) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
+    pub(in crate::scheduling) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let reservations = self.deadlines.iter().filter(|(_, holder)| holder != uid);
         let reservations = reservations.filter_map(|(_, holder)| self.pod_states.get(holder)?.reservation());
         Preemptor {
@@ -107,7 +107,7 @@ impl Ledger {
     }
 
     /// Why a pod does not leave for one that would use that much; `None` if it may be evicted. Its group is not asked.
-    pub(super) fn keep_reason(
+    pub(in crate::scheduling) fn keep_reason(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -129,7 +129,11 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(super) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
+    pub(in crate::scheduling) fn own_keep_reason(
+        &self,
+        pod_state: &PodState,
+        preemptor: &Demand,
+    ) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
         let PodPhase::Bound(bound) = &pod_state.phase else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
@@ -147,14 +151,14 @@ impl Ledger {
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
     }
 
-    pub(super) fn departure(&self, bound: &BoundPod) -> Option<Departure> {
+    pub(in crate::scheduling) fn departure(&self, bound: &BoundPod) -> Option<Departure> {
         let by = bound.leaving?;
         let is_soon = self.now <= by + self.policy.reservation_slack;
         Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
     }
 
     /// How a pod that is being deleted leaves, if it is one.
-    pub(super) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
+    pub(in crate::scheduling) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
         match &pod_state.phase {
             PodPhase::Bound(bound) => self.departure(bound),
             _ => None,

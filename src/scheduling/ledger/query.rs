@@ -1,9 +1,12 @@
 //! What the books can be asked. Nothing here changes them.
 
 use super::Ledger;
+use super::budget_index::BudgetIndex;
+use super::node_state::NodeState;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Bytes;
@@ -26,6 +29,40 @@ pub struct Totals {
 }
 
 impl Ledger {
+    /// The state of a pod that the ledger knows.
+    pub(in crate::scheduling) fn known_pod(&self, uid: &PodUid) -> &PodState {
+        &self.pod_states[uid]
+    }
+
+    /// The state of a node that exists, or on which pods are.
+    pub(in crate::scheduling) fn node_state(&self, name: &NodeName) -> Option<&NodeState> {
+        self.node_states.get(name)
+    }
+
+    /// In order of name.
+    pub(in crate::scheduling) fn all_node_states(&self) -> impl Iterator<Item = &NodeState> {
+        self.node_states.values()
+    }
+
+    /// The GPUs of a node if this pod had nothing there.
+    pub(in crate::scheduling) fn gpus_without(&self, node_state: &NodeState, uid: &PodUid) -> Vec<Gpu> {
+        node_state.gpus_without(uid, &self.pod_states, &self.policy)
+    }
+
+    /// Which pods of a node but this one keep classes off GPUs.
+    pub(in crate::scheduling) fn class_exclusions_beside(
+        &self,
+        node_state: &NodeState,
+        uid: &PodUid,
+    ) -> Vec<ClassExclusion> {
+        node_state.class_exclusions(uid, &self.pod_states)
+    }
+
+    /// Which budgets cover which pods.
+    pub(in crate::scheduling) fn budget_index(&self) -> BudgetIndex<'_> {
+        BudgetIndex::new(&self.budgets)
+    }
+
     pub fn pod_state(&self, uid: &PodUid) -> Option<&PodState> {
         self.pod_states.get(uid)
     }

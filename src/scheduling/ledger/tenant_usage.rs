@@ -8,12 +8,12 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting::QuotaStatus;
 use crate::scheduling::policy::Reclaim;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::units::Moment;
+use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub struct TenantShares {
 
 /// What a pod's tenant says when another pod asks for its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TenantHold {
+pub(in crate::scheduling) enum TenantHold {
     /// Nothing: both are of one tenant, or nobody counts.
     Loose,
     /// It lives on what others may take back.
@@ -55,7 +55,7 @@ impl TenantShares {
     }
 
     /// How a pod is bound to stay by its tenant.
-    pub(super) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
+    pub(in crate::scheduling) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
         if self.is_off || pod_state.demand.tenant == self.of_preemptor {
             return TenantHold::Loose;
         }
@@ -63,7 +63,7 @@ impl TenantShares {
     }
 
     /// Whether the one who asks, and would use that much, may take back what others borrowed.
-    pub(super) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
+    pub(in crate::scheduling) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
@@ -73,6 +73,33 @@ impl TenantShares {
         }
         let spared = pod_state.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
         QuotaStatus::Borrowed { spared: spared.copied().unwrap_or(0) }
+    }
+}
+
+/// Whose share a victim lives on: what is borrowed goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuotaStatus {
+    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
+    /// its share in millionths, counted from above.
+    Borrowed {
+        spared: u32,
+    },
+    Guaranteed,
+}
+
+/// What a tenant may have, and has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantQuota {
+    pub ceiling: TenantLimit,
+    pub used: TenantUsage,
+}
+
+impl TenantQuota {
+    /// Whether it may have so much more, once it has given that much back.
+    pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+        self.ceiling == TenantLimit::default()
+            || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
     }
 }
 
@@ -97,7 +124,7 @@ impl Ledger {
     }
 
     /// The same, once it has given that much back.
-    pub(super) fn allowance_beside(
+    pub(in crate::scheduling) fn allowance_beside(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -179,7 +206,7 @@ impl Ledger {
     }
 
     /// What a pod, or the room held for it, uses.
-    pub(super) fn use_of(&self, uid: &PodUid) -> TenantUsage {
+    pub(in crate::scheduling) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
             let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
@@ -189,7 +216,11 @@ impl Ledger {
     }
 
     /// Brings the tenants' sums to a node's page: what it said before is replaced by what it says now.
-    pub(super) fn settle_usage(&mut self, before: &[(TenantId, TenantUsage)], name: &NodeName) {
+    pub(in crate::scheduling) fn settle_usage(
+        &mut self,
+        before: &[(TenantId, TenantUsage)],
+        name: &NodeName,
+    ) {
         self.usage.resize(self.policy.tenants().len(), TenantUsage::default());
         for (tenant, used) in before {
             if let Some(sum) = self.usage.get_mut(tenant.place()) {
@@ -201,6 +232,16 @@ impl Ledger {
                 *sum += *used;
             }
         }
+    }
+
+    /// What the pod's tenant may have, and has beside this pod.
+    pub(in crate::scheduling) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
+        let of = || {
+            let id = self.pod_states.get(uid)?.demand.tenant?;
+            let tenant = self.policy.tenant(id)?;
+            Some(TenantQuota { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
+        };
+        of().unwrap_or_default()
     }
 }
 

@@ -25,13 +25,14 @@ mod tests;
 pub use relief::{PressureWatch, ReliefEviction};
 pub use step_budget::PlanBounds;
 
-use super::evicting::{EvictionCost, EvictionLimit, ScopeKey};
+use super::evicting::EvictionCost;
 use super::kube_filters::{FilterSnapshot, UnsupportedRule};
 use super::ledger::{AssumeConflict, Ledger, PendingPod};
 use super::placing::fit::Misfit;
 use super::placing::snapshot::Snapshot;
 use super::vocabulary::placement::Reservation;
 use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::units::Bytes;
 use serde::Serialize;
 use state::{PlanReach, PlanningState, PodResult};

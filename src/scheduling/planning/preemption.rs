@@ -6,12 +6,14 @@ use super::step_budget::StepBudget;
 use super::{PlanView, PlannedPlacement};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting;
+use crate::scheduling::evicting::CandidateSurvey;
 use crate::scheduling::evicting::{
-    BudgetRules, CandidateSource, EvictionAllowance, EvictionCost, EvictionLimit, ExaminedCandidate,
-    LargerSets, NodeCostBound, PreemptionCandidate, ScopeKey, SearchEffort, VictimSearchResult, VictimSet,
+    BudgetRules, CandidateSource, EvictionCost, ExaminedCandidate, NodeCostBound, PreemptionCandidate,
+    SearchEffort, VictimSearchResult, VictimSet,
 };
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
-use crate::scheduling::ledger::{CandidateSurvey, Ledger, PendingPod, Preemptor};
+use crate::scheduling::ledger::eviction_allowance::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
+use crate::scheduling::ledger::{Ledger, PendingPod, Preemptor};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Reservation;

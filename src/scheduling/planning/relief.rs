@@ -5,8 +5,9 @@
 //! over at another, and it lasts before it counts, so that a spike evicts nobody.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::evicting::{EvictionCost, PotentialVictim};
+use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::policy::{Preemptibility, PressureRules};
 use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};

@@ -194,7 +194,7 @@ impl Policy {
     }
 
     pub fn class_named(&self, name: &str) -> Option<ClassId> {
-        self.classes.iter().position(|class| class.name == name).map(|place| ClassId::at(place))
+        self.classes.iter().position(|class| class.name == name).map(ClassId::at)
     }
 
     pub fn tenants(&self) -> &[Tenant] {
@@ -202,7 +202,7 @@ impl Policy {
     }
 
     pub fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
-        (0..self.tenants.len()).map(|place| TenantId::at(place))
+        (0..self.tenants.len()).map(TenantId::at)
     }
 
     pub fn pools(&self) -> &[Pool] {

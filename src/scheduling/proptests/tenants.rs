@@ -4,7 +4,8 @@
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::evicting::{BudgetRules, QuotaStatus, cheapest_victims};
+use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
+use crate::scheduling::ledger::QuotaStatus;
 use crate::scheduling::ledger::{
     AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };

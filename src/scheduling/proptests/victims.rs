@@ -5,13 +5,15 @@ use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::evicting::{
-    BudgetRules, ClassExclusion, EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate,
-    QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest,
-    settle_class_exclusions,
+    BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, Shortfall, VictimGroup, VictimSet, cheapest,
+};
+use crate::scheduling::ledger::{
+    PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions,
 };
 use crate::scheduling::vocabulary::classification::{ClassId, ClassSet};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::ClassExclusion;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};

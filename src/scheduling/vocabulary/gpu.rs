@@ -5,7 +5,7 @@ use super::cluster_share::TenantUsage;
 use super::demand::{Demand, MAX_GPUS, Sharing};
 use super::headroom::Headroom;
 use super::node_reading::EngineLoad;
-use crate::ids::{GpuModel, GpuUuid};
+use crate::ids::{GpuModel, GpuUuid, PodUid};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -249,6 +249,14 @@ impl fmt::Debug for GpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.iter()).finish()
     }
+}
+
+/// A pod on some GPUs that does not share them with every class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClassExclusion {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub classes: ClassSet,
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@
 use super::kube_scheduler;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting;
-use crate::scheduling::evicting::{
-    BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, discharge, settle_class_exclusions,
-};
+use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, SearchEffort};
 use crate::scheduling::ledger::{Ledger, PodPhase};
+use crate::scheduling::ledger::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::placing::pack;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::GpuSet;

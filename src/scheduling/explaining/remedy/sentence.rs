@@ -1,9 +1,9 @@
 //! A remedy as a sentence for someone who has never seen this code: what to do, where, and with what figures.
 
 use super::{GpuCandidate, PreemptionNeeds, RemedyChange, Victim};
-use crate::scheduling::evicting::PodEvictionCost;
 use crate::scheduling::explaining::obstacle::list;
 use crate::scheduling::explaining::units::{amount, gpu_list, length, quantity};
+use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Millis, Percent};

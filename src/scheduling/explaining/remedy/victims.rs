@@ -2,13 +2,13 @@
 
 use super::request::with_priority;
 use super::{PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
-use crate::scheduling::evicting::{
-    BudgetRules, EvictionLimit, PotentialVictim, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims,
-};
+use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::explaining::LedgerAccess;
 use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::PotentialVictim;
+use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
 use crate::scheduling::vocabulary::demand::Demand;
 

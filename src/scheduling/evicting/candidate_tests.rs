@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
-use crate::scheduling::evicting::{BudgetRules, PodEvictionCost, SearchEffort, VictimSet, cheapest};
+use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
 use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::ledger::PodEvictionCost;
+use crate::scheduling::ledger::{AssumeConflict, KeepReason, Ledger, ObservedPhase, PodObservation};
+use crate::scheduling::policy::Policy;
 use crate::scheduling::policy::{Class, Preemptibility};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::proptests::whole_gpu;
@@ -16,7 +19,10 @@ use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::Moment;
 use crate::units::{Bytes, MilliCpu, Millis};
+use std::sync::Arc;
 
 const NOW: Moment = Moment(1_000_000_000);
 const HOUR: Millis = Millis::seconds(3600);

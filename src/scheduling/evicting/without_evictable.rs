@@ -4,10 +4,11 @@
 //! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would
 //! take from whom is for [`super::room`] and `preempt`.
 
-use super::Ledger;
-use super::pod_state::PodState;
+use super::Shortfall;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting::{PotentialVictim, Shortfall, discharge};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::PodState;
+use crate::scheduling::ledger::{PotentialVictim, discharge};
 use crate::scheduling::placing::learned::NodeGpus;
 use crate::scheduling::policy::Preemptibility;
 use crate::scheduling::vocabulary::demand::HostResources;
@@ -44,15 +45,15 @@ impl Ledger {
     /// Without all pods that one of this priority could have evicted sooner or later; `None` for a node that nobody knows, and for
     /// one where room is held: somebody is leaving it already, and part of the hold is in what they have.
     pub fn without_evictable(&self, node: &NodeName, priority: i32) -> Option<WithoutEvictable> {
-        let node_state = self.node_states.get(node)?;
+        let node_state = self.node_state(node)?;
         let reservations = |uid: &PodUid| {
-            self.pod_states[uid].reservation().is_some_and(|reservation| reservation.node == *node)
+            self.known_pod(uid).reservation().is_some_and(|reservation| reservation.node == *node)
         };
         if node_state.pods.iter().any(reservations) {
             return None;
         }
         let lower = node_state.tenants.iter().filter(|tenant| tenant.priority < priority);
-        let pod_states = lower.map(|tenant| (&tenant.uid, &self.pod_states[&tenant.uid]));
+        let pod_states = lower.map(|tenant| (&tenant.uid, self.known_pod(&tenant.uid)));
         let movable = pod_states.filter(|(_, pod_state)| self.may_leave_some_day(pod_state));
         let gone: Vec<PotentialVictim> =
             movable.filter_map(|(uid, pod_state)| self.resident(uid, pod_state, node_state)).collect();
@@ -63,7 +64,7 @@ impl Ledger {
 
     /// Not whether it may leave now: how long it has run so far does not matter.
     fn may_leave_some_day(&self, pod_state: &PodState) -> bool {
-        let class = self.policy.class(pod_state.demand.class);
+        let class = self.policy().class(pod_state.demand.class);
         let keep_reason = class.eviction == Preemptibility::Never
             || pod_state.disruption_info.queue_managed
             || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt());

@@ -1,10 +1,10 @@
 //! On which nodes others could leave for a pod, and what that costs at least: found from the pages alone, without a look at each
 //! pod's entry. Most nodes need no closer look.
 
-use super::Ledger;
-use super::node_state::{NodeState, ResidentPod};
-use super::preemptor::Preemptor;
-use crate::scheduling::evicting::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
+use super::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::Preemptor;
+use crate::scheduling::ledger::{NodeState, ResidentPod};
 use crate::scheduling::placing::fit::usable;
 use crate::scheduling::policy::Preemptibility;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -15,8 +15,7 @@ impl Ledger {
     /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
     /// first. Who stays for another reason than priority and class is not looked for here.
     pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
-        let node_states =
-            self.node_states.values().filter(|node_state| node_state.can_be_emptied_for(demand));
+        let node_states = self.all_node_states().filter(|node_state| node_state.can_be_emptied_for(demand));
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
                 let (floor, least_evicted) = self.floor(node_state, claim, demand)?;
@@ -38,7 +37,7 @@ impl Ledger {
         let own_view;
         let gpus = match node_state.pods.contains(asks) {
             true => {
-                own_view = node_state.gpus_without(asks, &self.pod_states, &self.policy);
+                own_view = self.gpus_without(node_state, asks);
                 own_view.as_slice()
             }
             false => &node_state.view.gpus,
@@ -80,7 +79,7 @@ impl Ledger {
         if tenant.is_leaving {
             return Some(EvictionCost::default());
         }
-        let class = self.policy.class(tenant.class);
+        let class = self.policy().class(tenant.class);
         let since = tenant.unsaved_since?;
         let keep_reason = !preemptor.may_preempt
             || class.eviction == Preemptibility::Never
@@ -91,7 +90,7 @@ impl Ledger {
         let work = self.work_lost(since, class);
         let drain = tenant.grace + class.drain_time;
         let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
-        let cost = self.policy.eviction_costs.per_pod.0;
+        let cost = self.policy().eviction_costs.per_pod.0;
         let cost =
             cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
         Some(EvictionCost { priority: tenant.priority.abs_diff(i32::MIN), cost, ..EvictionCost::default() })

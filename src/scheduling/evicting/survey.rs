@@ -1,22 +1,19 @@
 //! Nodes as a search for victims sees them: who could leave for a pod, alone or with its group, who leaves anyway, and what each
 //! of them costs.
 
-use super::Ledger;
-use super::budget_index::BudgetIndex;
-use super::node_state::{NodeState, ResidentPod};
-use super::pod_state::{PodPhase, PodState};
-use super::preemptor::{Departure, KeepReason, Preemptor};
-use super::tenant_usage::TenantHold;
+use super::{EvictionCost, PreemptionCandidate, VictimGroup};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::evicting::{
-    EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate, QuotaStatus, TenantQuota,
-    VictimGroup,
-};
+use crate::scheduling::ledger::BudgetIndex;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::TenantHold;
+use crate::scheduling::ledger::{Departure, KeepReason, Preemptor};
+use crate::scheduling::ledger::{NodeState, ResidentPod};
+use crate::scheduling::ledger::{PodPhase, PodState};
+use crate::scheduling::ledger::{PotentialVictim, given_back};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::units::{Bytes, Millis};
+use crate::units::Millis;
 use std::collections::BTreeMap;
 
 /// The members of a group that would leave for one pod.
@@ -42,7 +39,7 @@ impl Ledger {
     /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
     /// all.
     pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
-        let demand = &self.pod_states.get(claim.uid.as_ref()?)?.demand;
+        let demand = &self.pod_state(claim.uid.as_ref()?)?.demand;
         self.candidates_for_demand(claim, demand, [node]).pop()
     }
 
@@ -52,7 +49,7 @@ impl Ledger {
         claim: &Preemptor,
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
-        let pod_state = claim.uid.as_ref().and_then(|uid| self.pod_states.get(uid));
+        let pod_state = claim.uid.as_ref().and_then(|uid| self.pod_state(uid));
         pod_state
             .map_or_else(Vec::new, |pod_state| self.candidates_for_demand(claim, &pod_state.demand, nodes))
     }
@@ -79,61 +76,14 @@ impl Ledger {
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
     pub fn keep_reason_of(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
         let mut survey = CandidateSurvey::new(self, claim, demand);
-        let Some(pod_state) = self.pod_states.get(uid) else { return Some(KeepReason::NotBound) };
-        let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get(node)) else {
+        let Some(pod_state) = self.pod_state(uid) else { return Some(KeepReason::NotBound) };
+        let Some(node_state) = pod_state.node().and_then(|node| self.node_state(node)) else {
             return Some(KeepReason::NotBound);
         };
         let wanted = node_state.most_used_by(demand);
         self.keep_reason(uid, pod_state, demand, wanted, claim)
             .or_else(|| self.resident(uid, pod_state, node_state).is_none().then_some(KeepReason::Unplaced))
             .or_else(|| survey.group_is_kept(pod_state, wanted))
-    }
-
-    /// A pod as part of what its node holds, if it is placed there.
-    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
-        self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
-    }
-
-    /// The same, without its price.
-    pub(super) fn resident(
-        &self,
-        uid: &PodUid,
-        pod_state: &PodState,
-        node_state: &NodeState,
-    ) -> Option<PotentialVictim> {
-        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed)?;
-        Some(self.resident_at(uid, pod_state, node_state, charge.gpus))
-    }
-
-    fn resident_at(
-        &self,
-        uid: &PodUid,
-        pod_state: &PodState,
-        node_state: &NodeState,
-        gpus: GpuSet,
-    ) -> PotentialVictim {
-        PotentialVictim {
-            uid: uid.clone(),
-            gpus,
-            per_gpu: pod_state.demand.per_gpu,
-            // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
-            used_beyond_grant: match pod_state.demand.sharing {
-                Sharing::Shared => node_state.used_beyond_grant(uid, pod_state.demand.per_gpu, gpus),
-                Sharing::Exclusive => Bytes::ZERO,
-            },
-            sharing: pod_state.demand.sharing,
-            priority: pod_state.demand.priority,
-            class: pod_state.demand.class,
-            tenant: pod_state.demand.tenant,
-            host_resources: pod_state.demand.host_resources,
-            grace: self.time_to_leave(pod_state),
-            eviction_cost: PodEvictionCost::default(),
-            deletion_cost: pod_state.disruption_info.deletion_cost,
-            standing: QuotaStatus::Borrowed { spared: 0 },
-            given_back: TenantUsage::default(),
-            budgets: Vec::new(),
-            gang: None,
-        }
     }
 
     /// With its price for `preemptor`.
@@ -170,29 +120,13 @@ impl Ledger {
             ..resident
         }
     }
-
-    /// What the pod's tenant may have, and has beside this pod.
-    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
-        let of = || {
-            let id = self.pod_states.get(uid)?.demand.tenant?;
-            let tenant = self.policy.tenant(id)?;
-            Some(TenantQuota { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
-        };
-        of().unwrap_or_default()
-    }
-}
-
-/// What a pod gives back of what the tenant of the one who asks may have.
-pub(super) fn given_back(pod_state: &PodState, used: TenantUsage, preemptor: &Demand) -> TenantUsage {
-    let is_own = pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
-    if is_own { used } else { TenantUsage::default() }
 }
 
 impl<'l> CandidateSurvey<'l> {
     fn new(ledger: &'l Ledger, claim: &'l Preemptor, demand: &'l Demand) -> Self {
-        let coverage = BudgetIndex::new(&ledger.budgets);
+        let coverage = ledger.budget_index();
         let mut spent = BTreeMap::new();
-        for pod_state in claim.spoken_for.iter().filter_map(|uid| ledger.pod_states.get(uid)) {
+        for pod_state in claim.spoken_for.iter().filter_map(|uid| ledger.pod_state(uid)) {
             // Once it is leaving, the budget itself says so.
             if ledger.departure_of(pod_state).is_none() {
                 coverage
@@ -208,16 +142,16 @@ impl<'l> CandidateSurvey<'l> {
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let Self { ledger, claim, demand, .. } = *self;
         let node_state =
-            ledger.node_states.get(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
+            ledger.node_state(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
         let asks = claim.uid.as_ref()?;
         let gpus = match node_state.pods.contains(asks) {
-            true => node_state.gpus_without(asks, &ledger.pod_states, &ledger.policy),
+            true => ledger.gpus_without(node_state, asks),
             false => node_state.view.gpus.to_vec(),
         };
-        let keeps_apart = ledger.policy.keeps_classes_apart();
+        let keeps_apart = ledger.policy().keeps_classes_apart();
         let mut room = PreemptionCandidate {
             class_exclusions: if keeps_apart {
-                node_state.class_exclusions(asks, &ledger.pod_states)
+                ledger.class_exclusions_beside(node_state, asks)
             } else {
                 Vec::new()
             },
@@ -227,7 +161,7 @@ impl<'l> CandidateSurvey<'l> {
             ..PreemptionCandidate::new(node.clone(), gpus)
         };
         // Only where there are tenants does anybody ask.
-        let has_tenants = !ledger.policy.tenants().is_empty();
+        let has_tenants = !ledger.policy().tenants().is_empty();
         let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
         let mut places = CandidateIndex::default();
         for tenant in node_state.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
@@ -253,7 +187,7 @@ impl<'l> CandidateSurvey<'l> {
         wanted: TenantUsage,
     ) {
         let Self { ledger, claim, demand, .. } = *self;
-        let (uid, pod_state) = (&tenant.uid, &ledger.pod_states[&tenant.uid]);
+        let (uid, pod_state) = (&tenant.uid, ledger.known_pod(&tenant.uid));
         let resident = || ledger.resident_at(uid, pod_state, node_state, tenant.gpus);
         if let Some(Departure::Soon(left)) = ledger.departure_of(pod_state) {
             if !claim.spoken_for.contains(uid) {
@@ -274,7 +208,7 @@ impl<'l> CandidateSurvey<'l> {
 
     /// The budgets that may keep the pod: none where its class ignores them.
     fn budgets_over(&self, pod_state: &PodState) -> Vec<usize> {
-        match self.ledger.policy.class(pod_state.demand.class).honors_budgets() {
+        match self.ledger.policy().class(pod_state.demand.class).honors_budgets() {
             true => self.coverage.of(&pod_state.demand.traits),
             false => Vec::new(),
         }
@@ -334,7 +268,7 @@ impl<'l> CandidateSurvey<'l> {
         let Self { ledger, claim, demand, .. } = *self;
         let mut group_victims = GroupVictims { members: Vec::new(), is_reclaimed: false };
         for uid in ledger.members_of(key) {
-            let pod_state = &ledger.pod_states[uid];
+            let pod_state = ledger.known_pod(uid);
             let is_there =
                 !matches!(pod_state.phase, PodPhase::Waiting(_)) && ledger.departure_of(pod_state).is_none();
             if !is_there {
@@ -345,7 +279,7 @@ impl<'l> CandidateSurvey<'l> {
                 return None;
             }
             group_victims.is_reclaimed |= claim.tenancy.bond(uid, pod_state) == TenantHold::Borrowed;
-            let node_state = ledger.node_states.get(pod_state.node()?)?;
+            let node_state = ledger.node_state(pod_state.node()?)?;
             let resident = ledger.with_eviction_cost(uid, pod_state, node_state, demand, claim)?;
             group_victims.members.push((resident, self.budgets_over(pod_state)));
         }
@@ -353,7 +287,7 @@ impl<'l> CandidateSurvey<'l> {
     }
 
     fn allowed(&self, budget: usize) -> u32 {
-        let allowed = self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed);
+        let allowed = self.ledger.budgets().get(budget).map_or(0, |budget| budget.allowed);
         allowed.saturating_sub(self.spent.get(&budget).copied().unwrap_or(0))
     }
 }
@@ -369,13 +303,13 @@ impl GroupVictims {
             budgets: Vec::new(),
             elsewhere: Vec::new(),
         };
-        let is_elsewhere = |uid: &PodUid| ledger.pod_states[uid].node() != Some(node);
+        let is_elsewhere = |uid: &PodUid| ledger.known_pod(uid).node() != Some(node);
         for (member, over) in self.members.iter().filter(|(member, _)| is_elsewhere(&member.uid)) {
             gang.eviction_cost = gang.eviction_cost.plus(member);
             gang.grace = gang.grace.max(member.grace);
             gang.given_back += member.given_back;
             gang.budgets.extend(over.iter().map(|budget| places.budget(*budget)));
-            let at = ledger.pod_states[&member.uid].node().cloned();
+            let at = ledger.known_pod(&member.uid).node().cloned();
             gang.elsewhere.extend(at.map(|at| (at, member.tenant)));
         }
         gang

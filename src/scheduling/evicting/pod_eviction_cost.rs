@@ -1,12 +1,12 @@
 //! What the eviction of a pod loses, from what the books know of it: its share of its GPUs, when it last saved its work, how soon
 //! its model loads again, what its engine works on.
 
-use super::Ledger;
-use super::node_state::NodeState;
-use super::pod_state::PodState;
-use super::preemptor::Preemptor;
 use crate::ids::PodUid;
-use crate::scheduling::evicting::PodEvictionCost;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::NodeState;
+use crate::scheduling::ledger::PodEvictionCost;
+use crate::scheduling::ledger::PodState;
+use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::policy::{Class, EvictionCosts};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
@@ -23,7 +23,7 @@ impl Ledger {
         used: TenantUsage,
         preemptor: &Preemptor,
     ) -> PodEvictionCost {
-        let EvictionCosts { per_pod, per_request, .. } = self.policy.eviction_costs;
+        let EvictionCosts { per_pod, per_request, .. } = self.policy().eviction_costs;
         let part = used.milli_gpus;
         // Whole seconds, so that pods that began together cost the same.
         let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
@@ -38,27 +38,22 @@ impl Ledger {
         }
     }
 
-    /// How long a pod that is asked to leave may take.
-    pub(super) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
-        pod_state.demand.grace + self.policy.class(pod_state.demand.class).drain_time
-    }
-
     /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
     /// it: more than the cap counts for nobody.
     fn unsaved(&self, pod_state: &PodState) -> Millis {
-        let class = self.policy.class(pod_state.demand.class);
+        let class = self.policy().class(pod_state.demand.class);
         pod_state.unsaved_since().map_or(Millis::default(), |since| self.work_lost(since, class))
     }
 
     pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
-        let at_most = class.lost_work_at_most.unwrap_or(self.policy.eviction_costs.work_at_most);
-        self.now.since(since).min(at_most)
+        let at_most = class.lost_work_at_most.unwrap_or(self.policy().eviction_costs.work_at_most);
+        self.now().since(since).min(at_most)
     }
 
     /// How long its model takes to load again, where it is ready soonest; nothing for a pod that has none.
     fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
         let Some(model) = &pod_state.demand.model else { return Millis::default() };
-        time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy.loading)
+        time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy().loading)
     }
 }
 

@@ -1,0 +1,88 @@
+//! Victims of a pod that asks a device plugin: the scheduler proposes sets of them, and what each costs is said here.
+
+use super::eviction_cost::EvictionCost;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::ledger::{Ledger, NodeState, PodState, PotentialVictim, Preemptor};
+use crate::scheduling::placing::device_plugin::has_devices;
+use crate::scheduling::placing::fit::check_node_admission;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::device_plugin::Ask;
+
+impl Ledger {
+    /// What it costs if exactly these pods leave `node`, so that the pod whose claim it is, which asks a device plugin, goes there.
+    /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
+    pub fn eviction_cost_of(
+        &self,
+        claim: &Preemptor,
+        node: &NodeName,
+        victims: &[PodUid],
+    ) -> Option<EvictionCost> {
+        let uid = claim.uid.as_ref()?;
+        let preemptor = &self.pod_state(uid)?.demand;
+        let node_state = self.node_state(node).filter(|node_state| node_state.exists)?;
+        let mut eviction_cost = EvictionCost::default();
+        let mut leaving = Vec::new();
+        for victim in victims {
+            match self.leaver(victim, preemptor, node_state, claim) {
+                ProposedVictim::Stays => return None,
+                ProposedVictim::Unknown => {}
+                ProposedVictim::Goes(pod_state, resident) => {
+                    if self.would_break(pod_state, victims) {
+                        return None;
+                    }
+                    eviction_cost = eviction_cost.plus(&resident);
+                    leaving.push(pod_state);
+                }
+            }
+        }
+        self.fits_without(uid, preemptor, node_state, &leaving).then_some(eviction_cost)
+    }
+
+    fn leaver(
+        &self,
+        victim: &PodUid,
+        preemptor: &Demand,
+        node_state: &NodeState,
+        claim: &Preemptor,
+    ) -> ProposedVictim<'_> {
+        // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
+        let Some(pod_state) = self.pod_state(victim) else { return ProposedVictim::Unknown };
+        let keep_reason =
+            self.keep_reason(victim, pod_state, preemptor, node_state.most_used_by(preemptor), claim);
+        let resident = || self.with_eviction_cost(victim, pod_state, node_state, preemptor, claim);
+        match keep_reason.is_none().then(resident).flatten() {
+            Some(resident) => ProposedVictim::Goes(pod_state, Box::new(resident)),
+            None => ProposedVictim::Stays,
+        }
+    }
+
+    fn fits_without(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        node_state: &NodeState,
+        leaving: &[&PodState],
+    ) -> bool {
+        let Ask::Plugin { resource, count } = &demand.ask else { return false };
+        let freed = leaving.iter().map(|pod_state| match &pod_state.demand.ask {
+            Ask::Plugin { resource: other, count } if other == resource => *count,
+            _ => 0,
+        });
+        let own = leaving.iter().filter(|pod_state| pod_state.demand.tenant == demand.tenant);
+        let given_back: TenantUsage = own.filter_map(|pod_state| node_state.use_of(pod_state)).sum();
+        let wanted = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
+        check_node_admission(&node_state.view, demand).is_ok()
+            && has_devices(&node_state.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
+            && self.allowance_beside(uid, demand, given_back).allows(wanted)
+    }
+}
+
+/// A pod the scheduler would evict.
+enum ProposedVictim<'a> {
+    /// The policy or its tenant keeps it, or it is not there.
+    Stays,
+    /// The scheduler knows why it should go, and Stowage nothing.
+    Unknown,
+    Goes(&'a PodState, Box<PotentialVictim>),
+}
