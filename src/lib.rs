@@ -1,6 +1,7 @@
 //! Stowage places LLM pods on single GPUs, as an extender of the stock kube-scheduler.
 //!
-//! From the pure core outwards; imports point one way, up this list:
+//! From the pure core outwards, in floors. A room imports from the floors above it in this list, never from its own or from one
+//! below; `tests/it/floors.rs` reads the list.
 //!
 //! - [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has floors of its own.
@@ -8,18 +9,16 @@
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
 //! - [`policy_cases`]: test cases that stand next to policies. Pure.
 //! - [`report`]: what a node agent reports of its node.
-//! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
-//! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, leadership.
-//! - [`extender`]: the HTTP edge: four verbs, agents' reports, operators' pages.
-//! - [`policy_watch`]: the edge to policy files on disk: read, watched, applied.
-//! - [`kubernetes`]: the Kubernetes edge: watches into the ledger; Bindings, reservations, Events, capacity and the Lease out.
-//! - [`agent`]: the node edge: NVML, pods, engines and models into reports.
+//! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
+//! - [`telemetry`]: metrics.
+//! - [`service`]: the ledger behind its lock, the clock, leadership.
+//! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger; Bindings,
+//!   reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched, applied) and
+//!   [`agent`] (on the node: NVML, pods, engines and models into reports).
 //! - [`serve`]: the edges put together and run.
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.
-//!
-//! `extender`, `kubernetes`, `policy_watch` and `agent` never import each other, `kubernetes::objects` and `kubernetes::port` apart.
 
 pub mod engine_metrics;
 pub mod ids;

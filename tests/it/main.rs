@@ -12,6 +12,7 @@ mod control_plane;
 mod device_plugin;
 mod edge;
 mod explain;
+mod floors;
 mod golden;
 mod handover;
 mod handovers;

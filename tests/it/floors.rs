@@ -1,0 +1,197 @@
+//! The crate's floors: which room may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth; this
+//! reads them, and every path in the code that is not a test's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, UseTree};
+
+/// Names of modules, from the crate's root.
+type Module = Vec<String>;
+
+/// Each room with its floor, counted from below.
+struct Floors(BTreeMap<Module, usize>);
+
+impl Floors {
+    fn read(src: &Path) -> Self {
+        let mut rooms: Vec<Vec<Module>> = Vec::new();
+        for floor in listed(&src.join("lib.rs")) {
+            if floor == [["scheduling"]] {
+                let inner = listed(&src.join("scheduling/mod.rs"));
+                rooms.extend(inner.into_iter().map(|floor| {
+                    let below = |room: Module| [vec!["scheduling".to_owned()], room].concat();
+                    floor.into_iter().map(below).collect()
+                }));
+            } else {
+                rooms.push(floor);
+            }
+        }
+        let on_floor =
+            |(floor, rooms): (usize, Vec<Module>)| rooms.into_iter().map(move |room| (room, floor));
+        Self(rooms.into_iter().enumerate().flat_map(on_floor).collect())
+    }
+
+    /// The room that a module, or what a path names, is in.
+    fn room_of(&self, path: &[String]) -> Option<(&Module, usize)> {
+        (1..=path.len())
+            .rev()
+            .find_map(|n| self.0.get_key_value(&path[..n]))
+            .map(|(room, floor)| (room, *floor))
+    }
+}
+
+/// The floors that the list in a module's header names: a bullet is a floor, its links are the rooms on it.
+fn listed(file: &Path) -> Vec<Vec<Module>> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let header = text.lines().map_while(|line| line.strip_prefix("//!"));
+    let mut floors: Vec<Vec<Module>> = Vec::new();
+    let mut is_listed = false;
+    for line in header {
+        let line = line.strip_prefix(' ').unwrap_or(line);
+        is_listed = line.starts_with("- ") || is_listed && line.starts_with("  ");
+        if line.starts_with("- ") {
+            floors.push(Vec::new());
+        }
+        if is_listed {
+            let links = line.split("[`").skip(1).filter_map(|link| link.split_once("`]"));
+            let rooms = links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
+            floors.last_mut().unwrap().extend(rooms);
+        }
+    }
+    floors
+}
+
+/// What a module's code names of the crate, tests left out.
+struct Imports {
+    module: Module,
+    paths: BTreeSet<Module>,
+    /// Modules in files of their own.
+    children: Vec<String>,
+}
+
+impl Imports {
+    fn add(&mut self, path: &[String]) {
+        let (first, rest) = path.split_first().unwrap();
+        let base = match first.as_str() {
+            "crate" => Vec::new(),
+            "self" => self.module.clone(),
+            "super" => {
+                let ups = path.iter().take_while(|name| *name == "super").count();
+                let base = self.module[..self.module.len() - ups].to_vec();
+                self.paths.insert([&base, &path[ups..]].concat());
+                return;
+            }
+            _ => return,
+        };
+        self.paths.insert([&base, rest].concat());
+    }
+
+    fn add_tree(&mut self, tree: &UseTree, before: &mut Vec<String>) {
+        match tree {
+            UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.add_tree(&path.tree, before);
+                before.pop();
+            }
+            UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_tree(tree, before)),
+            UseTree::Name(name) => self.add(&[&before[..], &[name.ident.to_string()]].concat()),
+            UseTree::Rename(name) => self.add(&[&before[..], &[name.ident.to_string()]].concat()),
+            UseTree::Glob(_) => self.add(before),
+        }
+    }
+}
+
+impl<'s> Visit<'s> for Imports {
+    fn visit_item(&mut self, item: &'s Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Mod(module) => &module.attrs,
+            Item::Fn(function) => &function.attrs,
+            Item::Impl(block) => &block.attrs,
+            Item::Use(import) => &import.attrs,
+            _ => &[],
+        };
+        let is_test = |attribute: &Attribute| {
+            attribute.path().is_ident("cfg")
+                && attribute.parse_args::<syn::Ident>().is_ok_and(|cfg| cfg == "test")
+        };
+        if attributes.iter().any(is_test) {
+            return;
+        }
+        match item {
+            Item::Use(import) => self.add_tree(&import.tree, &mut Vec::new()),
+            Item::Mod(module) if module.content.is_none() => self.children.push(module.ident.to_string()),
+            Item::Mod(module) => {
+                self.module.push(module.ident.to_string());
+                visit::visit_item(self, item);
+                self.module.pop();
+            }
+            _ => visit::visit_item(self, item),
+        }
+    }
+
+    fn visit_path(&mut self, path: &'s syn::Path) {
+        if path.segments.len() > 1 {
+            let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            self.add(&names);
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+/// Of every module of the crate, what it names.
+fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
+    let mut found = Vec::new();
+    let mut left: Vec<(Module, PathBuf, PathBuf)> = vec![(Vec::new(), src.join("lib.rs"), src.to_owned())];
+    while let Some((module, file, folder)) = left.pop() {
+        let code = syn::parse_file(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let mut imports = Imports { module: module.clone(), paths: BTreeSet::new(), children: Vec::new() };
+        imports.visit_file(&code);
+        for child in imports.children {
+            let (alone, inner) = (folder.join(format!("{child}.rs")), folder.join(&child));
+            let file = if alone.is_file() { alone } else { inner.join("mod.rs") };
+            left.push(([&module[..], &[child]].concat(), file, inner));
+        }
+        found.push((module, imports.paths));
+    }
+    found
+}
+
+#[test]
+fn no_room_imports_from_its_own_floor_or_from_one_above() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let floors = Floors::read(&src);
+    let modules = imports(&src);
+    let in_rooms = modules.iter().filter(|(module, _)| floors.room_of(module).is_some()).count();
+    assert!(
+        in_rooms > 300 && floors.0.len() > 20,
+        "{in_rooms} modules in {} rooms were read",
+        floors.0.len()
+    );
+    let mut wrong = BTreeSet::new();
+    for (module, paths) in &modules {
+        let Some((room, floor)) = floors.room_of(module) else { continue };
+        for path in paths {
+            if let Some((other, above)) = floors.room_of(path)
+                && other != room
+                && above >= floor
+            {
+                wrong.insert(format!("{} imports {}", module.join("::"), path.join("::")));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} imports lead upwards:\n{}", wrong.len(), Vec::from_iter(wrong).join("\n"));
+}
+
+#[test]
+fn every_room_that_is_listed_is_there_and_every_module_is_in_one() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let floors = Floors::read(&src);
+    let modules: BTreeSet<Module> = imports(&src).into_iter().map(|(module, _)| module).collect();
+    for room in floors.0.keys() {
+        assert!(modules.contains(room), "{} is listed and is not there", room.join("::"));
+    }
+    let is_above_rooms = |module: &Module| floors.0.keys().any(|room| room.starts_with(module));
+    for module in modules.iter().filter(|module| !is_above_rooms(module)) {
+        assert!(floors.room_of(module).is_some(), "{} is on no floor", module.join("::"));
+    }
+}
