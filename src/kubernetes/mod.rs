@@ -1,7 +1,7 @@
 //! The Kubernetes edge: brings the API server's state into the ledger, and writes decisions back.
 //!
 //! ```text
-//!  pods, nodes ─► watch ─► index ─► ledger, stock   (in: everything, by watches)
+//!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
 //!  budgets ──────┘           │
 //!                            │
 //!              upkeep ───────┤                      (time: reservations expire)
@@ -9,10 +9,10 @@
 //!              conflicts ────┤                      (allocations that conflict)
 //!              capacity ─────┘─► nodes/status
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
-//!  events ─► events.k8s.io                          (out: words, never waited for)
-//!  leader ─► the gate                               (whether any of this may act)
-//!  token_review ─► authentication.k8s.io            (whose token: asked, never written)
-//!  access_review ─► authorization.k8s.io            (who may see a page: asked, never written)
+//!  events ─► events.k8s.io                          (out: Events, never waited for)
+//!  leader ─► leadership                             (whether any of this may act)
+//!  token_review ─► authentication.k8s.io            (whose token: read only)
+//!  access_review ─► authorization.k8s.io            (access to a page: read only)
 //! ```
 //!
 //! Nothing here decides where a pod goes, and nothing here is an HTTP server. The request path has no list, and no read except
