@@ -193,7 +193,7 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
 #[test]
 fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
     let mut bench = IndexFixture::new();
-    let unplannable_pod = bound("stray", "1", 40, "a", None);
+    let unplannable_pod = bound("unmanaged", "1", 40, "a", None);
     let event = bench.apply(&unplannable_pod).unwrap();
     assert_eq!((event.kind, event.uid.as_str()), (PodEventReason::Unplaced, "1"));
     assert!(event.text.contains("40.0 GiB are charged on every GPU"), "{}", event.text);
@@ -449,7 +449,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     let pods = [
         bound("a", "1", 40, "a", Some("index-0")),
         bound("b", "2", 20, "a", Some("index-1,index-0")),
-        bound("stray", "3", 10, "a", None),
+        bound("unmanaged", "3", 10, "a", None),
         pod("waits", "4", 30),
     ];
     let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];
