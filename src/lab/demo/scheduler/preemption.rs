@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_uid_that_is_not_on_the_node_fails_the_whole_preemption() {
         let (view, _) = full_node();
-        let foreign_pod = ExtenderVictims { uids: vec!["stranger".into()], pdb_violations: 0 };
+        let foreign_pod = ExtenderVictims { uids: vec!["foreign".into()], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), foreign_pod)]), &view, "http://e").is_err());
         let nobody = ExtenderVictims { uids: vec![], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), nobody)]), &view, "http://e").is_err());

@@ -1,6 +1,6 @@
-//! What is free where: the cluster as the stock filters and the published policies see it, by CPU, memory and thousandths of
-//! each GPU. Every placement is entered here too, whoever made it, so that a policy that hands out what is taken is caught.
-//! Whom to place where is not known here.
+//! The cluster's free resources as kube-scheduler's filters and the published policies see them: CPU, memory and thousandths of
+//! each GPU. Every placement is recorded here too, whichever policy made it, so that a policy that allocates what is taken is
+//! detected. Placement decisions are made elsewhere.
 
 use super::trace::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
 use crate::lab::simulate::openb::WHOLE_GPU;
@@ -141,7 +141,7 @@ impl SimulatedNode {
     }
 
     fn take(&mut self, kind: &PodKind, gpus: GpuSet) {
-        const ROOM: &str = "whoever places a pod has made sure that there is room";
+        const ROOM: &str = "the placing policy has checked that the pod fits";
         self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
         self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
         self.slots = self.slots.checked_sub(1).expect(ROOM);

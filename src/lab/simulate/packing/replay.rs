@@ -1,5 +1,5 @@
-//! Arrivals without departures: the protocol of the published runs. A pod that does not fit is dropped. Where pods may be
-//! evicted, whoever had to leave waits, and comes back where others' leaving makes room.
+//! Arrivals without departures: the protocol of the published runs. A pod that does not fit is dropped. If pods may be evicted,
+//! a victim is pending and returns when evictions of other pods make it fit.
 
 use super::arrivals::Arrivals;
 use super::curve::AllocationCurve;

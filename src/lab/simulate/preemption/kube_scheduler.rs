@@ -41,7 +41,7 @@ pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand)
     })
 }
 
-/// Everyone leaves; then, the most important first, whoever the node's sum still allows comes back.
+/// Removes every pod of lower priority, then adds them back, the most important first, as long as the node's sum allows it.
 fn victims_by_sum<'a>(ledger: &Ledger, room: &'a PreemptionCandidate, demand: &Demand) -> Vec<Person<'a>> {
     let everyone = most_important_first(ledger, room);
     let freed = everyone.iter().map(|one| one.resident.vram()).sum();

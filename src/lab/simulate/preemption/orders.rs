@@ -37,7 +37,7 @@ pub struct VictimChoice {
     pub gpus: GpuSet,
     /// Who is evicted for it.
     pub evicted: Vec<PodUid>,
-    /// Who must have left before it can come: those, and whoever leaves anyway.
+    /// The pods that must be gone before it can arrive: its victims, and pods that leave anyway.
     pub awaited: Vec<PodUid>,
     pub grace: Millis,
     /// False if a search ended before it had seen everything.

@@ -29,7 +29,7 @@ pub struct OrderLine {
     pub lost_gpu_hours: Spread,
     /// Over what our own order loses with the same seed, over the seeds with which it loses anything.
     pub lost_times_ours: Option<Spread>,
-    /// The part that is work, without the time to load again: there every victim loses, whoever chose it.
+    /// Lost work alone, without the time to load again, which every victim loses whatever the order.
     pub work_gpu_hours: Spread,
     pub work_times_ours: Option<Spread>,
     pub victims: Spread,

@@ -203,7 +203,7 @@ impl<'w> PreemptionRun<'w> {
         true
     }
 
-    /// Room is held for the pod, and whoever is in the way is evicted; false if nobody's leaving would be enough.
+    /// Makes a reservation for the pod, and evicts the pods in its way; false if no set of evictions would be enough.
     fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
         let preemptor = self.ledger.preemptor(uid);
         let rooms = self.ledger.candidates_for(&preemptor, self.workload.nodes.iter().map(|(name, _)| name));
@@ -250,7 +250,7 @@ impl<'w> PreemptionRun<'w> {
         self.events.at(now + DEFAULT_GRACE, JobEvent::Leaves(uid.clone()));
     }
 
-    /// An evicted pod is gone, and its job waits again; whoever waited for the room comes.
+    /// An evicted pod is gone, and its job is pending again; the pod with the reservation arrives.
     fn leave(&mut self, uid: &PodUid) {
         let Some((job, node)) = self.remove(uid) else { return };
         self.backlog.put(self.kind(job), job);

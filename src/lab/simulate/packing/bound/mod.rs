@@ -1,10 +1,11 @@
-//! How full GPUs could have become at most, whoever places pods: an upper bound by a linear program ([`program`]) on how many
-//! pods of each kind had come ([`asked`]). Which policy comes how near is not known here.
+//! Upper bounds of GPU allocation for any placement policy, by a linear program ([`program`]) on how many pods of each kind had
+//! arrived ([`asked`]). How near a policy comes is not known here.
 //!
-//! When more has been asked for than there is, somebody is turned away, and a policy that knew the future would choose whom: of
-//! such a one little more can be said than that GPUs have an end. Real policies place whoever fits. So there are two bounds: of
-//! [anybody](AllocationBound::of_anybody_at_130), and of whoever [places at least those](AllocationBound::at_130) whom the best policy that was played
-//! placed before it turned away the first who accepts the same GPU models.
+//! When more has been requested than there is, some pods are rejected, and a policy that knew the future would choose which:
+//! about such a policy little more can be said than that GPUs are finite. Real policies place every pod that fits. So there are
+//! two bounds: for [any policy](AllocationBound::of_anybody_at_130), and for policies that [place at least the
+//! pods](AllocationBound::at_130) that the best simulated policy had placed before it first rejected a pod that accepts the
+//! same GPU models.
 
 pub mod asked;
 pub mod program;
@@ -24,9 +25,9 @@ use serde::Serialize;
 pub struct AllocationBound {
     /// The policy that turned nobody away for longest.
     pub begins_as: PlayedPolicy,
-    /// What those asked for whom it had placed by then, whoever was turned away later: the mean over seeds.
+    /// Requests of the pods that it had placed by then, whichever pods were rejected later: the mean over seeds.
     pub placed: f64,
-    /// Of whoever places them too.
+    /// For policies that place those pods too.
     pub at_100: Option<f64>,
     pub at_130: Option<f64>,
     /// Of anybody, also of who turns pods away for which there is room.

@@ -67,7 +67,7 @@ impl Shipped<'_> {
     }
 }
 
-/// What the stock scheduler's filters miss of CPU and memory: whoever leaves must free that too.
+/// What is missing of CPU and memory for kube-scheduler's filters: the victims must free that too.
 fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
     HostResources {
         cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),

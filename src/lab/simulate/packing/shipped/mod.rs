@@ -1,9 +1,9 @@
-//! Stowage, played: a ledger with the trace's nodes, and of each pod the very calls that filter, prioritize and bind make.
-//! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
-//! pod slot. No rule of Stowage's own is here.
+//! Stowage in the simulation: a ledger with the trace's nodes, and for each pod the same calls that filter, prioritize and bind
+//! make. The stand-in for kube-scheduler's filters decides which nodes it is asked about: those with CPU, memory, the model and
+//! a pod slot. None of Stowage's own rules are here.
 //!
-//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_only`] stands in for
-//! whoever places pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
+//! [`books`] fills the ledger, [`learning`] lets it learn, [`evict`] preempts where a pod does not fit, [`cpu_only`] stands in
+//! for the scheduler of pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
 
 pub mod cpu_only;
 mod cpu_pods;
