@@ -1,4 +1,4 @@
-//! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
+//! The demo's output: a table of GPUs with bars that is updated in place, or plain lines without a terminal.
 
 use super::chronicle::{GpuView, News, PodView};
 use super::reported::ReportedEngines;

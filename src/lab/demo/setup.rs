@@ -1,6 +1,6 @@
-//! The whole cluster, put together: stand-ins around the very same Stowage that `serve` runs.
+//! Assembles the demo's cluster: stand-ins around the same Stowage that `serve` runs.
 //!
-//! Everything talks over loopback HTTP. Nothing here reaches past an interface that a real cluster has.
+//! All components communicate over loopback HTTP, and only through interfaces that a real cluster has.
 
 use super::agents::DemoAgents;
 use super::api_server::ApiServer;

@@ -1,5 +1,4 @@
-//! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, who gets busy, and what a newcomer
-//! should see in it.
+//! The demo's story, chapter by chapter. Data only: which pods arrive, leave or get busy, and what a new user should notice.
 
 use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};

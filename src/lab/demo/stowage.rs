@@ -1,6 +1,6 @@
-//! Stowage itself in the demo: the very same service that `serve` runs, on ports that it finds again when it is started anew.
+//! Stowage itself in the demo: the same service that `serve` runs, on ports that stay the same when it is restarted.
 //!
-//! It is stopped as `serve` stops, or dropped as a process dies: nothing that it knew outlives it but what the API server keeps.
+//! It is stopped as `serve` stops, or dropped as a process dies: only the state on the API server survives.
 
 use super::api_server::ApiServer;
 use crate::extender::reports::Board;

@@ -1,4 +1,4 @@
-//! What came of the story, as data and as a few lines. Computed elsewhere.
+//! The story's summary, as data and as a few lines. Computed elsewhere.
 
 use super::placement_cost::PlacementManner;
 use crate::units::Millis;

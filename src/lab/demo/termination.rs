@@ -1,5 +1,5 @@
-//! How hard a pod of the demo dies: annotations that the stand-in kubelets and the simulated GPUs obey. No real node knows
-//! them. A victim that takes its time is what races are made of.
+//! How slowly a pod of the demo terminates: annotations that the stand-in kubelets and the simulated GPUs obey. No real node
+//! knows them. Slow victims are what races are made of.
 
 use serde_json::Value;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Watches as the stand-ins use them: kube's own watcher over JSON, pumped into a channel.
+//! Watches for the stand-ins: kube's own watcher over JSON, forwarded into a channel.
 //!
-//! Shared by the scheduler and the kubelet. What the objects mean is theirs to say.
+//! Shared by the scheduler and the kubelet, which interpret the objects.
 
 use futures::StreamExt;
 use kube::api::{Api, ApiResource, DynamicObject};

@@ -1,5 +1,5 @@
-//! What the core would answer for a pod that does not exist yet: the functions that `filter` runs, on the snapshot that it
-//! would read. Asking changes nothing.
+//! What the core would decide for a pod that does not exist yet: the functions that `filter` calls, on the snapshot that it
+//! would use. Changes nothing.
 
 use crate::ids::{GpuUuid, NodeName};
 use crate::kubernetes::objects;

@@ -1,5 +1,5 @@
-//! What happens when: the queue that is the simulation's clock. What comes at one moment happens in the order in which it was
-//! put in, so that a run is the same each time. What happens then is not known here.
+//! The event queue, which is the simulation's clock. Events at the same moment are handled in the order of their insertion, so
+//! that a run is reproducible. The meaning of events is not known here.
 
 use crate::units::Moment;
 use std::cmp::Reverse;

@@ -1,23 +1,23 @@
-//! The scheduler's own filters, as far as the stand-in has them.
+//! The stand-in's filters: those of kube-scheduler's that it has.
 //!
-//! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that refuses gives the
-//! reason, as in the real framework. No affinity, spread, ports or volumes.
+//! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that rejects gives the reason, as in
+//! the real framework. No affinity, spread, ports or volumes.
 
 use super::objects::{Resources, SchedulerNode, SchedulerPod, add, list};
 use serde_json::Value;
 
-/// Who refused, and so what may wake the pod again.
+/// The rejecting plugin, which decides what may wake the pod again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rejector {
     /// Woken by any event.
     Extender,
-    /// The resource check: woken when something could have become free.
+    /// The resource check: woken when resources may have become free.
     Resources,
     /// Selector, taints, unschedulable nodes: woken by a change of those.
     Placement,
 }
 
-/// Why a node was refused, and whether evictions could change that.
+/// Why a node was rejected, and whether evictions could change that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub by: Rejector,

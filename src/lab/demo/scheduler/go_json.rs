@@ -1,7 +1,7 @@
-//! Reading an extender's answer as Go's `encoding/json` would, errors included.
+//! Parses an extender's answer as Go's `encoding/json` would, errors included.
 //!
-//! Keys match whatever their case, unknown ones are skipped, null leaves a field unset, and whatever follows the
-//! first value is not looked at. Where two keys differ only in case, an exact match wins here, the later in Go.
+//! Keys match in any case, unknown ones are skipped, null leaves a field unset, and anything after the first value is ignored.
+//! If two keys differ only in case, an exact match wins here, the later one in Go.
 
 use serde_json::Value;
 

@@ -1,7 +1,6 @@
-//! The aggregated texts of a pod's PodScheduled condition.
+//! The aggregated messages of a pod's PodScheduled condition.
 //!
-//! Pure. They must come out letter for letter: a text that differs from the last one is a write, and that write
-//! wakes the pod.
+//! Pure. They must be exact: a text that differs from the last one is a write, and that write wakes the pod.
 
 use super::filters::{Refusal, Rejector, Resolvable};
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
-//! A stand-in kube-scheduler: what an extender and an API server see of v1.36's, as EXTENDER.md records it.
+//! A stand-in for kube-scheduler: the behavior of v1.36 that an extender and an API server can observe, as EXTENDER.md records
+//! it.
 //!
-//! One task owns all state: it takes in the watches' news, then runs one scheduling cycle at a time; binds run
-//! beside it. Nothing is shared but the observations.
+//! One task owns all state: it applies watch events, then runs one scheduling cycle at a time; binds run beside it. Only the
+//! observations are shared.
 //!
 //! ```text
 //!  watches ─► events ─► view, queue ─► cycle (filters, extender, scores, preemption) ─► writing (condition,

@@ -1,6 +1,6 @@
-//! Pods and nodes as the scheduler counts them, read once from their JSON.
+//! Pods and nodes as the scheduler counts them, parsed once from their JSON.
 //!
-//! What cannot be read counts as nothing: the API server is not this scheduler's to judge.
+//! A value that cannot be parsed counts as nothing: validation is the API server's task.
 
 use super::quantity::milli;
 use serde_json::Value;

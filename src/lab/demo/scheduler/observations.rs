@@ -1,4 +1,4 @@
-//! What the stand-in did, for tests and the demo to look at: calls of the extender, outcomes, how far it has come.
+//! Records what the stand-in did, for tests and the demo: calls of the extender, outcomes, and its progress.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

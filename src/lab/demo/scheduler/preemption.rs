@@ -1,6 +1,6 @@
-//! The dry run of preemption, and the choice among what the extender leaves of it.
+//! The dry run of preemption, and the choice among the candidates that the extender keeps.
 //!
-//! Pure. Evicting and nominating is the scheduler's; calling the extender is the cycle's.
+//! Pure. The scheduler evicts and nominates; the cycle calls the extender.
 
 use super::extender::ExtenderVictims;
 use super::filters::{Resolvable, judge};

@@ -1,4 +1,4 @@
-//! The scheduling queue: which pod is next, who backs off, who sleeps and what wakes them.
+//! The scheduling queue: the next pod, pods in back-off, unschedulable pods, and the events that wake them.
 //!
 //! ```text
 //!            pop                   refused                       woken, back-off over

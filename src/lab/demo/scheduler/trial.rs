@@ -1,4 +1,4 @@
-//! One pod, one extender, one outcome: the recorded answer shapes are replayed through this.
+//! One pod, one extender, one outcome: used to replay the recorded answer shapes.
 
 use super::StandInScheduler;
 use super::config::SchedulerConfig;

@@ -1,6 +1,6 @@
-//! The scheduler's cache: nodes, pods, who is where, who is assumed to be where, who is nominated.
+//! The scheduler's cache: nodes, and pods by node, whether bound, assumed or nominated.
 //!
-//! Synchronous; fed by the watches and by the scheduler's own assumptions. It decides nothing.
+//! Synchronous; updated by the watches and by the scheduler's own assumptions. It decides nothing.
 
 use super::filters::NodeUsage;
 use super::objects::{SchedulerNode, SchedulerPod, subtract};

@@ -1,7 +1,7 @@
-//! What the scheduler writes: the PodScheduled condition, nominations, victims' deletion, default bindings.
+//! The scheduler's writes: the PodScheduled condition, nominations, victims' deletion, default bindings.
 //!
-//! A write that would change nothing is not made: its event would wake the pod it is about. A write that fails
-//! is dropped, as the real scheduler only logs it.
+//! A write that would change nothing is not made: its event would wake the pod. A failed write is dropped, because the real
+//! scheduler only logs it.
 
 use super::extender::ExtenderClient;
 use super::objects::SchedulerPod;

@@ -1,5 +1,5 @@
-//! A small cluster and its pods, made up here, for where there is no trace: figures from it show that a thing works, and say
-//! nothing of any real cluster. The same each time.
+//! A small generated cluster and its pods, for use without a trace: figures from it show that the simulation works, and say
+//! nothing about any real cluster. The same each time.
 
 use super::{Life, Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
 use crate::ids::{GpuModel, NodeName};

@@ -1,9 +1,10 @@
-//! The dice of the published runs: those of Go's `math/rand` as a seed leaves them, so that the same pods come in the same order
-//! and the same nodes win ties. For nothing else: our own dice are [`crate::lab::simulate::random`].
+//! The random numbers of the published runs: Go's `math/rand`, so that the same pods arrive in the same order and the same
+//! nodes win ties. Only for that: other code uses [`crate::lab::simulate::random`].
 //!
-//! They are an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP 3.2.2),
-//! whose first 607 words are a linear congruential generator's of the seed, each combined with a word of a table. The table is the state of the same generator
-//! after 7.8 · 10¹² steps from seed 1. It is worked out here, by squaring z modulo z⁶⁰⁷ − z³³⁴ − 1, in some milliseconds.
+//! It is an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP
+//! 3.2.2), whose first 607 words are those of a linear congruential generator with the seed, each combined with a word of a
+//! table. The table is the state of the same generator after 7.8 · 10¹² steps from seed 1. It is computed here, by squaring z
+//! modulo z⁶⁰⁷ − z³³⁴ − 1, in some milliseconds.
 
 use std::sync::LazyLock;
 

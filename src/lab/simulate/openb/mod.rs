@@ -1,7 +1,7 @@
 //! The openb trace: the nodes and pods of a production cluster whose GPUs are shared (Alibaba's cluster-trace-gpu-v2023, of
-//! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), read from the texts of its files; and, where there is no such
-//! trace, a small one that is made up ([`built_in`]). Of runs of others there are their dice ([`go_dice`]) and what they came
-//! to ([`published`]). What is played on it is not known here.
+//! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), parsed from the texts of its files; and, without that trace,
+//! a small generated one ([`built_in`]). For comparison with published runs there are their random numbers ([`go_dice`]) and
+//! their results ([`published`]). The simulations are not known here.
 
 pub mod built_in;
 pub mod go_dice;

@@ -1,5 +1,5 @@
-//! What published runs of other policies came to, to stand beside our own runs of them. Figures only; how they come about is
-//! not known here.
+//! Results of published runs of other policies, to compare with Stowage's simulation of them. Figures only; how they were
+//! computed is not known here.
 
 use super::table::{Column, CsvRow, Table};
 use super::{TraceError, TraceText};

@@ -1,4 +1,4 @@
-//! Rows of the trace's two tables, understood.
+//! Parses the rows of the trace's two tables.
 
 use super::table::{Column, CsvRow, Table};
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};

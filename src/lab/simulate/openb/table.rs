@@ -1,5 +1,5 @@
-//! A strict reader of comma-separated tables as traces are: a line of column names, then rows of as many fields; no quotes.
-//! What is wrong is told with the file, the line and the way out. What columns mean is not known here.
+//! A strict parser of comma-separated tables as traces have them: a line of column names, then rows of as many fields; no
+//! quotes. Errors name the file, the line and the fix. The meaning of columns is not known here.
 
 use super::TraceError;
 

@@ -1,4 +1,4 @@
-//! Who comes in which order, and which node is ranked before which: what a seed says. The protocol of the published runs.
+//! The order of arrivals and the ranking of nodes, from a seed. The protocol of the published runs.
 
 use super::placer::PodArrival;
 use super::trace::PlayedTrace;

@@ -1,6 +1,6 @@
-//! Arrivals with departures: a loss system. Pods come by chance (Poisson), are drawn from the trace with replacement, and end
-//! after an exponential time; who finds no room is turned away for good. What is counted is how much of the GPUs asked for was
-//! turned away.
+//! Arrivals with departures: a loss system. Pods arrive at random (Poisson), are drawn from the trace with replacement, and end
+//! after an exponential time; a pod that does not fit is rejected for good. The result is the rejected share of the requested
+//! GPUs.
 
 use super::arrivals::{ArrivalDice, Arrivals};
 use super::placer::{Placer, PodArrival};

@@ -1,5 +1,5 @@
-//! What is read off a replay: how much is allocated, and how much of the rest is in fragments, over what has been asked for so
-//! far. The mean over all events at which the load rounds to a whole per cent, as in the published runs.
+//! The figures of a replay: the allocated share, and the fragmented part of the rest, over the requested share so far. The mean
+//! over all events at which the load rounds to a whole percent, as in the published runs.
 
 use super::arrivals::LAST_LOAD;
 use crate::lab::simulate::openb::WHOLE_GPU;

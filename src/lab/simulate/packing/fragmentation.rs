@@ -1,5 +1,5 @@
-//! Fragmentation as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): of what is free on a node's GPUs, how much a pod
-//! drawn from the typical ones could not use. Counts weigh the typical pods, not shares, so that sums are exact.
+//! Fragmentation as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): how much of the free capacity of a node's GPUs a
+//! pod drawn from the typical ones could not use. Typical pods are weighted by counts, not shares, so that sums are exact.
 
 use super::cluster::SimulatedNode;
 use super::trace::{PlayedTrace, PodKind};

@@ -1,4 +1,4 @@
-//! Who places pods: every policy that is played is one of these.
+//! The interface of a simulated placement policy.
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
 

@@ -1,4 +1,4 @@
-//! The policies that can be played, by their names.
+//! The policies that can be simulated, by name.
 
 use super::arrivals::{ArrivalDice, Arrivals};
 use super::baseline::at_random::AtRandom;

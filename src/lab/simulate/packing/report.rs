@@ -1,4 +1,4 @@
-//! Runs of several policies and seeds, side by side.
+//! Compares runs of several policies and seeds.
 
 use super::churn::{OfferedLoad, Rejections};
 use super::curve::{self, AllocationCurve, Point};

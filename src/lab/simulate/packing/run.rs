@@ -1,5 +1,5 @@
-//! One run: arrivals, one after the other, and where a policy puts them. Every placement is entered into the flat cluster, which
-//! holds each policy to what there is.
+//! One run: arrivals, one after the other, and their placements by a policy. Every placement is also entered into the flat
+//! cluster, which checks each policy against the existing capacity.
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
 use super::fragmentation::{Fragments, Typical};

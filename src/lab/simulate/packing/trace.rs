@@ -1,5 +1,5 @@
-//! What is played: a trace's nodes and pods in numbers, so that millions of looks at them are cheap. Pods that ask for the
-//! same are of one kind; scores are remembered by kinds. Whether anything fits is not known here.
+//! The workload: a trace's nodes and pods as numbers, so that millions of reads are cheap. Pods with the same request are of
+//! one kind; scores are cached by kind. Whether a pod fits is not known here.
 
 use crate::ids::{GpuModel, NodeName};
 use crate::lab::simulate::openb::{Qos, Trace, TraceNode, TracePod, WHOLE_GPU};

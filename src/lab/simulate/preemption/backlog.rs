@@ -1,4 +1,4 @@
-//! Residents that wait for room, by kind: of pods that ask the same either the eldest fits or none does.
+//! Pending residents by kind: of pods with the same request either the oldest fits or none does.
 
 use super::workload::{JobRole, JobSize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,10 +1,10 @@
-//! The stock scheduler's own choice of victims (kube-scheduler's default preemption): a dry run on each node that readmits the
-//! more important pods first, and `pickOneNodeForPreemption` over what is left. As it knows VRAM, by sums over nodes; and the
-//! same told of single GPUs.
+//! kube-scheduler's own choice of victims (default preemption): a dry run on each node that readmits the more important pods
+//! first, and `pickOneNodeForPreemption` over the results. Once with VRAM as sums over nodes, as kube-scheduler knows it, and
+//! once with the VRAM of single GPUs.
 //!
-//! It is shown in a better light than it has. It looks at all nodes, not at a hundred; a node where no eviction would make the
-//! pod fit on single GPUs is not offered; and when the pod does not fit after its evictions, more leave the same node, where
-//! the real one would go on to the next.
+//! It is simulated in its favor. It tries all nodes, not a hundred; a node on which no eviction would make the pod fit on
+//! single GPUs is not offered; and if the pod does not fit after its evictions, more pods of the same node are evicted, where
+//! the real one would continue with the next node.
 
 use super::orders::{Person, VictimChoice, best, choice, fits_without, people};
 use crate::scheduling::evicting::PreemptionCandidate;

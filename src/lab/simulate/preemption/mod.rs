@@ -1,4 +1,4 @@
-//! What is lost by whom one evicts: the same arrivals, played under several orders of victims.
+//! Work lost, by eviction policy: the same arrivals under several victim orders.
 //!
 //! # The workload
 //!
@@ -22,10 +22,10 @@
 //!   bound, and their engines are ready after the time that loading takes.
 //! - **Lost** is, of each eviction, the work since the last checkpoint or the start, and the time to load again, both times the
 //!   resident's share of its GPUs: what really was lost, whatever the policy lets count.
+//! The random numbers for arrivals do not depend on the simulated order, so all orders get the same pods at the same times. The
+//! policy is the built-in one.
 //!
-//! The dice for arrivals do not know the order that is played, so all orders meet the same pods at the same times. The policy
-//! is the built-in one.
-//!
+//! [`workload`] generates the pods, [`world`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
 //! [`workload`] makes the pods, [`world`] plays them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
 //!
 //! [`time_to_ready`]: crate::scheduling::loading::time_to_ready

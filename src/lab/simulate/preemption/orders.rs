@@ -1,5 +1,5 @@
-//! Orders of victims: Stowage's own, and those that it is held against. Each picks a node by its own rule, and victims there
-//! until the pod fits on single GPUs; whom nobody may evict (priority, class) is left out for all of them alike.
+//! Victim orders: Stowage's own, and those that it is compared with. Each picks a node by its own rule, and victims there until
+//! the pod fits on single GPUs; pods that may not be evicted (priority, class) are left out in all of them.
 
 use super::kube_scheduler;
 use crate::ids::{NodeName, PodUid};

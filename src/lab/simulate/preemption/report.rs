@@ -1,4 +1,4 @@
-//! Runs under several orders and seeds, compared.
+//! Compares runs under several orders and seeds.
 
 use super::orders::VictimOrder;
 use super::tally::{GpuTime, PreemptionTally};

@@ -1,8 +1,8 @@
-//! One run: the ledger as the extender has it, and jobs that come, load, work, save, are evicted, come back and end.
+//! One run: a ledger as the extender has it, and jobs that arrive, load, work, save, are evicted, return and end.
 //!
-//! Every pod goes the way it would go in a cluster: seen, placed by the rank's shortlist, assumed and confirmed; or room is
-//! held for it, its victims are told to leave, and it is bound when the last of them has. Only who leaves is not always
-//! Stowage's to say ([`VictimOrder`]).
+//! Every pod is treated as in a cluster: observed, placed by the rank's shortlist, assumed and confirmed; or a reservation is
+//! made for it, its victims are evicted, and it is bound when the last of them is gone. Only the choice of victims is not
+//! always Stowage's ([`VictimOrder`]).
 
 use super::backlog::{Backlog, JobKind};
 use super::orders::{VictimChoice, VictimOrder};
@@ -250,7 +250,7 @@ impl<'w> PreemptionRun<'w> {
         self.events.at(now + DEFAULT_GRACE, JobEvent::Leaves(uid.clone()));
     }
 
-    /// An evicted pod is gone, and its job is pending again; the pod with the reservation arrives.
+    /// An evicted pod is gone, and its job is pending again; a pod whose last victim this was is bound.
     fn leave(&mut self, uid: &PodUid) {
         let Some((job, node)) = self.remove(uid) else { return };
         self.backlog.put(self.kind(job), job);

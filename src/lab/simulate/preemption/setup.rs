@@ -1,4 +1,4 @@
-//! The cluster and its pods as the ledger meets them: nodes of equal GPUs, and what a manifest of each kind asks for.
+//! The cluster and its pods as the ledger gets them: nodes of equal GPUs, and the requests of each kind of manifest.
 
 use super::backlog::JobKind;
 use super::workload::{Job, JobRole, Workload};

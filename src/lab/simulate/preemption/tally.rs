@@ -1,4 +1,4 @@
-//! What one run came to, in integers.
+//! The results of one run, in integers.
 
 use super::workload::{JobSize, WorkloadExtent};
 use crate::units::{Millis, Moment};

@@ -1,4 +1,4 @@
-//! Runs that can be had again, books that add up after every event, and each order on hand-made nodes.
+//! Reproducible runs, a consistent ledger after every event, and each order on hand-made nodes.
 
 use super::orders::VictimChoice;
 use super::report::RunOutcome;

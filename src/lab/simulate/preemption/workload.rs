@@ -1,4 +1,4 @@
-//! The pods of one run, made of a trace and a seed. What becomes of them is the world's.
+//! Generates the pods of one run from a trace and a seed. The run decides what happens to them.
 
 use crate::ids::NodeName;
 use crate::lab::simulate::openb::{Qos, Trace, TracePod};

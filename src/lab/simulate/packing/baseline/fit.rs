@@ -1,4 +1,4 @@
-//! Policies that weigh how much of what a node has free a pod takes.
+//! Policies that score how much of a node's free capacity a pod takes.
 
 use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, TOP};
 use crate::lab::simulate::packing::cluster::SimulatedNode;

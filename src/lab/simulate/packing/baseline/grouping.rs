@@ -1,4 +1,4 @@
-//! Policies that look at what is on a node already: who is there, or which GPUs are in use.
+//! Policies that score what is on a node already: its pods, or the GPUs in use.
 
 use super::{BaselineScore, LARGEST_GPU, TOP};
 use crate::lab::simulate::openb::WHOLE_GPU;

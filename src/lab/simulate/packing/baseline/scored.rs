@@ -1,5 +1,5 @@
-//! A policy that is a score, played: the node with the highest takes the pod, of equal ones the lowest rank. Of each kind of
-//! pods the scores are remembered, and only nodes that have changed since are looked at again.
+//! Runs a score as a policy: the node with the highest score gets the pod, of equal ones the lowest rank. Scores are cached by
+//! kind of pod, and only nodes that have changed since are scored again.
 
 use super::BaselineScore;
 use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};

@@ -1,7 +1,7 @@
-//! How many pods of each kind had come at a load: what bounds, beside the cluster, what can be allocated.
+//! How many pods of each kind had arrived at a load: beside the cluster, the limit of what can be allocated.
 //!
-//! A figure at a load is a mean over events and seeds. What a linear program can reach at most is concave in its right-hand
-//! sides, so the bound on the mean counts is above the mean of the bounds, and one program serves all seeds.
+//! A figure at a load is a mean over events and seeds. The maximum of a linear program is concave in its right-hand sides, so
+//! the bound of the mean counts is above the mean of the bounds, and one program serves all seeds.
 
 use super::Until;
 use crate::lab::simulate::packing::arrivals::Arrivals;

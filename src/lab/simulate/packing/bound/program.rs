@@ -1,4 +1,4 @@
-//! The linear program of the bound, solved as its dual: prices for which nobody could place pods at a profit.
+//! The linear program of the bound, solved as its dual: prices at which no pod can be placed at a profit.
 //!
 //! ```text
 //! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, those of the sort taken together

@@ -1,4 +1,4 @@
-//! The bound beside packings that are found by trying all, and beside what policies come to.
+//! Compares the bound with packings found by exhaustive search, and with policies' results.
 
 use super::super::cluster::{SimulatedNode, SimulatedPlacement};
 use super::super::testing::{kind, setting};

@@ -1,6 +1,6 @@
-//! Who places pods that run on CPUs alone. In a cluster they never come to Stowage: the stock scheduler places them, by rules that
-//! are the owner's. Two stand in for it here: one that goes by what free VRAM is worth, as Stowage does, and one that knows
-//! nothing of it. What they take of CPU decides what GPUs can still be used, so it matters which.
+//! Placement of pods without GPUs. In a real cluster they never come to Stowage: kube-scheduler places them, by rules that are
+//! the owner's. Two policies stand in for it here: one that uses the learned packing, as Stowage does, and one that does not.
+//! The CPU that these pods take decides which GPUs can still be used, so the choice matters.
 
 use super::cpu_pods::BestEffortCpuPods;
 use super::{PodTier, SimulatedEviction};

@@ -1,5 +1,5 @@
-//! Best-effort pods that run on CPUs alone. The books do not know them, but the stock scheduler evicts them like any others
-//! where CPU or memory is lacking: on each node, what they would free, and which of them leave.
+//! Best-effort pods without GPUs. The ledger does not have them, but kube-scheduler evicts them like any others if CPU or
+//! memory is short: for each node, what they would free, and which of them are evicted.
 
 use crate::lab::simulate::packing::trace::PodKind;
 use crate::scheduling::vocabulary::demand::HostResources;

@@ -1,5 +1,5 @@
-//! Room for a pod that serves, where nobody has any: the shipped search for the cheapest who leave, of the nodes that would
-//! suit the pod if they did.
+//! Preemption for a serving pod that does not fit: the production search for the cheapest victims, on the nodes that would suit
+//! the pod after their eviction.
 
 use super::cpu_pods::less;
 use super::{Shipped, ledger};

@@ -1,5 +1,5 @@
-//! What `serve` does beside the requests: it says how much CPU and memory nodes have left, and has what free VRAM is worth
-//! learned anew when enough pods have come.
+//! What `serve` does beside the requests: updates the nodes' free CPU and memory, and relearns the packing model when enough
+//! pods have arrived.
 
 use super::ledger;
 use crate::ids::NodeName;

@@ -1,5 +1,5 @@
-//! The trace's nodes and pods as the ledger meets them. All GPUs count alike, and a thousandth of one is a thousandth of the
-//! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
+//! The trace's nodes and pods as the ledger gets them. All GPUs count alike, and a thousandth of one is a thousandth of its
+//! allocatable VRAM; a pod of 1000 thousandths requires an exclusive GPU.
 
 use super::PodTier;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};

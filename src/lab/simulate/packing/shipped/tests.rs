@@ -1,4 +1,4 @@
-//! Stowage on small clusters: the books are right after every event, and it says what the flat cluster says.
+//! Stowage on small clusters: the ledger is right after every event, and agrees with the flat cluster.
 
 use super::*;
 use crate::lab::simulate::openb::{Qos, built_in};
