@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::time::Duration;
 
-/// From its deletion until its kubelet lets it go, in milliseconds of this machine; without it, its grace period.
+/// From its deletion until its kubelet removes it, in milliseconds of this machine; without it, its grace period.
 pub const TAKES: &str = "demo.stowage.dev/dying-ms";
 
 /// How long its processes keep their GPU memory after the pod is gone, in milliseconds, or [`FOR_EVER`].

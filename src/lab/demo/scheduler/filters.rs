@@ -38,13 +38,13 @@ impl Refusal {
         Self { by, resolvable, reasons: vec![reason.into()] }
     }
 
-    /// A refusal that has to do with where the pod may run at all.
+    /// A rejection by a filter that decides where the pod may run at all.
     fn of_placement(reason: &str) -> Self {
         Self::new(Rejector::Placement, Resolvable::Never, reason)
     }
 }
 
-/// What is taken on a node: requests, and the number of pods.
+/// A node's used resources: requests, and the number of pods.
 #[derive(Debug, Clone, Default)]
 pub struct NodeUsage {
     pub requests: Resources,
@@ -64,7 +64,7 @@ impl NodeUsage {
     }
 }
 
-/// Judges a node for a pod. `ignored` is the managed resource when the extender alone counts it.
+/// Filters one node for a pod. `ignored` is the managed resource when the extender alone counts it.
 pub fn judge(
     pod: &SchedulerPod,
     node: &SchedulerNode,

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-/// Go's name for the mismatch, near enough: it ends up in a pod's condition, where only a person reads it.
+/// Go's name for the mismatch, approximately: it appears in a pod's condition, where only people read it.
 fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
     let found = match value {
         Value::Null => "null",

@@ -70,7 +70,7 @@ impl Drop for StandInScheduler {
     }
 }
 
-/// What reaches the one task.
+/// Messages to the one task.
 enum SchedulerMessage {
     Node(WatchNotice),
     Pod(WatchNotice),
@@ -139,7 +139,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Waits for news, for a back-off to end, or for a sleeper's time.
+    /// Waits for a message, for a back-off to end, or for an unschedulable pod's timeout.
     async fn wait(&mut self) {
         let idle = self.cluster.is_synced() && self.binds_on_their_way == 0;
         self.observations.step(|progress| progress.idle = idle);
@@ -203,7 +203,7 @@ impl SchedulerLoop {
         self.tasks.spawn(async move {
             let _permit = binds.acquire().await;
             let result = writing::bind(&client, &extender, &pod, &node).await;
-            // The scheduler may have stopped meanwhile; nobody is left to be told.
+            // The scheduler may have stopped meanwhile; then the message is dropped.
             let _ = sender.send(SchedulerMessage::Bound { uid: pod.uid.clone(), result });
         });
     }
@@ -220,7 +220,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// A SchedulerError: retried by itself.
+    /// A SchedulerError: retried without an event.
     async fn failed(&mut self, pod: &SchedulerPod, message: &str) {
         self.cluster.queue.failed(&pod.uid, Instant::now(), &self.config);
         self.report(pod, SchedulingFailure { reason: "SchedulerError", message, nomination: Some(None) })

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What the condition and the nomination are to be.
+/// The new condition and nomination.
 pub struct SchedulingFailure<'a> {
     pub reason: &'static str,
     pub message: &'a str,
@@ -61,7 +61,7 @@ pub async fn evict(
     }
 }
 
-/// Binds through the extender where it is interested; past an ignorable one that failed, by itself.
+/// Binds through the extender if it manages the pod; directly, if an ignorable extender failed.
 pub async fn bind(
     client: &kube::Client,
     extender: &ExtenderClient,

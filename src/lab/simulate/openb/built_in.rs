@@ -9,7 +9,7 @@ use crate::units::{Bytes, MilliCpu, Millis};
 const NODES: usize = 24;
 const GPUS_PER_NODE: u32 = 8;
 
-/// What is drawn from: how often out of a hundred, the size, and between which times in seconds they run.
+/// The distribution: percentage, size, and the range of running times in seconds.
 struct BuiltInShape {
     share: u32,
     qos: Qos,

@@ -27,9 +27,9 @@ struct Lehmer(u64);
 impl Lehmer {
     const MODULUS: u64 = (1 << 31) - 1;
     const MULTIPLIER: u64 = 48_271;
-    /// What stands in for a seed that is 0 to the modulus.
+    /// The replacement of a seed that is 0 modulo the modulus.
     const ZERO: u64 = 89_482_311;
-    /// Numbers that are thrown away before the first word.
+    /// Numbers that are discarded before the first word.
     const WARM_UP: usize = 20;
 
     fn seeded(seed: u64) -> Self {
@@ -72,7 +72,7 @@ impl GoDice {
         word & (u64::MAX >> 1)
     }
 
-    /// One of `0..bound`, by remainder, after throwing away what would prefer some; 0 for a bound of 0.
+    /// One of `0..bound`, by remainder, with rejection against bias; 0 for a bound of 0.
     pub fn below(&mut self, bound: u32) -> usize {
         let range = 1u64 << 31;
         let fair = range - range.checked_rem(bound.into()).unwrap_or(0);

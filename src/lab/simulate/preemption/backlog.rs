@@ -3,14 +3,14 @@
 use super::workload::{JobRole, JobSize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What decides where a pod fits. Urgent ones first.
+/// What decides where a pod fits. Higher priorities first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobKind {
     pub role: JobRole,
     pub size: JobSize,
 }
 
-/// Jobs by their place in the workload, which is the order in which they came.
+/// Jobs by their index in the workload, which is their order of arrival.
 #[derive(Debug, Default)]
 pub struct Backlog(BTreeMap<JobKind, BTreeSet<usize>>);
 

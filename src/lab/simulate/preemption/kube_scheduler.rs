@@ -13,8 +13,8 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::units::Moment;
 use std::cmp::Reverse;
 
-/// By sums, and then more in the same order until a GPU fits the pod. Nodes whose sum is enough have no victims for it; they
-/// are looked at where there is no other.
+/// By sums over nodes, and then more victims in the same order until the pod fits on a GPU. Nodes whose sum is enough have no
+/// victims for it; they are used if there is no other.
 pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
     let ruled: Vec<(&PreemptionCandidate, Vec<Person<'_>>)> =
         rooms.iter().map(|room| (*room, victims_by_sum(ledger, room, demand))).collect();
@@ -25,7 +25,7 @@ pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand)
     Some(choice(room, demand, &until_it_fits(ledger, room, demand, victims)))
 }
 
-/// The same dry run, whose filter asks for single GPUs.
+/// The same dry run, with a filter for single GPUs.
 pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
     best(rooms, demand, |room| {
         let everyone = most_important_first(ledger, room);
@@ -74,15 +74,15 @@ fn until_it_fits<'a>(
     leave
 }
 
-/// Higher priority first, then the one that has run longer.
+/// Higher priority first, then the pod that has run longer.
 fn most_important_first<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
     let mut everyone = people(ledger, room);
     everyone.sort_by_key(|one| (Reverse(one.resident.priority), one.started, &one.resident.uid));
     everyone
 }
 
-/// The lowest highest priority, the lowest sum of priorities, the fewest victims, and the one whose most important victim began
-/// last.
+/// The lowest highest priority, the lowest sum of priorities, the fewest victims, and the one whose most important victim
+/// started last.
 fn rank(victims: &[Person<'_>]) -> impl Ord + use<> {
     let highest = victims.iter().map(|one| one.resident.priority).max();
     // Shifted, so that more victims of negative priority do not make a lower sum.

@@ -4,9 +4,9 @@
 //!
 //! Fixed before any of it was run, and not changed for what came out.
 //!
-//! - **Cluster.** Every twelfth GPU node of openb's list, in the list's order: 102 nodes with 498 GPUs, so that a seed takes
-//!   seconds. All GPUs count alike, and a thousandth of a GPU is a thousandth of the VRAM that may be promised of it. CPU and
-//!   host memory are left out: this is about who leaves for VRAM.
+//! - - **Cluster.** Every twelfth GPU node of openb's list, in the list's order: 102 nodes with 498 GPUs, so that a seed takes
+//!   seconds. All GPUs count alike, and a thousandth of a GPU is a thousandth of its allocatable VRAM. CPU and host memory are
+//!   left out: this is about evictions for VRAM.
 //! - **Pods.** Drawn from the trace's GPU pods with replacement, sizes and running times as they were (at least a second, at
 //!   most a day). `BE` pods are residents of priority −20, `Burstable` pods residents of priority −10; `LS` and `Guaranteed`
 //!   pods are arrivals of priority 1000, which residents make room for. A pod of 1000 thousandths wants its GPUs to itself.
@@ -22,11 +22,11 @@
 //!   bound, and their engines are ready after the time that loading takes.
 //! - **Lost** is, of each eviction, the work since the last checkpoint or the start, and the time to load again, both times the
 //!   resident's share of its GPUs: what really was lost, whatever the policy lets count.
+//!
 //! The random numbers for arrivals do not depend on the simulated order, so all orders get the same pods at the same times. The
 //! policy is the built-in one.
 //!
 //! [`workload`] generates the pods, [`world`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
-//! [`workload`] makes the pods, [`world`] plays them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
 //!
 //! [`time_to_ready`]: crate::scheduling::loading::time_to_ready
 

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 enum JobEvent {
-    /// The job that is that far down the list.
+    /// The job with this index in the workload.
     Comes(usize),
     /// Its engine answers.
     Ready(PodUid),
@@ -52,12 +52,12 @@ pub struct PreemptionRun<'w> {
     counter: Counter,
 }
 
-/// How far a job is.
+/// A job's progress.
 #[derive(Debug, Clone, Copy, Default)]
 struct JobProgress {
     /// How many pods it has had.
     pods: u32,
-    /// Work that no eviction takes away.
+    /// Work that is saved, so that no eviction loses it.
     saved: Millis,
 }
 
@@ -76,7 +76,7 @@ struct RunningPod {
     is_leaving: bool,
 }
 
-/// Plays the workload to its end.
+/// Runs the workload to its end.
 pub fn play(workload: &Workload, order: VictimOrder) -> PreemptionTally {
     let mut world = PreemptionRun::new(workload, order);
     while world.step() {}
@@ -87,7 +87,7 @@ impl<'w> PreemptionRun<'w> {
     pub fn new(workload: &'w Workload, order: VictimOrder) -> Self {
         let policy = Arc::new(Policy::default());
         let mut ledger = Ledger::new(policy.clone());
-        // Nobody wrote a budget, and everybody knows it.
+        // There are no budgets, and the ledger knows it.
         ledger.set_budget_visibility(BudgetVisibility::Complete);
         workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
         let mut events = EventQueue::default();
@@ -108,7 +108,7 @@ impl<'w> PreemptionRun<'w> {
         }
     }
 
-    /// The next event; false once the end has come.
+    /// Handles the next event; false at the end.
     pub fn step(&mut self) -> bool {
         let event = self.events.take();
         let now = self.events.now();

@@ -17,7 +17,7 @@ use crate::scheduling::vocabulary::gpu::GpuSet;
 
 /// The best score.
 const TOP: u32 = 100;
-/// The largest node that scores are taken against: thousandths of cores, and of GPUs.
+/// The largest node, to which scores are relative: thousandths of cores, and of GPUs.
 const LARGEST_CPU: u32 = 128_000;
 const LARGEST_GPU: u32 = 8000;
 

@@ -15,7 +15,7 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu};
 
 impl Shipped<'_> {
-    /// Who leaves is gone at once.
+    /// A victim is gone at once.
     pub(super) fn make_room(
         &mut self,
         cluster: &SimulatedCluster,
@@ -36,7 +36,7 @@ impl Shipped<'_> {
         Some(Placed { seat: self.seat(&placement), evicted })
     }
 
-    /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
+    /// Pods without GPUs that kube-scheduler evicts for what the other victims do not free.
     fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
         let rank = self.rank_of(&set.node);
         let host_resources =
@@ -49,7 +49,7 @@ impl Shipped<'_> {
         self.names.binary_search(node).expect("a room is one of a node that is there")
     }
 
-    /// Nodes are looked at closely only where it could be cheapest.
+    /// A node is searched only if it could be the cheapest.
     fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
         let demand = &self.ledger.pod_state(uid).filter(|entry| entry.demand.may_preempt)?.demand;
         let preemptor = self.ledger.preemptor(uid);
@@ -85,7 +85,7 @@ fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     })
 }
 
-/// The other way from [`books::uid`].
+/// The inverse of [`books::uid`].
 fn number(uid: &PodUid) -> Option<usize> {
     uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| ledger::uid(*number) == *uid)
 }

@@ -29,21 +29,20 @@ use cpu_only::CpuOnly;
 use learning::{Knowledge, SimulatedUpkeep};
 use std::sync::Arc;
 
-/// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
-/// else.
+/// So short that no victim has lost relevant work: pods differ in their requests, and in nothing else.
 const BETWEEN_ARRIVALS: Millis = Millis(1);
 
-/// Whether pods may be evicted for others.
+/// Which pods may be evicted for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SimulatedEviction {
     #[default]
     Never,
-    /// Best-effort pods, for those that serve.
+    /// Best-effort pods, for serving ones.
     OfBestEffort,
 }
 
 impl SimulatedEviction {
-    /// Where nobody is evicted all are equal.
+    /// Without evictions all are equal.
     pub fn standing(self, qos: Option<Qos>) -> PodTier {
         match self {
             Self::Never => PodTier::Bystander,
@@ -66,7 +65,7 @@ pub struct Shipped<'s> {
     score_cache: ScoreCache,
 }
 
-/// What a pod is to the others.
+/// A pod's role in evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodTier {
     /// It serves; others may be evicted for it.
@@ -150,7 +149,7 @@ impl<'s> Shipped<'s> {
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
-    /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
+    /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
         let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
         let devices = placement.recorded();
@@ -197,7 +196,7 @@ impl Placer for Shipped<'_> {
     }
 }
 
-/// Ranks of the nodes that the stock scheduler's filters let the pod come to.
+/// Ranks of the nodes that kube-scheduler's filters accept for the pod.
 pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
     nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
