@@ -31,7 +31,7 @@ impl Recorder {
         std::mem::take(&mut self.written.lock())
     }
 
-    /// Reasons of what was told since the last call.
+    /// Reasons of the Events since the last call.
     pub fn told(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
     }

@@ -63,7 +63,7 @@ struct IndexFixture {
 impl IndexFixture {
     /// Node `a` with two GPUs, seen by an empty index.
     fn new() -> Self {
-        // Nobody runs these pods: an engine among them would start for ever.
+        // No kubelet runs these pods: an engine among them would be starting for ever.
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
@@ -140,7 +140,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
     assert_eq!(bench.phase("1"), None);
     assert!(matches!(bench.phase("2"), Some(PodPhase::Waiting(_))));
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
-    // The end of the old one, told late, does not touch the new one.
+    // The late deletion of the old one does not affect the new one.
     let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
     bench.index.delete_pod(&bench.service, &late);
     assert!(bench.phase("2").is_some());

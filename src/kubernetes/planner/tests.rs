@@ -96,7 +96,7 @@ fn node(name: &str) -> Value {
     json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
 }
 
-/// As the API server shows a hold of the node's only GPU.
+/// A condition that reserves the node's only GPU, as the API server shows it.
 fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
     let devices = [crate::ids::GpuUuid::from_index(0)];
@@ -259,7 +259,7 @@ async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
     assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
 }
 
-/// A pod that shows a hold on the node's only GPU, and nobody who would have to leave.
+/// A pod whose condition reserves the node's only GPU, without victims.
 fn shows_hold(name: &str, priority: i32) -> Value {
     let mut pod = waiting(name, 50, priority);
     pod["status"]["conditions"] = reservation_observed(&[], 60);

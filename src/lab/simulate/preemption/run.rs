@@ -132,7 +132,7 @@ impl<'w> PreemptionRun<'w> {
         self.counter.tally
     }
 
-    /// A pod of higher priority: there is room, or it is made, or there is none for it.
+    /// A pod of higher priority arrives: it is placed, preempts, or is rejected.
     fn admit(&mut self, job: usize) {
         self.counter.note(self.workload.jobs[job].comes, |tally| tally.arrivals += 1);
         let uid = self.enter(job);
@@ -145,7 +145,7 @@ impl<'w> PreemptionRun<'w> {
         }
     }
 
-    /// A resident: it waits for room, behind those like it that wait already.
+    /// A resident arrives: it is pending, behind earlier ones of its kind.
     fn take_in(&mut self, job: usize) {
         let kind = self.kind(job);
         let free = if self.backlog.has(kind) { None } else { self.free_node(kind) };
@@ -154,18 +154,18 @@ impl<'w> PreemptionRun<'w> {
         self.start(&uid, &node);
     }
 
-    /// A pod of the job is seen, and waits.
+    /// A pod of the job is observed, and is pending.
     fn enter(&mut self, job: usize) -> PodUid {
         let number = (job as u64) << 32 | u64::from(self.progress[job].pods);
         self.progress[job].pods += 1;
-        // As random as real ones are, so that what is decided by name is decided by chance; and the same in all orders.
+        // As random as real UIDs, so that ties by UID are broken at random; and the same in all orders.
         let uid = PodUid::parse(&format!("{:016x}", mixed(number))).expect("digits are a name");
         self.pods.insert(uid.clone(), SimulatedPod { job, run: None });
         self.see(&uid, ObservedPhase::Waiting(ObservedWaiting::default()), CheckpointAge::None, None);
         uid
     }
 
-    /// The best node with room now.
+    /// The best node on which it fits now.
     fn free_node(&mut self, kind: JobKind) -> Option<NodeName> {
         let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
         let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
@@ -180,7 +180,7 @@ impl<'w> PreemptionRun<'w> {
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
-    /// Binds the pod; false if the node has no room for it.
+    /// Binds the pod; false if it does not fit on the node.
     fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
         let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return false };
         let devices = placement.recorded();
@@ -231,7 +231,7 @@ impl<'w> PreemptionRun<'w> {
         })
     }
 
-    /// The pod is told to leave: what it has not saved is lost.
+    /// Evicts the pod: unsaved work is lost.
     fn evict(&mut self, uid: &PodUid) {
         let now = self.events.now();
         let Some(SimulatedPod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
@@ -277,13 +277,13 @@ impl<'w> PreemptionRun<'w> {
         run.map(|run| (job, run.node))
     }
 
-    /// There is no room for the pod; nobody waits.
+    /// The pod does not fit, and no pod is pending.
     fn turn_away(&mut self, uid: &PodUid) {
         self.ledger.release(uid);
         self.pods.remove(uid);
     }
 
-    /// Residents that wait go where there is room now. Nothing else has changed than this node.
+    /// Places pending residents that fit now. Only this node has changed.
     fn fill(&mut self, node: &NodeName) {
         let mut refused = BTreeSet::new();
         while let Some((kind, job)) = self.backlog.first_but(&refused) {
