@@ -1,4 +1,4 @@
-//! `stowage serve`: puts the edges together, runs them until told to stop, and takes them down in order.
+//! `stowage serve`: assembles the edges, runs them until shutdown, and stops them in order.
 
 use crate::extender::certificate_reload::{CertificateFiles, Renewal};
 use crate::extender::page_auth::PageAuth;
@@ -41,33 +41,33 @@ pub struct ServeOptions {
 /// What decides.
 #[derive(Debug, Default)]
 pub struct PolicyOptions {
-    /// A file or a directory, watched from the start on; without one, what is built in.
+    /// A file or a directory, watched from the start on; without one, the built-in policy.
     pub path: Option<PathBuf>,
-    /// Where the last good one is kept for the next start.
+    /// Where the last good policy is stored for the next start.
     pub cache: Option<PathBuf>,
-    /// Where Events about it go.
+    /// The pod on which Events about it are recorded.
     pub own_pod: Option<OwnPod>,
 }
 
-/// How agents come in.
+/// The agents' address.
 #[derive(Debug)]
 pub struct AgentsOptions {
     pub listen: SocketAddr,
     pub tls: Option<ServerFiles>,
-    /// Whose tokens are let in; without it, everyone.
+    /// The service account whose tokens are admitted; without it, every client is.
     pub account: Option<AgentAccount>,
 }
 
-/// Who may look, and where.
+/// The operators' address and its access.
 #[derive(Debug)]
 pub struct AdminOptions {
     pub listen: SocketAddr,
     pub tls: Option<ServerFiles>,
-    /// Whether who looks shows a token that the API server lets see the page; else everyone is let in.
+    /// Whether pages require a token that the API server allows to see the page; otherwise every client is admitted.
     pub asks_for_tokens: bool,
 }
 
-/// Where the cluster is.
+/// The source of the cluster's state.
 #[derive(Debug)]
 pub enum ClusterSource {
     ApiServer {
@@ -80,7 +80,7 @@ pub enum ClusterSource {
     Dump(PathBuf),
 }
 
-/// What a source gives: where to write, what runs beside the requests, and who can say whose a token is.
+/// What a source provides: where to write, the tasks beside the requests, and the authority for tokens.
 struct Connected {
     control_plane: Arc<dyn ControlPlane>,
     tasks: JoinSet<()>,
@@ -119,7 +119,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
     };
     renewing.abort_all();
-    // The HTTP side first: what it still had in hand needed the gate open, and the Lease is given up here.
+    // The HTTP side first: its requests in progress need leadership, and the Lease is given up here.
     stop_cluster.cancel();
     while tasks.join_next().await.is_some() {}
     info!("stopped");
@@ -133,7 +133,7 @@ fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
     Ok((policy, Some(watch)))
 }
 
-/// The addresses, and the certificates that are to be read again.
+/// The addresses, and the certificates to reload.
 fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
@@ -158,7 +158,7 @@ fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>)> {
     Ok((doors, renewals))
 }
 
-/// As many descriptors as there may be, and no more connections than those allow.
+/// Raises the limit of descriptors, and reduces the connection limits to fit.
 fn fit_descriptors(limits: &mut RequestLimits) {
     let Some(descriptors) = raise_descriptors() else { return };
     let fitted = limits.connections.fit(descriptors);
@@ -187,7 +187,7 @@ async fn connect(
         ClusterSource::Dump(path) => load(path, service, shutdown),
         ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
             let client = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
-            // Connections of their own: however many tokens are shown, a Binding does not wait behind them.
+            // Connections of their own: however many tokens are reviewed, a Binding does not wait behind them.
             let reviews = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
             let agent_auth = match options.agents.account.clone() {
                 None => AgentAuth::Anyone,
@@ -247,12 +247,12 @@ fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// The first signal stops in order; a second one stops at once, until the process has ended. On a thread and a runtime of its own:
-/// a signal counts however busy the others are.
+/// The first signal begins an orderly shutdown; a second one ends the process at once. On a thread and a runtime of its own, so
+/// that a signal is handled however busy the others are.
 fn stop_on_signal(stop: CancellationToken) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no threads")?;
     let inside = runtime.enter();
-    // From here on no signal ends the process by itself.
+    // From here on no signal ends the process by default.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     drop(inside);
     let listen = async move {

@@ -1,29 +1,29 @@
-//! A source that blocks, on a thread of its own: a driver or a network disk that hangs holds up nobody.
+//! Runs a blocking source on a thread of its own, so that a driver or network disk that hangs delays nothing else.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Asks something that may block, one question at a time.
+/// Calls a source that may block, one call at a time.
 pub struct Blocking<T> {
     questions: SyncSender<()>,
     answers: mpsc::Receiver<T>,
-    /// A question is asked that is not answered yet.
+    /// A call is in progress.
     is_asked: bool,
 }
 
-/// What came of asking.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockingResult<T> {
     Answer(T),
-    /// It is still at it.
+    /// Still in progress.
     Hangs,
-    /// Its thread is gone.
+    /// Its thread has ended.
     Gone,
 }
 
 impl<T: Send + 'static> Blocking<T> {
-    /// The thread ends with its next answer after this is dropped.
+    /// The thread ends after its current call once this is dropped.
     pub fn start(name: &str, mut answer: impl FnMut() -> T + Send + 'static) -> std::io::Result<Self> {
         let (questions, asked) = sync_channel::<()>(1);
         let (answers, answered) = mpsc::channel(1);
@@ -37,7 +37,7 @@ impl<T: Send + 'static> Blocking<T> {
         Ok(Self { questions, answers: answered, is_asked: false })
     }
 
-    /// Asks, and waits this long at most. An answer that comes later is taken by the next call.
+    /// Calls the source, and waits at most this long. A later answer is returned by the next call.
     pub async fn ask(&mut self, patience: Duration) -> BlockingResult<T> {
         if !self.is_asked {
             match self.questions.try_send(()) {

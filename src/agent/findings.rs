@@ -1,6 +1,6 @@
-//! The loop closed: where a pod's processes really run, and what they really use, against what it was given.
+//! Findings: deviations between the GPUs and VRAM that a pod's processes use and those that Stowage assigned.
 //!
-//! Nothing is put right here. Whoever reads the report decides what a finding means.
+//! Nothing is corrected here. The extender decides what a finding means.
 
 use super::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
@@ -8,11 +8,11 @@ use crate::report::{GpuReport, ReportFinding};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// What a process has on a GPU beyond what its engine asked for: the CUDA context and its kernels. Half a GiB is usual, and
-/// the headroom of every GPU is there for it.
+/// What a process has on a GPU beyond its engine's request: the CUDA context and its kernels. Half a GiB is usual, and the
+/// headroom of every GPU covers it.
 const CONTEXT: Bytes = Bytes::mib(512);
 
-/// What is not as it was meant, in order of the pods.
+/// All deviations, in order of the pods.
 pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
     let used = used_by_pod(gpus);
     let found = pods.iter().filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
@@ -26,7 +26,7 @@ pub fn gpus_of_pods(gpus: &[GpuReport]) -> BTreeMap<PodUid, Vec<GpuUuid>> {
     used_by_pod(gpus).into_iter().map(owned).collect()
 }
 
-/// What one pod has on one GPU.
+/// One pod's use of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
     bytes: Bytes,
@@ -49,7 +49,7 @@ fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>
 
 fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -> Option<ReportFinding> {
     let recorded = pod.devices.as_ref()?;
-    // A record made before any agent spoke names the card by its index.
+    // A record made before the first report of an agent names the card by its index.
     let is_recorded = |gpu: &GpuUuid| {
         recorded.iter().any(|record| match record.index() {
             None => record == gpu,

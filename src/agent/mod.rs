@@ -1,16 +1,16 @@
-//! The node edge: samples one node once a second and reports it to every replica of Stowage.
+//! The node agent: samples one node once a second and reports it to every replica of Stowage.
 //!
 //! ```text
 //!  nvml ──────► GPUs, processes ─┐
-//!  ownership ─► whose they are ──┤
-//!  pods ──────► who is here ─────┼─► round ─► one report ─► publish ─► every replica
+//!  ownership ─► their pods ──────┤
+//!  pods ──────► pods on the node ┼─► round ─► one report ─► publish ─► every replica
 //!  engines ───► KV, queue, state ┤
-//!  models ────► what is on disk ─┘   findings: what is not as it was meant
+//!  models ────► models on disk ──┘   findings: deviations from what Stowage assigned
 //! ```
 //!
 //! Each source is behind a small trait and may fail alone; the report then says which part is missing and why. [`blocking`]
-//! keeps one that hangs from holding up the rest. [`run`] is the command's loop, [`print`] its tables. Nothing here decides
-//! where a pod goes, and nothing here knows the extender but its address.
+//! keeps a source that hangs from delaying the rest. [`run`] is the command's loop, [`print`] its tables. Nothing here decides
+//! where a pod goes, and nothing here knows the extender except its address.
 
 pub mod blocking;
 pub mod engines;

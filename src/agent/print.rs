@@ -1,4 +1,4 @@
-//! A report as tables a person can read.
+//! Prints a report as tables.
 
 use super::pods::PodOnNode;
 use crate::ids::PodUid;
@@ -14,7 +14,7 @@ use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The report, with the names of the pods it knows by their UIDs.
+/// The report, with pods' names looked up by their UIDs.
 pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
     let mut text = format!("Node {}\n", report.node);
@@ -51,7 +51,7 @@ type Names<'a> = BTreeMap<&'a PodUid, &'a PodOnNode>;
 const TAKES_TEXT: &str = "a String takes any text";
 
 fn section(title: &str, table: &Table) -> String {
-    // Cells are filled up to their column's width, the last one too.
+    // Cells are padded to their column's width, the last one too.
     let rows = table.lines().map(|row| row.trim_end().to_owned() + "\n");
     format!("\n{title}\n{}", rows.collect::<String>())
 }
@@ -196,7 +196,7 @@ pub fn missing_line(missing: &MissingPart) -> String {
     format!("{}: {}", part(missing.part), missing.reason)
 }
 
-/// What a person calls a part of a report.
+/// The name of a report's part.
 pub fn part(part: ReportPart) -> &'static str {
     match part {
         ReportPart::Gpus => "GPUs",

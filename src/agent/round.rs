@@ -1,7 +1,7 @@
-//! One round: every source is asked, and what they say becomes one report.
+//! One round: samples every source and builds one report of the results.
 //!
-//! Each source may fail alone; the report then says which part is missing and why. Sources that can hang are given a part of
-//! the second that a round has.
+//! Each source may fail alone; the report then says which part is missing and why. Sources that can hang get a part of the
+//! round's second.
 
 use super::blocking::{Blocking, BlockingResult};
 use super::engines::EngineWatcher;
@@ -16,12 +16,12 @@ use crate::units::Millis;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// NVML answers in milliseconds; a driver that takes longer is in trouble, and the report goes without it.
+/// NVML answers in milliseconds; the report does not wait for a driver that takes longer.
 const GPU_PATIENCE: Duration = Duration::from_millis(300);
-/// What is on disk changes slowly, and the scan's last answer is there at once.
+/// Files on disk change slowly, and the last scan's result is available at once.
 const MODEL_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Where the figures come from.
+/// The sources of the figures.
 pub struct ReportSources {
     pub gpus: Box<dyn GpuSource>,
     pub owners: Box<dyn OwnerSource>,
@@ -39,21 +39,21 @@ pub struct Rounds {
     owners: Box<dyn OwnerSource>,
     pods: Box<dyn PodSource>,
     models: Blocking<ModelScan>,
-    /// The scan's last answer.
+    /// The last scan's result.
     scanned: ModelScan,
     engines: EngineWatcher,
 }
 
-/// A report, and when its ages were right.
+/// A report, and the moment at which its ages were right.
 pub struct Round {
     pub report: NodeReport,
     pub as_of: Instant,
-    /// The pods on the node, for whoever prints their names.
+    /// The pods on the node, so that their names can be printed.
     pub pods: Vec<PodOnNode>,
 }
 
 impl Rounds {
-    /// `boot_id` must be another one at each start.
+    /// `boot_id` must differ at each start.
     pub fn new(node: NodeName, boot_id: String, sources: ReportSources) -> io::Result<Self> {
         let ReportSources { mut gpus, owners, pods, mut models, engines } = sources;
         Ok(Self {
@@ -99,8 +99,8 @@ impl Rounds {
         Round { report, as_of: Instant::now(), pods }
     }
 
-    /// The latest round for somebody who only looks: where no process was there to be asked about, also what could not have
-    /// been found out of one.
+    /// The latest round for a one-time look: where there was no process to find the owner of, also why the owner could not have
+    /// been found.
     pub async fn look(&mut self) -> Round {
         let mut round = self.next().await;
         let mut gpus = round.report.gpus.iter().flatten();
@@ -124,7 +124,7 @@ impl Rounds {
                 return Some(sample);
             }
             BlockingResult::Answer(Err(reason)) => reason,
-            // Without how long: a reason that changes is news, and this is none.
+            // Without the duration: a changed reason is logged, and this would change each time.
             BlockingResult::Hangs => {
                 "the driver does not answer; if it stays so, the node's kernel log says more".into()
             }
@@ -137,7 +137,7 @@ impl Rounds {
     async fn scan(&mut self, missing: &mut Vec<MissingPart>) {
         match self.models.ask(MODEL_PATIENCE).await {
             BlockingResult::Answer(scan) => self.scanned = scan,
-            // A first scan of a large disk takes its time.
+            // The first scan of a large disk takes a while.
             BlockingResult::Hangs => {}
             BlockingResult::Gone => {
                 self.scanned.problems = vec!["the thread that looks for models has failed".into()]

@@ -1,4 +1,4 @@
-//! `stowage agent`: round after round, out to every replica, until told to stop; or one look for a person.
+//! `stowage agent`: reports round after round to every replica until shutdown; or samples once and prints.
 
 use super::engines::EngineWatcher;
 use super::engines::limits::EngineLimits;
@@ -20,9 +20,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-/// How long one look goes on: a pod's list and an engine's first answer need a few rounds.
+/// Duration of a one-time look: the list of pods and an engine's first answer need a few rounds.
 const LOOK: (u32, Duration) = (6, Duration::from_millis(250));
-/// What a replica may take of the second between two reports; the round needs the rest.
+/// A replica's share of the second between two reports; the round needs the rest.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub struct AgentOptions {
@@ -35,14 +35,14 @@ pub struct AgentOptions {
     pub publisher: Option<Publisher>,
 }
 
-/// What one look prints.
+/// What a one-time look prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Print {
     Tables,
     Json,
 }
 
-/// Reports until the process is told to stop.
+/// Reports until shutdown.
 pub async fn run(options: AgentOptions) -> Result<()> {
     let (every, node) = (options.every, options.node.clone());
     let (mut rounds, publisher) = start(options)?;
@@ -75,7 +75,7 @@ pub async fn run(options: AgentOptions) -> Result<()> {
     Ok(())
 }
 
-/// Looks once, prints, and reports what it saw if there is somebody to report to; an error if that is nobody after all.
+/// Samples once, prints, and reports the result if a destination is given; an error if no replica accepts it.
 pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
     let (mut rounds, publisher) = start(options)?;
     let (times, pause) = LOOK;
@@ -95,13 +95,13 @@ pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
     }
 }
 
-/// Reports once, and says on stderr what became of it.
+/// Reports once, and prints the result on stderr.
 async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
     publisher.publish(round.report, round.as_of).await;
     let PublishState { replicas, problems } = publisher.state();
     let lines: Vec<String> =
         replicas.iter().map(|(name, state)| format!("{name}: {}", state.latest)).collect();
-    // What each replica's line says already is not said again.
+    // Errors that a replica's line shows already are not repeated.
     let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
     others.chain(&lines).for_each(|line| eprintln!("{line}"));
     let is_taken = replicas.values().any(|replica| replica.latest == PublishOutcome::Accepted);
@@ -116,7 +116,7 @@ fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
     Ok((Rounds::new(node, boot_id(), sources).context("no thread")?, publisher))
 }
 
-/// Another one at each start.
+/// Differs at each start.
 fn boot_id() -> String {
     // The standard library seeds each of these at random.
     let draw = || RandomState::new().hash_one(std::process::id());

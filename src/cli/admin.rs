@@ -1,4 +1,4 @@
-//! The part of `stowage serve`'s command line that is about the operators' address: where it is, and who may look.
+//! The part of `stowage serve`'s command line about the operators' address and access to it.
 
 use crate::extender::tls::ServerFiles;
 use crate::serve::AdminOptions;
@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AdminArgs {
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow, /v1/explain
+    /// The operators' address: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow,
+    /// /v1/explain
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 
@@ -21,9 +22,9 @@ pub struct AdminArgs {
     #[arg(long, value_name = "FILE", requires = "admin_tls_cert")]
     admin_tls_key: Option<PathBuf>,
 
-    /// Who may look: whoever shows a bearer token that the API server knows and lets see the page (TokenReview and
-    /// SubjectAccessReview), or anyone (on loopback only). /healthz and /readyz are open either way [default: none on loopback,
-    /// else token]
+    /// Authentication of the operators' address: a bearer token that the API server knows and allows to see the page
+    /// (TokenReview and SubjectAccessReview), or none (on loopback only). /healthz and /readyz are always open [default: none
+    /// on loopback, else token]
     #[arg(long, value_enum, value_name = "HOW")]
     admin_auth: Option<AdminAuth>,
 }
@@ -46,7 +47,7 @@ impl AdminArgs {
         }
         if auth == AdminAuth::None && !loopback {
             bail!(
-                "--admin {listen} can be reached from elsewhere, and without tokens whoever reaches it sees every pod: leave \
+                "--admin {listen} can be reached from elsewhere, and without tokens any client there sees every pod: leave \
                  out --admin-auth none, or listen on 127.0.0.1"
             );
         }

@@ -1,4 +1,4 @@
-//! The part of `stowage serve`'s command line that is about agents: where they come in, and who is let in.
+//! The part of `stowage serve`'s command line about the agents' address and access to it.
 
 use crate::extender::tls::ServerFiles;
 use crate::kubernetes::AgentAccount;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
-    /// Where the node agents post their reports
+    /// The address to which the node agents post their reports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9446")]
     agents: SocketAddr,
 
@@ -22,7 +22,7 @@ pub struct AgentsArgs {
     #[arg(long, value_name = "FILE", requires = "agents_tls_cert")]
     agents_tls_key: Option<PathBuf>,
 
-    /// Who may report: agents by their service account's token, each for its own node, or anyone (on loopback only)
+    /// Authentication of reports: agents by their service account's token, each for its own node, or none (on loopback only)
     /// [default: token, or none with --cluster]
     #[arg(long, value_enum, value_name = "HOW")]
     agent_auth: Option<Auth>,
@@ -53,7 +53,7 @@ impl AgentsArgs {
         }
         if auth == Auth::None && !loopback {
             bail!(
-                "--agents {listen} can be reached from elsewhere, and without tokens whoever reaches it can say anything of \
+                "--agents {listen} can be reached from elsewhere, and without tokens any client there can report anything of \
                  any node: leave out --agent-auth none, or listen on 127.0.0.1"
             );
         }

@@ -1,5 +1,4 @@
-//! The part of `stowage serve`'s command line that is about connections: how many there may be, and how long each step of one
-//! may take.
+//! The part of `stowage serve`'s command line about connections: how many are allowed, and how long each step may take.
 
 use crate::extender::server::limits::ConnectionLimits;
 use clap::Args;
@@ -12,7 +11,7 @@ pub struct ConnectionArgs {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     handshake_timeout: Duration,
 
-    /// How long a new connection may say nothing
+    /// How long a new connection may send nothing
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     first_byte_timeout: Duration,
 

@@ -1,4 +1,4 @@
-//! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
+//! The command line: validates raw arguments, and turns errors into exit codes; the only place that does.
 
 mod admin;
 mod agents;
@@ -55,9 +55,9 @@ enum Command {
     Demo(DemoArgs),
     /// Check, show and describe policies
     Policy(PolicyArgs),
-    /// Say why a pod is where it is, or is nowhere, and what would have to change
+    /// Explain a pod's placement and what would have to change
     Explain(ExplainArgs),
-    /// Play workloads in simulated time, on the code that decides, beside other ways to decide
+    /// Simulate workloads with Stowage's scheduler and with others
     Simulate(SimulateArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
@@ -76,7 +76,7 @@ enum SchemaOf {
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// The cluster to serve; without it the usual places are tried, then the pod's own service account
+    /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     kubeconfig: Option<PathBuf>,
 
@@ -85,7 +85,7 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
 
-    /// Where the scheduler calls
+    /// The address that kube-scheduler calls
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
@@ -97,7 +97,7 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// Whose clients may call --listen, PEM
+    /// CA of the clients that may call --listen, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
 
@@ -118,8 +118,8 @@ struct ServeArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     body_limit: u16,
 
-    /// When to act: while the kube-scheduler beside this process holds its Lease, while a Lease of our own is held, or
-    /// always (one replica only)
+    /// When to act: while the kube-scheduler beside this process holds its Lease, while this replica holds a Lease of Stowage's
+    /// own, or always (one replica only)
     #[arg(long, value_enum, default_value_t = Lead::KubeScheduler, conflicts_with = "cluster")]
     lead_with: Lead,
 
@@ -127,7 +127,7 @@ struct ServeArgs {
     #[arg(long, value_name = "LEASE", conflicts_with = "cluster")]
     lease: Option<String>,
 
-    /// What one part of a write may take: until the client gives up, until the kernel stops sending, until the API server
+    /// Time limit for each part of a write: until the client gives up, until the kernel stops sending, until the API server
     /// gives up. A new leader waits for all of them, and a fifth of one for the commit, before it acts
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = write_deadline, conflicts_with = "cluster")]
     write_deadline: Duration,
@@ -136,7 +136,7 @@ struct ServeArgs {
     #[arg(long, value_name = "NAME", env = "HOSTNAME")]
     identity: Option<String>,
 
-    /// What stands before `=` in the CDI names written on pods
+    /// The part before `=` of the CDI names written on pods
     #[arg(long, value_name = "KIND", default_value = kubernetes::CDI_KIND)]
     cdi_kind: String,
 
@@ -174,14 +174,14 @@ impl Cli {
             Command::Serve(args) => {
                 log_to_stderr("info");
                 let outcome = runtime.block_on(serve::serve(args.validate()?));
-                // Whatever was to be finished is. A thread that is still at work works for nobody.
+                // All orderly work is finished. A thread that still runs does nothing that is needed.
                 runtime.shutdown_timeout(LEFT_TO_THREADS);
                 outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
                 log_to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
                 let outcome = runtime.block_on(args.run());
-                // A driver or a name server that hangs has a thread, and nobody waits for it.
+                // A driver or a name server that hangs has a thread of its own, and the exit does not wait for it.
                 runtime.shutdown_background();
                 outcome.map(|()| ExitCode::SUCCESS)
             }
@@ -205,10 +205,10 @@ impl Cli {
     }
 }
 
-/// They are told to stop beforehand, and look at every node whether they are.
+/// They are told to stop beforehand, and check for it at every node.
 const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 
-/// The client's own log repeats at each try what the agent says once.
+/// The client's own log repeats at each attempt what the agent logs once.
 const LOG_OF_AGENT: &str = "info,kube_client=off";
 const LOG_OF_LOOK: &str = "error,kube_client=off";
 
@@ -230,7 +230,7 @@ impl ServeArgs {
         };
         if tls.is_none() && !self.listen.ip().is_loopback() && !self.insecure {
             bail!(
-                "--listen {} can be reached from elsewhere, and whoever reaches it can bind pods: give --tls-cert, \
+                "--listen {} can be reached from elsewhere, and any client there can bind pods: give --tls-cert, \
                  --tls-key and --client-ca, or listen on 127.0.0.1, or say --insecure",
                 self.listen
             );
@@ -277,7 +277,7 @@ fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<
     })
 }
 
-/// What the kernel says; a pod's is its own.
+/// The kernel's host name; a pod has its own.
 fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
@@ -292,7 +292,7 @@ fn lease_name(text: &str) -> Result<LeaseName> {
     }
 }
 
-/// Shorter, an API server that is merely busy answers nothing in time; longer, a new leader waits for minutes.
+/// Shorter, a merely busy API server would not answer in time; longer, a new leader would wait for minutes.
 const WRITE_DEADLINES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
 
 fn write_deadline(text: &str) -> Result<Duration, String> {

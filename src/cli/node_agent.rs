@@ -1,4 +1,4 @@
-//! `stowage agent`: its arguments, and the sources they name.
+//! `stowage agent`: its arguments, and the sources that they name.
 
 use crate::agent::models::images::NodeImages;
 use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
@@ -23,15 +23,15 @@ pub struct AgentArgs {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: Option<String>,
 
-    /// Where to report: https://HOST:PORT, once for each replica, or a name that stands for all of them
+    /// Where to report: https://HOST:PORT, once for each replica, or a name that resolves to all of them
     #[arg(long, value_name = "URL")]
     extender: Vec<Destination>,
 
-    /// Whose certificates to believe, PEM
+    /// CA certificates to trust, PEM
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// The service account token to report with; it is read again as it is renewed
+    /// The service account token to report with; it is read again when it is renewed
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
@@ -39,11 +39,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=4000))]
     every: u64,
 
-    /// Another NVML library than the driver's own
+    /// An NVML library in place of the driver's own
     #[arg(long, value_name = "FILE")]
     nvml_lib: Option<PathBuf>,
 
-    /// The size of a GPU that shares the host's memory and does not say how much, such as 120Gi
+    /// The size of a GPU that shares the host's memory and does not report it, such as 120Gi
     #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
     gpu_memory: Option<Bytes>,
 
@@ -55,7 +55,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc: PathBuf,
 
-    /// A Hugging Face cache, the folder with models--* in it; once for each [default: where the hub's client keeps its own]
+    /// A Hugging Face cache, the folder with models--* in it; once for each [default: the hub client's own]
     #[arg(long, value_name = "DIR")]
     hf_cache: Vec<PathBuf>,
 
@@ -63,11 +63,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "DIR")]
     kserve_models: Vec<PathBuf>,
 
-    /// The cluster whose pods are on this node; without it the usual places are tried, then the pod's service account
+    /// Kubeconfig of the cluster with this node's pods [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Look once, print what there is, and exit; with --extender, report it too
+    /// Sample once, print the report, and exit; with --extender, report it too
     #[arg(long)]
     once: bool,
 
@@ -85,7 +85,7 @@ fn quantity(text: &str) -> Result<Bytes, String> {
 }
 
 impl AgentArgs {
-    /// Whether it only looks: what is missing is then printed, not logged.
+    /// Whether it samples only once: missing parts are then printed, not logged.
     pub fn is_look(&self) -> bool {
         self.once
     }
@@ -114,8 +114,8 @@ impl AgentArgs {
             NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
         let mut models: Vec<Box<dyn ModelSource>> =
             vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
-        // Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named
-        // must be there.
+        // Without a cluster the pods have no names, and no engines are found; everything else is reported. A cluster that is
+        // named must exist.
         let pods: Box<dyn PodSource> =
             match kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await {
                 Ok(client) => {
@@ -137,7 +137,7 @@ impl AgentArgs {
     }
 }
 
-/// What the kubelet calls its node: as the kernel calls the machine, in small letters.
+/// The kubelet's default name of its node: the machine's host name in lower case.
 fn node_name(given: Option<String>) -> Result<NodeName> {
     let name = given.filter(|name| !name.is_empty());
     let name = name.or_else(|| super::hostname().map(|name| name.to_ascii_lowercase()));

@@ -1,4 +1,4 @@
-//! The part of `stowage serve`'s command line that is about the policy: where it is, and on which pod Events about it are put.
+//! The part of `stowage serve`'s command line about the policy: its files, and the pod on which Events about it are recorded.
 
 use crate::ids::{PodKey, PodUid};
 use crate::policy_watch::OwnPod;
@@ -9,18 +9,18 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct ServePolicyArgs {
-    /// The policy: a YAML file, or a directory of them such as a mounted ConfigMap. A change is in force within two
-    /// seconds; a bad one is refused, and the last good one stays [default: what is built in]
+    /// The policy: a YAML file, or a directory of them such as a mounted ConfigMap. A change is in force within two seconds; an
+    /// invalid one is refused, and the last good one stays in force [default: the built-in policy]
     #[arg(long, value_name = "PATH")]
     policy: Option<PathBuf>,
 
-    /// A directory that outlives the process, such as an emptyDir: the policy in force is kept there, and decides again if
-    /// the next start finds a bad one at --policy. Without it the built-in policy would
+    /// A directory that outlives the process, such as an emptyDir: the current policy is stored there, and is used again if the
+    /// next start finds an invalid one at --policy. Without it the built-in policy is used then
     #[arg(long, value_name = "DIR", requires = "policy")]
     policy_cache: Option<PathBuf>,
 
-    /// The pod that this process runs in, on which Events about the policy are put: its name, namespace and UID, from the
-    /// downward API. Without them the log has to do
+    /// The pod that this process runs in, on which Events about the policy are recorded: its name, namespace and UID, from the
+    /// downward API. Without them they are only logged
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide_env_values = true)]
     pod_name: Option<String>,
 

@@ -1,7 +1,7 @@
-//! What each inference engine calls what: a table, and nothing but a table.
+//! The metric names of each inference engine: a table, and nothing but a table.
 //!
-//! A new engine, or a new version's new name, is a row here and a page in `tests/fixtures/engines`. How rows become
-//! figures is [`super::figures`]'.
+//! A new engine, or a new version's new name, is a row here and a page in `tests/fixtures/engines`. [`super::figures`] turns
+//! rows into figures.
 
 /// An inference engine whose metrics are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ impl Engine {
         }
     }
 
-    /// The engine that a pod's label `llm-d.ai/engine-type` names, in any of the spellings in use.
+    /// The engine named by a pod's label `llm-d.ai/engine-type`, in any of the spellings in use.
     pub fn from_label(text: &str) -> Option<Self> {
         Some(match text.to_ascii_lowercase().as_str() {
             "vllm" => Self::Vllm,
@@ -58,24 +58,25 @@ impl Engine {
     }
 }
 
-/// What a number on a page is.
+/// The meaning of a number on a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricQuantity {
     /// The share of the KV cache in use.
     KvUsage,
-    /// The same, by the name of earlier versions; both are there while one name replaces the other.
+    /// The same under the name of earlier versions; both exist while one name replaces the other.
     KvUsageFormerly,
-    /// The most tokens the batch at work may grow to, and the most any batch may: their ratio is the KV cache's usage.
+    /// The most tokens that the current batch may grow to, and the most that any batch may: their ratio is the KV cache's
+    /// usage.
     BatchTokens,
     BatchTokensLimit,
     Waiting,
     Running,
     /// Tokens the KV cache holds.
     KvTokens,
-    /// Blocks the KV cache has, and the tokens of one: their product is the tokens it holds.
+    /// Blocks of the KV cache, and the tokens of one: their product is the number of tokens it holds.
     KvBlocks,
     BlockTokens,
-    /// Flags of sleep: it takes requests; its weights are in host memory (level 1); nothing is kept (level 2).
+    /// Sleep flags: it accepts requests; its weights are in host memory (level 1); nothing is kept (level 2).
     Awake,
     WeightsOffloaded,
     AllDiscarded,
@@ -92,7 +93,7 @@ impl MetricQuantity {
         }
     }
 
-    /// What a problem calls it when it was computed.
+    /// The name in a problem if it was computed.
     pub fn derived_name(self) -> &'static str {
         match self {
             Self::KvTokens => "the KV cache's blocks times the tokens of one",
@@ -101,7 +102,7 @@ impl MetricQuantity {
     }
 }
 
-/// Which values a quantity may have.
+/// The values that a quantity may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueRange {
     Share,
@@ -112,33 +113,34 @@ pub enum ValueRange {
 /// How a metric's samples are read.
 #[derive(Debug, Clone, Copy)]
 pub enum MetricReading {
-    /// The value is it.
+    /// The value is the quantity.
     Value(MetricQuantity),
-    /// What the value is depends on what this label says; samples where it says something else are not read.
+    /// This label decides which quantity the value is; samples with other label values are ignored.
     ByLabel(&'static str, &'static [(&'static str, MetricQuantity)]),
-    /// The labels are it, and the value is always 1.
+    /// The labels are the quantity, and the value is always 1.
     Labels(&'static [(&'static str, MetricQuantity)]),
 }
 
 #[derive(Debug)]
 pub struct Dialect {
     pub engine: Engine,
-    /// What its metrics' names begin with. No other engine's do.
+    /// The prefix of its metrics' names. No other engine has it.
     pub prefix: &'static str,
     /// The label that names the model it serves.
     pub model_label: Option<&'static str>,
     pub metrics: &'static [(&'static str, MetricReading)],
 }
 
-/// The labels that tell apart what has a KV cache and a queue of its own: data-parallel ranks (`engine`, `dp_rank`), workers,
-/// models of one Triton. Samples that differ in other labels only are views of the same, such as those of each tensor-parallel rank.
+/// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers,
+/// models of one Triton. Samples that differ only in other labels are views of the same, such as those of each tensor-parallel
+/// rank.
 pub const RANK_LABELS: [&str; 5] = ["engine", "dp_rank", "worker_id", "model", "version"];
 
 use MetricQuantity::*;
 use MetricReading::{ByLabel, Labels, Value};
 
-/// In the order in which engines are tried on a page that several have written to. Dynamo hands its worker's own page on beside its own:
-/// it is last, because the worker says more.
+/// In the order in which engines are tried on a page that several have written to. Dynamo forwards its worker's own page beside
+/// its own: it is last, because the worker reports more.
 pub static DIALECTS: [Dialect; 8] = [
     Dialect {
         engine: Engine::Vllm,
@@ -150,7 +152,8 @@ pub static DIALECTS: [Dialect; 8] = [
             ("vllm:gpu_cache_usage_perc", Value(KvUsageFormerly)),
             ("vllm:num_requests_waiting", Value(Waiting)),
             ("vllm:num_requests_running", Value(Running)),
-            // Where cache groups have blocks of several sizes the product is not the tokens: the label of newer versions is.
+            // If cache groups have blocks of several sizes the product is not the number of tokens: newer versions have a label
+            // for it.
             (
                 "vllm:cache_config_info",
                 Labels(&[
@@ -239,7 +242,7 @@ pub static DIALECTS: [Dialect; 8] = [
         engine: Engine::LlamaCpp,
         prefix: "llamacpp:",
         model_label: None,
-        // It no longer says how full its KV cache is; how large it is stands on another page of it.
+        // It no longer reports its KV cache's usage; another of its pages has the size.
         metrics: &[
             ("llamacpp:requests_deferred", Value(Waiting)),
             ("llamacpp:requests_processing", Value(Running)),
@@ -249,7 +252,7 @@ pub static DIALECTS: [Dialect; 8] = [
         engine: Engine::Dynamo,
         prefix: "dynamo_",
         model_label: Some("model"),
-        // `dynamo_component_total_blocks` is not read: nothing on the page says how many tokens a block has.
+        // `dynamo_component_total_blocks` is not read: nothing on the page gives the tokens of a block.
         metrics: &[
             ("dynamo_component_gpu_cache_usage_percent", Value(KvUsage)),
             ("dynamo_frontend_queued_requests", Value(Waiting)),

@@ -1,7 +1,7 @@
-//! A metrics page into figures. A value that cannot be gives no figure and a problem that names it, never a wrong figure.
+//! Turns a metrics page into figures. An impossible value gives no figure and a problem that names it, never a wrong figure.
 //!
-//! One engine may be several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts,
-//! queues and capacities add up. Which names mean what is [`super::dialect`]'s.
+//! One engine may have several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts;
+//! queues and capacities add up. [`super::dialect`] has the names.
 
 use super::dialect::{DIALECTS, Dialect, Engine, MetricQuantity, MetricReading, RANK_LABELS, ValueRange};
 use super::scan::{Label, MetricLine, Sample, Scan, WantedMetrics};
@@ -9,11 +9,11 @@ use crate::ids::ModelId;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// What one page says of its engine.
+/// One page's figures of its engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
     pub engine: Engine,
-    /// The model it serves, by its own name for it.
+    /// The model it serves, by its own name.
     pub model: Option<ModelId>,
     /// 0 to 1, of the fullest rank.
     pub kv_cache_usage: Option<f64>,
@@ -22,7 +22,7 @@ pub struct Figures {
     /// Requests, over all ranks.
     pub waiting: Option<u64>,
     pub running: Option<u64>,
-    /// 1: its weights are in host memory; 2: they are nowhere. `None` if it is awake, or does not say.
+    /// 1: its weights are in host memory; 2: they are discarded. `None` if it is awake, or does not report it.
     pub sleep_level: Option<u8>,
     /// Why figures are missing.
     pub problems: Vec<MetricsProblem>,
@@ -46,17 +46,17 @@ pub enum UnknownPage {
     NotAnEngine { first_line: String },
 }
 
-/// More than one engine runs on one node. It bounds what a hostile page costs.
+/// More ranks than run on one node. Limits the cost of a hostile page.
 const MAX_RANKS: usize = 256;
-/// No queue and no KV cache is this large; a count above it is a fault of whoever counts.
+/// No queue and no KV cache is this large; a greater count is an error of the engine.
 const MAX_COUNT: f64 = 1e12;
-/// Shares are quotients of rounded numbers: one that is over by less than this is 1.
+/// Shares are quotients of rounded numbers: an excess below this counts as 1.
 const SHARE_TOLERANCE: f64 = 0.001;
-/// Enough of a text to recognise it by, in characters.
+/// Enough characters to recognize a text.
 const SHOWN: usize = 60;
 
-/// Reads a page. `hint` is the engine the pod says it is; without one, or if the page is not that engine's, the page
-/// itself tells.
+/// Parses a page. `hint` is the engine that the pod declares; without one, or if the page is not that engine's, the page
+/// identifies it.
 pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
     let mut collected = DIALECTS.each_ref().map(Collected::new);
     for line in Scan::new(page, &WANTED) {
@@ -65,7 +65,7 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
             MetricLine::Garbled(is) => collected[is.dialect].garbled(&is),
         }
     }
-    // The hinted one first; the others stay in their order.
+    // The hinted one first; the others in their order.
     collected.sort_by_key(|collected| Some(collected.dialect.engine) != hint);
     collected
         .into_iter()
@@ -76,7 +76,7 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
         .ok_or_else(|| unknown(page))
 }
 
-/// A wanted metric: its place in [`DIALECTS`], and how it is read.
+/// A wanted metric: its index in [`DIALECTS`], and how it is read.
 #[derive(Debug, Clone, Copy)]
 struct Metric {
     dialect: usize,
@@ -91,14 +91,14 @@ static WANTED: LazyLock<WantedMetrics<Metric>> = LazyLock::new(|| {
     WantedMetrics::new(&rows.collect::<Vec<_>>())
 });
 
-/// What a page says in one dialect.
+/// A page's values in one dialect.
 struct Collected<'p> {
     dialect: &'static Dialect,
     /// It has a line of this dialect.
     is_there: bool,
     model: Option<Label<'p>>,
     ranks: Vec<Rank<'p>>,
-    /// Of each quantity, why it is not to be trusted.
+    /// For each quantity, why it is not reliable.
     spoiled: [Option<MetricsProblem>; MetricQuantity::COUNT],
 }
 
@@ -181,7 +181,7 @@ impl<'p> Collected<'p> {
         self.spoiled[quantity as usize].get_or_insert(problem);
     }
 
-    /// Fills in what a rank says by a former name, or as the parts of a ratio or product.
+    /// Fills in quantities that a rank reports under a former name, or as the parts of a ratio or product.
     fn derive(&mut self) {
         for place in 0..self.ranks.len() {
             let rank = &self.ranks[place];
@@ -223,7 +223,7 @@ impl<'p> Collected<'p> {
             engine: self.dialect.engine,
             model: self.model.and_then(|label| ModelId::parse(&label.value()).ok()),
             kv_cache_usage: self.values(MetricQuantity::KvUsage).reduce(f64::max),
-            // A capacity of 0 is that of an engine that has not measured it yet.
+            // A capacity of 0 means that the engine has not measured it yet.
             kv_cache_tokens: self.sum(MetricQuantity::KvTokens).filter(|&tokens| tokens > 0),
             waiting: self.sum(MetricQuantity::Waiting),
             running: self.sum(MetricQuantity::Running),
@@ -232,7 +232,7 @@ impl<'p> Collected<'p> {
         }
     }
 
-    /// A rank's value, if every rank's can be trusted.
+    /// The ranks' values, if every rank's is reliable.
     fn value(&self, rank: &Rank<'_>, quantity: MetricQuantity) -> Option<f64> {
         rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
     }
@@ -242,7 +242,7 @@ impl<'p> Collected<'p> {
         self.ranks.iter().filter_map(move |rank| self.value(rank, quantity))
     }
 
-    /// Nothing, if no rank says anything. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
+    /// Nothing if no rank reports it. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
     fn sum(&self, quantity: MetricQuantity) -> Option<u64> {
         self.values(quantity).map(|value| value as u64).reduce(|a, b| a + b)
     }
@@ -252,7 +252,7 @@ impl<'p> Collected<'p> {
         if flags.iter().any(|&flag| self.spoiled[flag as usize].is_some()) {
             return None;
         }
-        // An engine that is not awake, and keeps its memory, only takes no requests.
+        // An engine that is not awake but keeps its memory only accepts no requests.
         match flags.map(|flag| self.values(flag).any(|value| value == 1.0)) {
             [false, _, true] => Some(2),
             [false, true, false] => Some(1),
@@ -261,7 +261,7 @@ impl<'p> Collected<'p> {
     }
 }
 
-/// vLLM writes what it does not know yet as Python does.
+/// vLLM writes unknown values as Python does.
 fn is_set(label: &Label<'_>) -> bool {
     !matches!(label.raw, b"" | b"None")
 }
@@ -274,12 +274,12 @@ fn accept(kind: ValueRange, value: f64) -> Option<f64> {
         ValueRange::Flag => value == 0.0 || value == 1.0,
     };
     let most = if kind == ValueRange::Share { 1.0 } else { MAX_COUNT };
-    // Adding 0 makes a plain zero of a negative one.
+    // Adding 0 turns a negative zero into a positive one.
     is_possible.then(|| value.min(most) + 0.0)
 }
 
 impl Figures {
-    /// Of an engine that says nothing yet.
+    /// An engine that reports nothing yet.
     fn none(engine: Engine) -> Self {
         Self {
             engine,
@@ -293,7 +293,7 @@ impl Figures {
         }
     }
 
-    /// With what another engine's lines on the same page say where this one's say nothing.
+    /// Filled up with another engine's lines on the same page.
     fn or(mut self, other: Self) -> Self {
         self.model = self.model.or(other.model);
         self.kv_cache_usage = self.kv_cache_usage.or(other.kv_cache_usage);
@@ -306,7 +306,7 @@ impl Figures {
     }
 }
 
-/// The engine of a page that has its metrics, and none of those that are read: it has not worked yet.
+/// The engine of a page that has its metrics, and none of those that are read: it has not served a request yet.
 fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
     let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_start);
     lines.find_map(|line| {

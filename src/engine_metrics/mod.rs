@@ -1,7 +1,7 @@
-//! What an inference engine's metrics page says of its KV cache, its queue and its state.
+//! Parses an inference engine's metrics page: its KV cache, its queue and its state.
 //!
-//! [`scan`] reads Prometheus' text format, [`dialect`] is the table of what each engine calls what, [`figures`] puts
-//! the two together. Pure: bytes in, figures out. Where a page comes from, and how old it is, is nobody's business here.
+//! [`scan`] reads Prometheus' text format, [`dialect`] is the table of metric names by engine, [`figures`] combines the two.
+//! Pure: bytes in, figures out. The page's source and age are not known here.
 
 pub mod dialect;
 pub mod figures;

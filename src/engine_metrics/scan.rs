@@ -1,15 +1,15 @@
-//! A scanner of Prometheus' text format, and of what OpenMetrics adds to it: one pass, and no allocation.
+//! A scanner of Prometheus' text format, and of OpenMetrics' additions: one pass, and no allocation.
 //!
-//! An engine's page is thousands of histogram buckets around a handful of gauges. The caller names the gauges; every other
-//! line is skipped to its end. It knows the format only: what a metric means is [`super::dialect`]'s.
+//! An engine's page is thousands of histogram buckets around a handful of gauges. The caller names the gauges; every other line
+//! is skipped to its end. It only knows the format: [`super::dialect`] has the meaning of metrics.
 
 use memchr::{memchr, memchr2};
 use std::borrow::Cow;
 
-/// The metrics a caller wants, each with what it means to the caller.
+/// The metrics that a caller wants, each with the caller's own tag.
 #[derive(Debug, Clone)]
 pub struct WantedMetrics<T> {
-    /// What a line is, by its first byte.
+    /// The kind of a line, by its first byte.
     starts: [Start; 256],
     groups: Vec<NameGroup<T>>,
 }
@@ -18,20 +18,20 @@ pub struct WantedMetrics<T> {
 enum Start {
     /// Between lines, or before one.
     Blank,
-    /// A comment, or a metric nobody asked for.
+    /// A comment, or a metric that is not wanted.
     Skipped,
-    /// No line begins so.
+    /// No valid line begins with it.
     Garbage,
-    /// Perhaps a wanted metric, of the group of this number.
+    /// Possibly a wanted metric, of the group of this number.
     Group(u8),
 }
 
 /// Wanted names with the same first byte.
 #[derive(Debug, Clone)]
 struct NameGroup<T> {
-    /// What all of them begin with.
+    /// Their common prefix.
     common: Vec<u8>,
-    /// Whether one of them goes on with this byte. Rules out most lines of an engine whose names share a long prefix.
+    /// Whether one of them continues with this byte. Excludes most lines of an engine whose names share a long prefix.
     next: [bool; 256],
     names: Vec<(Vec<u8>, T)>,
 }
@@ -40,13 +40,13 @@ struct NameGroup<T> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricLine<'p, T> {
     Sample(Sample<'p, T>),
-    /// It has the metric's name, and cannot be read.
+    /// It has the metric's name, and cannot be parsed.
     Garbled(T),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample<'p, T> {
-    /// What the caller said its name means.
+    /// The caller's tag of its name.
     pub is: T,
     pub labels: SampleLabels<'p>,
     pub value: f64,
@@ -81,7 +81,7 @@ impl<T: Copy> WantedMetrics<T> {
 fn start(byte: u8) -> Start {
     match byte {
         b' ' | b'\t' | b'\r' | b'\n' => Start::Blank,
-        // A brace opens a line whose name stands quoted among the labels; no engine writes its own so.
+        // A brace begins a line whose name is quoted among the labels; no engine writes its own names so.
         b'a'..=b'z' | b'A'..=b'Z' | b'_' | b':' | b'#' | b'{' => Start::Skipped,
         _ => Start::Garbage,
     }
@@ -101,7 +101,7 @@ impl<T: Copy> NameGroup<T> {
         }
     }
 
-    /// The wanted name that `text` begins with: its length, and what it means.
+    /// The wanted name that `text` begins with: its length, and its tag.
     fn find(&self, text: &[u8]) -> Option<(usize, T)> {
         let next = *text.strip_prefix(&self.common[..])?.first()?;
         if !self.next[next as usize] {
@@ -113,7 +113,7 @@ impl<T: Copy> NameGroup<T> {
     }
 }
 
-/// What may stand right behind a metric's name.
+/// Characters that may follow a metric's name.
 const ENDS_NAME: [u8; 3] = [b'{', b' ', b'\t'];
 
 /// The lines of wanted metrics on a page, in its order.
@@ -129,7 +129,7 @@ impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
         Self { rest: page, wanted, garbage: 0 }
     }
 
-    /// Lines so far that are not of this format. Lines of other metrics are not looked into.
+    /// Lines so far that are not of this format. Lines of other metrics are not parsed.
     pub fn garbage(&self) -> usize {
         self.garbage
     }
@@ -209,14 +209,14 @@ fn number(text: &[u8]) -> Option<f64> {
 /// A sample's labels, in their order. They are decoded only when asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleLabels<'p> {
-    /// Known to be well formed, behind the opening brace and up to the closing one at least.
+    /// Known to be well formed, from the opening brace to the closing one at least.
     rest: &'p [u8],
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Label<'p> {
     pub name: &'p [u8],
-    /// The value as it is written, escapes and all.
+    /// The value as it is written, with escapes.
     pub raw: &'p [u8],
 }
 
@@ -289,7 +289,7 @@ fn label_name(text: &[u8]) -> Option<(&[u8], &[u8])> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// What stands between the quotes, as written, and what follows them.
+/// The text between the quotes, as written, and the text that follows them.
 fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.strip_prefix(b"\"")?;
     let mut at = 0;
@@ -302,7 +302,7 @@ fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// A backslash before anything but the three it may escape is left as it stands.
+/// A backslash before anything but the three escapable characters is kept.
 fn unescape(raw: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(raw.len());
     let mut bytes = raw.iter().copied().peekable();
@@ -320,7 +320,7 @@ fn unescape(raw: &[u8]) -> Vec<u8> {
     text
 }
 
-/// A page up to its last line end: of a page that may have been cut, what is certainly whole.
+/// A page up to its last line end: the certainly complete part of a page that may have been cut.
 pub fn whole_lines(page: &[u8]) -> &[u8] {
     &page[..memchr::memrchr(b'\n', page).map_or(0, |end| end + 1)]
 }

@@ -1,4 +1,4 @@
-//! `bind`: this pod on this node, on GPUs that are still free, written once.
+//! The `bind` verb: puts this pod on this node, on GPUs that are still free, with one write.
 //!
 //! ```text
 //!  assume ──► write Binding ──┬─ written ─────────────────────────► confirm, answer OK
@@ -8,11 +8,11 @@
 //!                             └─ no answer ─────────────┴─ unread ► answer an error; the assume stays
 //! ```
 //!
-//! An assume whose Binding may have been written stays until a read shows the pod bound or gone. A read that shows it
-//! unbound settles nothing: the write may still land. The same Binding is then written again, which can only succeed or
-//! show that it had succeeded. One loop does that for each pod ([`settle`]).
+//! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
+//! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
+//! show that the first one had succeeded. One loop per pod does that ([`settle`]).
 //!
-//! Answering OK for a pod that is not bound would strand it until the scheduler restarts: that never happens here.
+//! Answering OK for a pod that is not bound would strand it until kube-scheduler restarts; that never happens here.
 
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
@@ -33,7 +33,7 @@ enum Unbound {
     Gone,
     Refused,
     Unsettled,
-    /// It asks for VRAM in shadow mode.
+    /// It requests VRAM in shadow mode.
     InShadow,
 }
 
@@ -61,7 +61,7 @@ impl Unbound {
     }
 }
 
-/// Binds, whatever becomes of the connection that asked for it.
+/// Binds, even if the client's connection closes meanwhile.
 pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
     let uid = PodUid::parse(&args.pod_uid).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
@@ -86,10 +86,10 @@ struct BindTask {
     node: NodeName,
 }
 
-/// What an assume was before this bind.
+/// The state of an assume before this bind.
 enum BindPhase {
     New(BindOrder),
-    /// By an earlier bind, whose Binding may have been written.
+    /// Assumed by an earlier bind whose Binding may have been written.
     InFlight(BindOrder),
     AlreadyBound,
 }
@@ -131,7 +131,7 @@ impl BindTask {
         }
     }
 
-    /// Writes the Binding, and notes until when it may land whatever the answer is.
+    /// Writes the Binding, and records until when it may land whatever the answer is.
     async fn write(&self, order: &BindOrder) -> BindOutcome {
         let Extender { service, control_plane, bindings, .. } = &self.extender;
         let begun = service.now();
@@ -142,7 +142,7 @@ impl BindTask {
         outcome
     }
 
-    /// The pod waits again, unless something of its Bindings can still land.
+    /// The pod is pending again, unless one of its Bindings can still land.
     fn forget(&self) {
         let Extender { service, control_plane, bindings, .. } = &self.extender;
         let landing = Millis(control_plane.latest_landing().as_millis() as u64);
@@ -170,14 +170,14 @@ impl BindTask {
         })
     }
 
-    /// The pod is bound as ordered.
+    /// The pod is bound as requested.
     fn written(&self, order: &BindOrder) {
         let devices = order.placement.recorded();
         info!(pod = %self.key, node = %self.node, ?devices, policy = %order.policy, "bound");
         self.extender.service.ledger().confirm(&self.uid, &self.node, devices);
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();
-            // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.
+            // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.
             extender.writes.clone().spawn(async move {
                 extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
             });
@@ -195,7 +195,7 @@ impl BindTask {
         }
     }
 
-    /// Brings the ledger to what a fresh read of a pod that is bound or gone says.
+    /// Updates the ledger to what a fresh read of a bound or deleted pod shows.
     fn settle(&self, record: Option<PodOnRecord>) -> Result<(), Unbound> {
         let mut ledger = self.extender.service.ledger();
         match record
@@ -213,7 +213,7 @@ impl BindTask {
         }
     }
 
-    /// Starts the pod's settling loop, if it has none.
+    /// Starts the pod's settling loop unless one runs.
     fn settle_later(&self, order: BindOrder) {
         if self.extender.bindings.settle(&self.uid) {
             let task = self.clone();
@@ -254,7 +254,7 @@ impl BindTask {
     }
 }
 
-/// Whether a read tells what became of a Binding: bound, gone, or another pod of that name.
+/// Whether a read settles a Binding: the pod is bound, gone, or another pod of that name.
 fn is_settled(record: Option<&PodOnRecord>, uid: &PodUid) -> bool {
     record.is_none_or(|record| record.uid != *uid || record.node.is_some())
 }

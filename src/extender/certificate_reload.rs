@@ -1,7 +1,7 @@
-//! Certificates and client CAs, read again where they lie when they have changed: they are renewed long before they end, and
-//! nobody should have to restart Stowage for that.
+//! Reloads certificates and client CAs when their files change: they are renewed long before they expire, and a renewal should
+//! not require a restart.
 //!
-//! What does not work is not taken: the last good one goes on, and the log and two metrics say so.
+//! Files that cannot be loaded are not used: the last good ones stay in use, and the log and two metrics report it.
 
 use super::tls::{self, ServerFiles, Tls, TlsError, TlsFiles};
 use crate::telemetry::EdgeMetrics;
@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tracing::{error, info};
 
-/// Three small files: a look costs next to nothing. A kubelet brings a renewed Secret to a pod within a minute or two.
+/// Reading three small files is cheap. A kubelet brings a renewed Secret to a pod within a minute or two.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// An address' files.
+/// The certificate files of one address.
 #[derive(Debug, Clone)]
 pub enum CertificateFiles {
     Mutual(TlsFiles),
@@ -44,7 +44,7 @@ impl Renewal {
         Ok((Self { address, flag, files, tls: tls.clone(), seen }, tls))
     }
 
-    /// Looks again and again. Never ends.
+    /// Checks the files again and again. Never ends.
     pub async fn run(mut self, metrics: EdgeMetrics) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         loop {
@@ -53,7 +53,7 @@ impl Renewal {
         }
     }
 
-    /// Puts what has changed into force, if it works.
+    /// Loads files that have changed and puts them into use if they are valid.
     fn look(&mut self, metrics: &EdgeMetrics) {
         let digest = self.files.digest();
         if digest == self.seen {
@@ -92,7 +92,7 @@ impl CertificateFiles {
         }
     }
 
-    /// Of what lies there; a file that cannot be read counts as well.
+    /// A digest of the files; a file that cannot be read counts as well.
     fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         for path in self.paths() {

@@ -1,7 +1,7 @@
 //! `GET /v1/explain?pod=NAMESPACE/NAME`: why a pod is where it is, as `stowage explain` prints it. Read only.
 //!
-//! The ledger is locked for a few short looks; the thinking in between is done beside it, and not on a thread that answers
-//! the scheduler.
+//! The ledger is locked for a few short reads. The work in between runs outside the lock, on a thread that does not answer
+//! kube-scheduler.
 
 use super::Extender;
 use super::operators::{Asker, held};
@@ -30,7 +30,7 @@ pub struct ExplainQuery {
     node: Option<String>,
 }
 
-/// Why there is no explanation; the text goes to whoever asked.
+/// Why there is no explanation. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum ExplainError {
     #[error("pod is {0:?}; write NAMESPACE/NAME")]
@@ -60,7 +60,7 @@ impl IntoResponse for ExplainError {
     }
 }
 
-/// The books behind their lock, which is let go between two looks.
+/// The ledger behind its lock, which is released between two reads.
 struct Locked<'a>(&'a Service);
 
 impl LedgerAccess for Locked<'_> {

@@ -1,4 +1,4 @@
-//! `filter`: which of the named nodes have room, cut to the best few.
+//! The `filter` verb: which of the named nodes fit the pod, shortened to the best few.
 
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
@@ -18,11 +18,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// The shortlist doubles with every attempt that led to no bind, up to this many times: with four at first, 256 nodes are
-/// enough for any other plugin to find one it likes.
+/// The shortlist doubles with every attempt that did not lead to a bind, at most this many times: with four nodes at first, 256
+/// nodes are enough for other plugins to find one they accept.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// What a verb needs to know of its pod before it can ask the core.
+/// What a verb needs to know of its pod before it calls the core.
 pub struct VerbRequest {
     pub uid: PodUid,
     pub key: PodKey,
@@ -30,7 +30,7 @@ pub struct VerbRequest {
     pub waiting: ObservedWaiting,
 }
 
-/// A pod that cannot be understood.
+/// A pod whose request is invalid.
 #[derive(Debug)]
 pub struct UnreadablePod {
     pub uid: PodUid,
@@ -38,14 +38,14 @@ pub struct UnreadablePod {
     pub error: RequestError,
 }
 
-/// What was decided of a pod, and by what; nobody has acted on it yet.
+/// The decision for one pod and what it was based on. It has no effect yet.
 pub struct FilterDecision {
     pub asking: VerbRequest,
     pub view: DecisionView,
     pub list: Shortlist,
 }
 
-/// A view of the cluster with what the pod brings along, all of one moment and one policy.
+/// A view of the cluster and of the pod, all of one moment and one policy.
 pub struct DecisionView {
     pub snapshot: Arc<Snapshot>,
     pub reserved_placement: Option<(NodeName, Result<crate::scheduling::vocabulary::gpu::GpuSet, Misfit>)>,
@@ -54,20 +54,19 @@ pub struct DecisionView {
 }
 
 impl VerbRequest {
-    /// Enters the pod into the books. If the policy has changed since the pod was read, its demand becomes what the new one
-    /// makes of it.
+    /// Adds the pod to the ledger. If the policy has changed since the pod was read, classifies the pod by the new one.
     pub fn enter(&self, ledger: &mut Ledger) {
         ledger.see(PodObservation {
             uid: self.uid.clone(),
             key: self.key.clone(),
             demand: self.demand.clone(),
             state: ObservedPhase::Waiting(self.waiting.clone()),
-            // The watch shows it.
+            // The watch reports it.
             observed: None,
         });
     }
 
-    /// Has the pod judged by `policy`, if another one judged it.
+    /// Classifies the pod by `policy` if it was classified by another one.
     pub fn come_under(&mut self, policy: &Policy) {
         if self.demand.classified_by != policy.version {
             self.demand.take(policy.classify(&self.demand.traits));
@@ -76,7 +75,7 @@ impl VerbRequest {
 }
 
 impl DecisionView {
-    /// Brings `asking` to the policy that the view is of.
+    /// Brings `asking` to the policy of the view.
     pub fn take(ledger: &mut Ledger, asking: &mut VerbRequest) -> Self {
         let policy = ledger.policy().clone();
         asking.come_under(&policy);
@@ -90,7 +89,7 @@ impl DecisionView {
         }
     }
 
-    /// A first attempt; the verb says how many candidates it wants.
+    /// A first attempt; the verb sets how many candidates it wants.
     pub fn attempt(&self) -> ScheduleAttempt<'_> {
         ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
@@ -106,14 +105,14 @@ impl DecisionView {
 }
 
 impl UnreadablePod {
-    /// Tells whoever looks at the pod.
+    /// Records an Event on the pod.
     pub fn tell(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
         extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
     }
 }
 
-/// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
+/// The pod of a request. The outer error is a malformed request, the inner one a pod whose request is invalid.
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
     let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
@@ -185,8 +184,8 @@ fn refuse_unclear<'a>(
     answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, phrase)))
 }
 
-/// Enters the pod into the books and takes the view its whole decision is made on; how often the pod came back unbound, and
-/// from where.
+/// Adds the pod to the ledger and takes the view for the whole decision, with how often the pod came back unbound and from
+/// which nodes.
 fn begin(extender: &Extender, asking: &mut VerbRequest) -> (DecisionView, u32, Option<NodeName>) {
     let service = &extender.service;
     let _timer = service.metrics.ledger_seconds.start_timer();
@@ -196,7 +195,7 @@ fn begin(extender: &Extender, asking: &mut VerbRequest) -> (DecisionView, u32, O
     (DecisionView::take(&mut ledger, asking), tries, just_failed)
 }
 
-/// With one node in the answer, prioritize is skipped: the offer is made here.
+/// With one node in the answer kube-scheduler skips prioritize, so the soft reservation is made here.
 fn offer_if_only(extender: &Extender, asking: &VerbRequest, snapshot: &Snapshot, list: &Shortlist) {
     if let [only] = list.best[..] {
         let service = &extender.service;
@@ -205,7 +204,7 @@ fn offer_if_only(extender: &Extender, asking: &VerbRequest, snapshot: &Snapshot,
     }
 }
 
-/// The nodes at these places pass, and those are refused.
+/// Indices of the nodes that pass, and of those that are rejected.
 pub fn answer<'a>(
     nodes: &'a AskedNodes<'a>,
     places: impl Iterator<Item = usize>,

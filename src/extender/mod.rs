@@ -1,8 +1,8 @@
-//! The HTTP edge: the scheduler's four verbs, the agents' reports, and the operators' pages.
+//! The HTTP edge: kube-scheduler's four verbs, the agents' reports, and the operators' pages.
 //!
-//! A verb reads its wire form ([`wire`]), asks the core and the ledger, and answers; in shadow mode it records what it would
-//! have answered and lets the scheduler's choice through ([`shadow`]). No decision is made here, no Kubernetes
-//! object is fetched here, and nothing here waits for the API server except a bind's and a hold's one write.
+//! A verb parses its wire form ([`wire`]), calls the core and the ledger, and answers. In shadow mode it records what it would
+//! have answered and lets kube-scheduler's choice through ([`shadow`]). No decision is made here, no Kubernetes object is
+//! fetched here, and nothing here waits for the API server except the one write of a bind or a reservation.
 
 pub mod bind;
 pub mod certificate_reload;
@@ -27,7 +27,7 @@ use crate::service::Service;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
-/// What every handler has at hand.
+/// State shared by all handlers.
 #[derive(Clone)]
 pub struct Extender {
     pub service: Arc<Service>,
@@ -35,21 +35,21 @@ pub struct Extender {
     pub board: Arc<reports::Board>,
     pub agent_auth: reports::AgentAuth,
     pub page_auth: page_auth::PageAuth,
-    /// Large pages that are made at one time.
+    /// Slots for large pages that are rendered at one time.
     pub pages: operators::PageLimits,
-    /// Bodies of reports under way.
+    /// Bytes of report bodies in progress.
     pub report_bodies: Arc<reports::Bodies>,
-    /// What was decided and not answered, in shadow mode.
+    /// Decisions that were recorded and not answered, in shadow mode.
     pub journal: Arc<shadow::ShadowJournal>,
-    /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
+    /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
-    /// Bindings whose fate is open.
+    /// Bindings whose result is unknown.
     pub bindings: Arc<open_bindings::OpenBindings>,
     pub limits: request::RequestLimits,
 }
 
 impl Extender {
-    /// One that takes reports from anyone: for loopback.
+    /// An extender that accepts reports from any client: for loopback.
     pub fn new(
         service: Arc<Service>,
         control_plane: Arc<dyn ControlPlane>,
@@ -70,12 +70,12 @@ impl Extender {
         }
     }
 
-    /// The same, with reports from those who are let in.
+    /// The same, with reports only from authenticated agents.
     pub fn with_agent_auth(self, agent_auth: reports::AgentAuth) -> Self {
         Self { agent_auth, ..self }
     }
 
-    /// The same, with pages for those who may see them.
+    /// The same, with pages only for clients that may see them.
     pub fn with_page_auth(self, page_auth: page_auth::PageAuth) -> Self {
         Self { page_auth, ..self }
     }

@@ -1,7 +1,8 @@
-//! Bindings whose fate is open: one record and at most one settling loop for each pod, and when an assume may be forgotten. Pure.
+//! Bindings whose result is unknown: one record and at most one settling loop for each pod, and when an assume may be
+//! forgotten. Pure.
 //!
 //! A Binding may land for as long as [`latest_landing`](crate::control_plane::ControlPlane::latest_landing) after it was begun.
-//! Until then nothing but a read that shows the pod bound or gone settles it, whatever a later try was answered.
+//! Until then only a read that shows the pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
 use crate::units::{Millis, Moment};
@@ -9,10 +10,10 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use std::hash::{BuildHasher, BuildHasherDefault};
 
-/// Between two reads of one pod, at first and at most.
+/// Pauses between two reads of one pod: the first and the longest.
 const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
 
-/// Records of pods that are assumed, so no more than there are of those.
+/// Records of assumed pods, so no more than there are assumed pods.
 #[derive(Debug, Default)]
 pub struct OpenBindings {
     open: Mutex<FxHashMap<PodUid, OpenBinding>>,
@@ -21,20 +22,21 @@ pub struct OpenBindings {
 /// What is known of one pod's Bindings.
 #[derive(Debug, Default, Clone, Copy)]
 struct OpenBinding {
-    /// Writes without an answer so far.
+    /// Writes that have not been answered yet.
     under_way: u32,
-    /// When the latest one was begun of which no answer said that it was not written.
+    /// When the latest write began that may have been written.
     may_land: Option<Moment>,
     is_settling: bool,
 }
 
 impl OpenBindings {
-    /// A Binding of the pod is about to be written.
+    /// Records that a Binding of the pod is about to be written.
     pub fn begin(&self, uid: &PodUid) {
         self.open.lock().entry(uid.clone()).or_default().under_way += 1;
     }
 
-    /// What was begun at `begun` has been answered, or its time is over; `is_open` if it may have been written all the same.
+    /// Records that the write begun at `begun` has been answered or has timed out; `is_open` if it may have been written all
+    /// the same.
     pub fn end(&self, uid: &PodUid, begun: Moment, is_open: bool) {
         let mut open = self.open.lock();
         let Some(record) = open.get_mut(uid) else { return };
@@ -45,19 +47,19 @@ impl OpenBindings {
         drop_if_done(&mut open, uid);
     }
 
-    /// Whether nothing of the pod's Bindings can land any more.
+    /// Whether none of the pod's Bindings can land any more.
     pub fn have_landed(&self, uid: &PodUid, now: Moment, landing: Millis) -> bool {
         self.open.lock().get(uid).is_none_or(|record| {
             record.under_way == 0 && record.may_land.is_none_or(|begun| begun + landing < now)
         })
     }
 
-    /// Answers whether a settling loop is to be started: there is one for each pod.
+    /// Returns whether to start a settling loop: there is one for each pod.
     pub fn settle(&self, uid: &PodUid) -> bool {
         !std::mem::replace(&mut self.open.lock().entry(uid.clone()).or_default().is_settling, true)
     }
 
-    /// The pod's settling loop has ended.
+    /// Records that the pod's settling loop has ended.
     pub fn settled(&self, uid: &PodUid) {
         let mut open = self.open.lock();
         if let Some(record) = open.get_mut(uid) {
@@ -66,7 +68,7 @@ impl OpenBindings {
         drop_if_done(&mut open, uid);
     }
 
-    /// Pods of which a Binding is not settled.
+    /// Pods with an unsettled Binding.
     pub fn unsettled(&self) -> usize {
         self.open.lock().len()
     }
@@ -80,8 +82,8 @@ fn drop_if_done(open: &mut FxHashMap<PodUid, OpenBinding>, uid: &PodUid) {
     }
 }
 
-/// How long to wait before the pod is read for the `nth` time: longer each time, and not at the same moment as others that were
-/// left open by the same outage.
+/// The pause before the `nth` read of the pod. It grows with each read and differs between pods, so that Bindings left open by
+/// the same outage are not read at the same moment.
 pub fn pause(uid: &PodUid, nth: u32) -> Millis {
     let (first, longest) = PAUSES;
     let full = Millis((first.0 << nth.min(16)).min(longest.0));

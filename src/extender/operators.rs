@@ -1,8 +1,8 @@
-//! The operators' address: metrics, health, the books and the policy as JSON. Read only.
+//! The operators' address: metrics, health, the ledger and the policy as JSON. Read only.
 //!
-//! Whoever asks for a page is let in first ([`PageAuth`](super::page_auth::PageAuth)), all but for `/healthz` and `/readyz`.
-//! What is shown is made of a copy of the books, beside the lock, and no more pages at a time than there are [`PageLimits`]; the
-//! two pages that grow with the cluster are written in chunks as their reader takes them.
+//! Every page except `/healthz` and `/readyz` checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
+//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The two
+//! pages that grow with the cluster are written in chunks as the client reads them.
 
 mod page_limits;
 mod pages;
@@ -43,7 +43,7 @@ pub fn router(extender: Extender) -> Router {
         .with_state(extender)
 }
 
-/// Whoever asks, and whence.
+/// The client of a page: its source address and the head of its request.
 pub(super) struct Asker {
     pub source: IpAddr,
     pub headers: HeaderMap,
@@ -56,7 +56,7 @@ impl Asker {
 }
 
 impl Extender {
-    /// A turn at making this page, for whoever may see it.
+    /// Waits for a slot to render this page, after checking that the client may see it.
     pub(super) async fn turn(
         &self,
         asker: &Asker,
@@ -76,7 +76,7 @@ impl Extender {
     }
 }
 
-/// A page that is made on a thread beside those that answer, and is under way until it is read.
+/// Renders a page on a blocking thread. The page keeps its slot until it is read.
 async fn page(
     extender: Extender,
     asker: Asker,
@@ -106,12 +106,12 @@ async fn metrics(
     .await
 }
 
-/// Everything that is measured, with sums over these books. The ledger is not locked here.
+/// All metrics, with sums over this copy of the ledger. The ledger is not locked here.
 fn gathered(extender: &Extender, books: &Ledger) -> String {
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
     metrics.set_totals(&books.totals());
-    // A node that is gone would be the oldest for ever.
+    // A node that is gone would stay the oldest for ever.
     tidy(&extender.board, books);
     metrics.set_report_ages(extender.board.ages(now));
     metrics.leading.set(service.gate.is_leading().into());
@@ -120,8 +120,8 @@ fn gathered(extender: &Extender, books: &Ledger) -> String {
     metrics.render()
 }
 
-/// Ready once the books are complete, and as long as the API server is heard of. A replica that does not lead is ready too: it is
-/// up to date and stands by.
+/// Ready once the ledger is complete and while the API server answers. A replica that does not lead is ready too: it is up to
+/// date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
     let gate = &service.gate;
@@ -138,8 +138,8 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 
-/// A second line, if there is something amiss with the policy's files. No reason to take this replica out: it decides by the
-/// policy before them, as every other does.
+/// A second line if the policy's files are rejected. That is no reason to take this replica out of service: it uses the
+/// previous policy, as every other replica does.
 fn refused_policy(service: &Service) -> String {
     let Some(RefusedPolicy { since, headline, .. }) = service.standing.get().refused else {
         return String::new();
@@ -149,7 +149,7 @@ fn refused_policy(service: &Service) -> String {
     format!("policy: refused since {since}, and {digest} stays in force: {}\n", one_line(&headline))
 }
 
-/// A person reads seconds.
+/// Whole seconds, for readability.
 fn at(service: &Service, moment: Moment) -> String {
     service.clock.to_wall(moment).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -158,7 +158,7 @@ fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }
 
-/// The policy in force with all its settings, where it comes from, and what was refused after it.
+/// The current policy with all its settings, its source, and the change that was rejected after it.
 async fn policy(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
@@ -168,7 +168,7 @@ async fn policy(
     page(extender, Asker::new(source, headers), "/debug/policy", turns, |extender| {
         let service = &extender.service;
         let (policy, standing) = {
-            // A policy comes into force under this lock.
+            // A policy becomes current under this lock.
             let ledger = service.ledger();
             (ledger.policy().clone(), service.standing.get())
         };
@@ -227,7 +227,7 @@ async fn snapshot(
     }
 }
 
-/// Each node's latest report and how long ago it came.
+/// Each node's latest report and its age.
 async fn reports(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,

@@ -1,8 +1,8 @@
-//! Who may look at the operators' pages: whoever shows a token that the API server knows and lets see the page, or everyone,
-//! where the operator says so.
+//! Access to the operators' pages: clients with a token that the API server accepts and allows to see the page, or every client
+//! if the operator says so.
 //!
-//! What shows the whole cluster is asked for by its path, as a non-resource URL; what is about one pod as `get pods` in its
-//! namespace. `/healthz` and `/readyz` never come here: a kubelet has no token.
+//! Access to a page about the whole cluster is checked by its path, as a non-resource URL; access to a page about one pod as
+//! `get pods` in its namespace. `/healthz` and `/readyz` need no access: a kubelet has no token.
 
 use super::request::BadRequest;
 use super::token_reviews;
@@ -15,10 +15,10 @@ use futures::FutureExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// People's tokens come from anywhere, with groups in them: as long as a head may be.
+/// Users' tokens come from any issuer, with groups in them: as long as a head may be.
 const MAX_TOKEN: usize = 8 << 10;
 
-/// Some people and some Prometheuses, each with a few pages and pods.
+/// Some users and some Prometheus servers, each with a few pages and pods.
 const BOUNDS: ReviewBounds = ReviewBounds {
     good: 1024,
     bad: 1024,
@@ -28,15 +28,15 @@ const BOUNDS: ReviewBounds = ReviewBounds {
     in_all: Rate { every: Millis(100), burst: 50 },
 };
 
-/// Who is let in.
+/// Which clients are admitted.
 #[derive(Clone)]
 pub enum PageAuth {
-    /// Everyone. For loopback only.
+    /// Every client. For loopback only.
     Anyone,
     Token(Arc<PageGuard>),
 }
 
-/// Tokens, and what they open.
+/// Tokens, and the pages they give access to.
 pub struct PageGuard {
     authority: Arc<dyn PageAuthority>,
     reviews: Arc<Reviews<()>>,
@@ -53,7 +53,7 @@ impl PageAuth {
         }))
     }
 
-    /// Whether whoever sends this head may see the page.
+    /// Checks whether the client that sent this head may see the page.
     pub async fn admit(
         &self,
         headers: &HeaderMap,
@@ -85,7 +85,7 @@ fn no_token() -> BadRequest {
     }
 }
 
-/// What a refused token is answered, on any address.
+/// The answer to a rejected token, on any address.
 pub fn refusal(error: &AuthError) -> BadRequest {
     let (code, message) = (error.code(), error.to_string());
     match error {

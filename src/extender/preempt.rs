@@ -1,8 +1,10 @@
-//! `preempt`: of the nodes the scheduler could preempt on, the one where the cheapest pods leave, and room held there.
+//! The `preempt` verb: of the nodes on which kube-scheduler could preempt, the one with the cheapest victims, and a reservation
+//! there.
 //!
-//! The scheduler's candidates come from a dry run of its own filters, which count the node's sum. Stowage chooses its
-//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too. Where a device plugin
-//! hands the GPUs out it cannot, and [`narrow`] chooses among the scheduler's.
+//! kube-scheduler's candidates come from a dry run of its own filters, which count the sum of the node. Stowage chooses its own
+//! victims: on the GPUs that the pod needs, and enough of them that kube-scheduler's sum is satisfied too. Where a device
+//! plugin allocates the GPUs Stowage cannot choose them, and [`preempt_device_plugin`](super::preempt_device_plugin) chooses
+//! among kube-scheduler's candidates.
 
 use super::filter::{VerbRequest, asking};
 use super::preempt_device_plugin::{self, narrow};
@@ -26,23 +28,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// What pods that ask for no VRAM may take to leave; theirs is not in the ledger. Kubernetes' default.
+/// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
 const OTHERS_GRACE: Millis = Millis::seconds(30);
 
-/// The nodes that were offered, with all that their price depends on.
+/// The offered nodes, with everything that their eviction cost depends on.
 struct OfferedCandidates {
     rooms: Vec<PreemptionCandidate>,
-    /// Of each, victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
+    /// For each node, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
     others: BTreeMap<NodeName, Vec<String>>,
     violate_budgets: ViolateBudgets,
 }
 
-/// Whose preemption it is, and the books it is judged by.
+/// The preempting pod, and the ledger state that the decision is based on.
 struct PreemptionRequest<'a> {
     ledger: &'a Ledger,
     uid: &'a PodUid,
     preemptor: Preemptor,
-    /// What it asks for beside GPUs.
+    /// CPU, memory and other resources that it requests besides GPUs.
     question: FilterQuery<'a>,
 }
 
@@ -83,7 +85,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "already-holds");
         return Ok(PreemptionResult::default());
     };
-    // The search may take a while on a large cluster; the threads that answer filter are not for that.
+    // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
     let demand = asking.demand.clone();
     let found = tokio::task::spawn_blocking(move || cheapest(offers, &demand)).await;
     let Some((others, mut victims)) = found.ok().flatten() else {
@@ -93,7 +95,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     };
     let leaves_nobody = victims.victims.is_empty() && others.is_empty();
     if leaves_nobody && victims.awaited.is_empty() {
-        // Room has come since it was refused: whoever finds that wakes it, and nobody is evicted.
+        // VRAM has become free since the pod was rejected. The ledger wakes the pod when it notices; no pod is evicted.
         count("none", "fits-now");
         leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
@@ -107,7 +109,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         return Ok(PreemptionResult::default());
     }
     if leaves_nobody {
-        // The scheduler takes a node without victims as an error of the whole preemption.
+        // kube-scheduler treats a node without victims as an error of the whole preemption.
         count("none", "awaited");
         return Ok(PreemptionResult::default());
     }
@@ -115,7 +117,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     Ok(answer(others, &victims))
 }
 
-/// Where the nodes' sums are all too small the scheduler never asks `filter`, and nothing but this says that the pod waits.
+/// If the sum of every node is too small kube-scheduler never calls `filter`, and only this call shows that the pod is pending.
 fn leave_to_planner(extender: &Extender, uid: &PodUid) {
     let mut ledger = extender.service.ledger();
     if ledger.pod_state(uid).is_some_and(|entry| entry.refused().is_none()) {
@@ -123,8 +125,8 @@ fn leave_to_planner(extender: &Extender, uid: &PodUid) {
     }
 }
 
-/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
-/// that they are seen by.
+/// The offered nodes as the ledger sees them, or `None` if the pod has a reservation already. Brings `asking` to the policy of
+/// that view.
 fn offers(
     extender: &Extender,
     asking: &mut VerbRequest,
@@ -132,7 +134,7 @@ fn offers(
     offered: &[OfferedNode<'_>],
 ) -> Option<OfferedCandidates> {
     let kube_filters = extender.service.kube_filters().snapshot();
-    // The scheduler may have seen the pod before the watch here did.
+    // kube-scheduler may have seen the pod before the watch here did.
     let wants = objects::kube_filters::requirements(pod);
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
@@ -159,7 +161,7 @@ fn offer(
 ) -> Option<(PreemptionCandidate, Vec<String>)> {
     let PreemptionRequest { ledger, uid, preemptor, question } = case;
     let node = NodeName::parse(offered.node).ok()?;
-    // Where the scheduler itself would evict nobody, it has another reason not to go.
+    // If kube-scheduler itself would evict no pod, it rejects the node for another reason.
     if offered.victims.is_empty() {
         return None;
     }
@@ -171,13 +173,13 @@ fn offer(
         let uid = PodUid::parse(victim).ok()?;
         match ledger.resident_on(&uid, &node) {
             Some(resident) => residents.push(resident),
-            // Nobody knows what it would free, nor whether it may be evicted: not on this node.
+            // What its eviction would free, and whether it is allowed, is unknown: skip this node.
             None if ledger.pod_state(&uid).is_some() => return None,
             None => others.push((*victim).to_owned()),
         }
     }
     let mut shortfall = Shortfall::of(residents.iter());
-    // No more is missing than the node falls short by: what the scheduler's victims free beyond is nobody's need.
+    // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
     let missing = ledger.pod_state(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
     let lack =
@@ -185,7 +187,7 @@ fn offer(
     let HostResources { cpu, memory } = shortfall.host_resources;
     shortfall.host_resources = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
     room.shortfall = shortfall;
-    // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
+    // Whatever kube-scheduler's victims must free, and none that Stowage knows frees, the chosen victims must free.
     let known = known_violations(&room, &residents);
     room.violations = u32::try_from(offered.pdb_violations).unwrap_or(0).saturating_sub(known);
     if others.is_empty() {
@@ -194,14 +196,14 @@ fn offer(
     Some((room, others))
 }
 
-/// The scheduler evicts pods of one node: a group with members on others stays.
+/// kube-scheduler evicts pods of one node: a group with members on other nodes is kept.
 fn keep_whole_groups(room: &mut PreemptionCandidate) {
     let is_gone = |uid: &PodUid| room.candidates.iter().any(|resident| resident.uid == *uid);
     let is_here: Vec<bool> = room.gangs.iter().map(|gang| gang.members.iter().all(is_gone)).collect();
     room.candidates.retain(|resident| resident.gang.is_none_or(|gang| is_here[usize::from(gang)]));
 }
 
-/// By how much the budgets that are known are overdrawn if these leave.
+/// By how much the known disruption budgets are exceeded if these pods are evicted.
 fn known_violations(room: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
     let leaves =
         |candidate: &&PotentialVictim| residents.iter().any(|resident| resident.uid == candidate.uid);
@@ -211,8 +213,8 @@ fn known_violations(room: &PreemptionCandidate, residents: &[PotentialVictim]) -
     counts.iter().zip(&room.budgets).map(|(count, allowed)| count.saturating_sub(*allowed)).sum()
 }
 
-/// Least price, then the node's name; the sets that overdraw no disruption budget first, and others only where the policy lets
-/// them be.
+/// Least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only if the
+/// policy permits it.
 fn cheapest(offers: OfferedCandidates, demand: &Demand) -> Option<(Vec<String>, VictimSet)> {
     let OfferedCandidates { rooms, mut others, violate_budgets } = offers;
     let by = |rules| evicting::cheapest(&rooms, demand, rules, SearchEffort::default());
@@ -223,8 +225,8 @@ fn cheapest(offers: OfferedCandidates, demand: &Demand) -> Option<(Vec<String>, 
     Some((others.remove(&found.node).unwrap_or_default(), found))
 }
 
-/// Takes the hold: first in the ledger, so that nobody else can have the room, then on the pod, so that it survives a
-/// restart. Without both nobody is evicted.
+/// Makes the reservation: first in the ledger, so that no other pod can get the VRAM, then on the pod, so that it survives a
+/// restart. No pod is evicted unless both succeed.
 async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) -> bool {
     let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
     let (victims, version) = (victims.clone(), asking.demand.classified_by);
@@ -241,11 +243,11 @@ async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet)
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().release_reservation(&uid);
         }
-        // The write may have taken so long that the room was given up meanwhile.
+        // The write may have taken so long that the reservation was released meanwhile.
         let stands =
             extender.service.ledger().pod_state(&uid).is_some_and(|entry| entry.reservation().is_some());
         if !stands {
-            // It may have been written although nobody said so.
+            // It may have been written although no answer said so.
             let ended =
                 extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
             if let Err(error) = ended {
@@ -264,12 +266,12 @@ async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet)
         extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
         true
     };
-    // The write goes on if the scheduler hangs up: the ledger must not hold what the pod does not say.
+    // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.
     writes.spawn(task).await.unwrap_or(false)
 }
 
-/// The hold and the policy it was made by; `None` if the room, or the policy that `version` names, changed meanwhile: the
-/// victims were chosen by the rules of before.
+/// The reservation and the policy it was made by; `None` if the free VRAM, or the policy that `version` names, changed
+/// meanwhile: the victims were chosen by the previous rules.
 fn reserve_in_ledger(
     extender: &Extender,
     uid: &PodUid,
@@ -278,12 +280,12 @@ fn reserve_in_ledger(
 ) -> Option<(Reservation, Digest)> {
     let mut ledger = extender.service.ledger();
     let policy = ledger.policy().clone();
-    // It was another one, too, if it began to shadow just before the offers were taken.
+    // The version also differs if shadow mode began just before the offers were read.
     if policy.version != version || policy.mode == Mode::Shadow {
         info!(policy = %policy.digest, "the policy changed while a price was found");
         return None;
     }
-    // One budget for all evictions; within it the planner may find another node.
+    // One limit for all evictions; within it the planner may find another node.
     if !ledger.may_order(&victims.all_victims()) {
         info!(node = %victims.node, "enough pods were evicted within the minute");
         return None;

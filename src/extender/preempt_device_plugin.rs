@@ -1,8 +1,8 @@
-//! `preempt` for pods that ask a device plugin: of the nodes the scheduler could preempt on, the best one that the policy
-//! allows, with exactly the victims the scheduler chose there.
+//! `preempt` for pods that request GPUs from a device plugin: of the nodes on which kube-scheduler could preempt, the best one
+//! that the policy allows, with exactly kube-scheduler's victims.
 //!
-//! The kubelet picks the GPUs, so there is no better set of victims to find and no room to hold: the scheduler counts devices
-//! as Stowage does, and its nomination keeps them.
+//! The kubelet picks the GPUs, so Stowage can neither improve the victim set nor reserve GPUs: kube-scheduler counts devices as
+//! Stowage does, and its nomination keeps them for the pod.
 
 use super::Extender;
 use super::filter::VerbRequest;
@@ -14,16 +14,16 @@ use crate::scheduling::policy::{Policy, ViolateBudgets};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is left of the candidates.
+/// The result of the choice among the candidates.
 pub struct NarrowedCandidates {
-    /// The place of the best one among those that were offered.
+    /// Index of the best candidate among those that were offered.
     pub chosen: Option<usize>,
-    /// Why there is none; empty, if there is one.
+    /// Why there is none; empty if there is one.
     pub code: &'static str,
     pub policy: Arc<Policy>,
 }
 
-/// Fewest disruption budgets violated, and none unless the policy lets them be; then the least price, then the node's name.
+/// Fewest disruption budget violations (none, unless the policy permits them), then the least eviction cost, then node name.
 pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<'_>]) -> NarrowedCandidates {
     let mut ledger = extender.service.ledger();
     asking.enter(&mut ledger);
@@ -48,8 +48,8 @@ pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<
     }
 }
 
-/// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
-/// error of the whole preemption.
+/// Eviction cost of the node's victims, if all of them may be evicted and the pod fits then. kube-scheduler treats a node
+/// without victims as an error of the whole preemption.
 fn eviction_cost(ledger: &Ledger, preemptor: &Preemptor, offered: &OfferedNode<'_>) -> Option<EvictionCost> {
     let node = NodeName::parse(offered.node).ok()?;
     let victims: Vec<PodUid> =
@@ -60,7 +60,7 @@ fn eviction_cost(ledger: &Ledger, preemptor: &Preemptor, offered: &OfferedNode<'
     ledger.eviction_cost_of(preemptor, &node, &victims)
 }
 
-/// The chosen node with the scheduler's own victims.
+/// The chosen node with kube-scheduler's own victims.
 pub fn answer(offered: &[OfferedNode<'_>], narrowed: &NarrowedCandidates) -> PreemptionResult {
     let answered = narrowed.chosen.map(|place| {
         let OfferedNode { node, victims, pdb_violations } = &offered[place];

@@ -1,4 +1,4 @@
-//! `prioritize`: the order of the nodes that filter passed, as 0 to 10.
+//! The `prioritize` verb: scores of 0 to 10 for the nodes that passed filter.
 
 use super::filter::{DecisionView, FilterDecision, asking};
 use super::request::BadRequest;

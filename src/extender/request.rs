@@ -1,6 +1,6 @@
-//! How a request comes in: limits on its size and its time, and the errors of requests that are none.
+//! Reading a request: limits on its size and time, and the errors of malformed requests.
 //!
-//! What is wrong with a request is answered with its status and a text that names the place; nothing is changed by it.
+//! A malformed request is answered with its status and a text that names the place; it changes nothing.
 
 use super::server::limits::ConnectionLimits;
 use axum::body::{Body, to_bytes};
@@ -10,14 +10,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What one request may cost.
+/// Limits of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestLimits {
-    /// 5,000 whole nodes with their managed fields are about 10 MB; 64 MiB leaves room for 30,000.
+    /// 5,000 full nodes with their managed fields are about 10 MB; 64 MiB is enough for 30,000.
     pub body: usize,
-    /// What to do about a body that is larger.
+    /// Advice in the error for a body that is larger.
     pub larger: &'static str,
-    /// How long a client may take to send its body. The scheduler is beside us; an agent is one hop away.
+    /// How long a client may take to send its body. kube-scheduler runs beside Stowage; an agent is one hop away.
     pub body_time: Duration,
     pub connections: ConnectionLimits,
 }
@@ -33,7 +33,7 @@ impl Default for RequestLimits {
     }
 }
 
-/// A request that cannot be answered as one.
+/// A request that gets an error status as its answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
     #[error("the body is larger than {limit} bytes; {way_out}")]
@@ -52,10 +52,10 @@ pub enum BadRequest {
     Forbidden { code: &'static str, message: String },
     #[error("not answering: {0}")]
     Unavailable(&'static str),
-    /// A bound is reached that others may leave room under again.
+    /// A limit is reached; the request may succeed later.
     #[error("{message}")]
     Crowded { code: &'static str, message: String },
-    /// What is asked for its judgement does not answer.
+    /// The API server did not answer the access review.
     #[error("{message}")]
     Undecided { code: &'static str, message: String },
 }
@@ -108,7 +108,7 @@ impl IntoResponse for BadRequest {
         match &self {
             Self::Unauthorized { .. } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-                // Who is not known keeps no connection.
+                // An unauthenticated client keeps no connection.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Self::Crowded { .. } => {
@@ -131,8 +131,8 @@ pub async fn read_body(headers: &HeaderMap, body: Body, limits: RequestLimits) -
     }
 }
 
-/// Refuses a body that says of itself that it is too large, before any of it is read; else says what becomes of one that is
-/// larger than it said.
+/// Rejects a body whose announced length is too large before any of it is read; otherwise returns the error for one that is
+/// larger than announced.
 pub fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<BadRequest, BadRequest> {
     let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
     let announced =
@@ -147,7 +147,7 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BadRequest> {
     serde_json::from_slice(body).map_err(|error| BadRequest::Malformed(error.to_string()))
 }
 
-/// A JSON answer with its length in the head: a chunked one would cost the scheduler a new connection.
+/// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.
 pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
     let body = serde_json::to_vec(answer).expect("answers are plain data");
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()

@@ -1,9 +1,10 @@
-//! Listening: the scheduler's, the agents' and the operators' address, until told to stop.
+//! Listens on the addresses of the scheduler, the agents and the operators until shutdown.
 //!
-//! Each is separate: who may bind pods, who may speak for a node and who may look are three sorts of people. The agents'
-//! and the operators' address have a thread each as well ([`apart`]): the scheduler waits for one answer at a time, and would
-//! wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and
-//! the same sort of limits ([`limits`]); [`admission`] says who has a place, and [`peer`] how long each step may take.
+//! Each is separate, because binding pods, reporting for a node and reading pages are three different permissions. The agents'
+//! and the operators' address also have a thread each ([`apart`]): kube-scheduler waits for one answer at a time, and would
+//! wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and the
+//! same kinds of limits ([`limits`]); [`admission`] decides which connections are admitted, and [`peer`] how long each step may
+//! take.
 
 pub mod accept;
 mod admission;
@@ -30,32 +31,32 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
-/// How long connections and writes under way may take to end after a stop.
+/// How long connections and writes in progress may take to end after shutdown begins.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 
-/// What an agent that keeps to the limits of a report never reaches.
+/// More than an agent that keeps to the limits of a report ever needs.
 const REPORTS_BODY: usize = crate::report::limits::MAX_BYTES;
 
-/// What is read at once on the scheduler's address: its bodies can be tens of megabytes.
+/// Read buffer of the scheduler's address: its bodies can be tens of megabytes.
 const SCHEDULERS_BUFFER: usize = 400 << 10;
 /// A head with a token of 8 KiB fits several times.
 const SMALL_BUFFER: usize = 32 << 10;
-/// What the kernel keeps for a client that does not read; it counts twice as much against the container's memory. Enough for
-/// megabytes a second over a slow way.
+/// Kernel send buffer for a client that does not read; it counts twice as much against the container's memory. Enough for
+/// megabytes a second over a slow link.
 const UNREAD: usize = 128 << 10;
 
-/// Where a request comes from.
+/// The source address of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress(pub IpAddr);
 
 impl PeerAddress {
-    /// Of a request; one that came in another way than by an address is from nowhere.
+    /// The source of a request; unspecified for a request that did not arrive over a connection.
     pub fn of(found: Option<Extension<Self>>) -> IpAddr {
         found.map_or(Ipv4Addr::UNSPECIFIED.into(), |Extension(source)| source.0)
     }
 }
 
-/// An address that is listened on; with TLS or without.
+/// A listening address, with or without TLS.
 pub struct Endpoint {
     pub listener: TcpListener,
     pub tls: Option<Tls>,
@@ -89,7 +90,7 @@ pub fn scheduler_router(extender: Extender) -> Router {
         .with_state(extender)
 }
 
-/// The agents' way in.
+/// The agents' address.
 pub fn agents_router(extender: Extender) -> Router {
     Router::new()
         .route("/v1/reports", post(reports_in))
@@ -114,7 +115,7 @@ fn on_panic(
     }
 }
 
-/// Serves all addresses until `shutdown`, then lets what is under way end.
+/// Serves all addresses until `shutdown`, then lets requests in progress end.
 pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationToken) -> std::io::Result<()> {
     let gate = extender.service.clone();
     let stop = shutdown.child_token();
@@ -149,7 +150,7 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
         },
     )?;
     extender.writes.close();
-    // Past this time the API server's answer is lost, as it would be in a crash; the next start reads the pods.
+    // After this time the API server's answer is lost, as in a crash; the next start reads the pods.
     let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
     Ok(())
 }
@@ -188,7 +189,7 @@ async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: B
     .await
 }
 
-/// Reports are taken by every replica, leading or not. Who sends one is known before its body is read.
+/// Every replica takes reports, whether it leads or not. The sender is authenticated before the body is read.
 async fn reports_in(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
@@ -212,7 +213,7 @@ async fn reports_in(
     answer
 }
 
-/// What all verbs have in common: the gate, the body, the time, and the count of requests that are none.
+/// What all verbs share: the leadership check, the body, the timing, and the count of malformed requests.
 async fn verb<F>(
     extender: &Extender,
     name: &'static str,

@@ -1,8 +1,9 @@
-//! Shadow mode: what Stowage would have answered is recorded and counted, and the scheduler's own choice stands.
+//! Shadow mode: Stowage's answers are recorded and counted, and kube-scheduler's own choice is used.
 //!
-//! The verbs decide as always; where enforcing would act on a decision, this notes it and lets everything through. Nothing is
-//! promised, hinted, held, told or woken from here. It is for device-plugin nodes: on them a pod that is bound without
-//! Stowage's say gets its GPUs all the same. A pod that asks for `stowage.dev/vram` would get none, and is refused.
+//! The verbs decide as always; where enforcing would act on a decision, this records it and lets everything through. No pod is
+//! assumed, reserved, evicted or woken, and no soft reservation is made. Shadow mode is for device-plugin nodes: there a pod
+//! that is bound without Stowage's answer still gets its GPUs. A pod that requests `stowage.dev/vram` would get none, and is
+//! rejected.
 
 use super::Extender;
 use super::filter::{FilterDecision, UnreadablePod, VerbRequest, answer};
@@ -22,32 +23,32 @@ use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, VecDeque};
 use tracing::info;
 
-/// What a pod that asks for VRAM is told. The same text each time.
+/// The rejection of a pod that requests VRAM. The same text each time.
 pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and hands out no stowage.dev/vram";
 
-/// Records kept. A pod leaves three or four: the last few hundred pods, in less than a megabyte.
+/// Maximum records. A pod leaves three or four: enough for the last few hundred pods, in less than a megabyte.
 const KEPT: usize = 1000;
 
 /// Nodes named in a record's text.
 const NAMED: usize = 8;
 
-/// How what Stowage would have done compares with what was done.
+/// How Stowage's decision compares with what was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShadowOutcome {
     Same,
-    /// filter: it would have refused some of the nodes. bind: it ranked another one first.
+    /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
     Different,
-    /// It would have let the pod go nowhere.
+    /// It would have rejected every node.
     WouldRefuse,
-    /// It would have ranked the nodes, and the scheduler did so without it.
+    /// It would have ranked the nodes; kube-scheduler ranked them itself.
     WouldRank,
-    /// Of the nodes to preempt on it would have left one.
+    /// Of the nodes to preempt on it would have kept one.
     WouldNarrow,
     WouldNotPreempt,
-    /// Bound without having been asked about by this process.
+    /// Bound without any request to this process.
     NotAsked,
-    /// The pod asks for VRAM, of which there is none in shadow mode.
+    /// The pod requests VRAM, which shadow mode does not provide.
     Refused,
 }
 
@@ -65,13 +66,13 @@ impl ShadowOutcome {
         }
     }
 
-    /// Whether it says that the pod would have fared otherwise.
+    /// Whether the pod would have been treated differently.
     fn is_news(self) -> bool {
         !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
     }
 }
 
-/// One answer that was not given.
+/// One answer that was recorded instead of given.
 #[derive(Debug, Clone, Serialize)]
 pub struct Record {
     pub at: jiff::Timestamp,
@@ -80,11 +81,11 @@ pub struct Record {
     pub uid: PodUid,
     pub verb: &'static str,
     pub outcome: ShadowOutcome,
-    /// Of the policy it was decided by.
+    /// The policy of the decision.
     pub policy: Digest,
     /// What Stowage would have answered, and why.
     pub would: String,
-    /// What was answered in its place, or what the scheduler did.
+    /// What was answered instead, or what kube-scheduler did.
     pub did: String,
 }
 
@@ -108,7 +109,7 @@ impl ShadowJournal {
     }
 }
 
-/// Whose decision, for which verb.
+/// The pod and the verb of a decision.
 struct ShadowSubject<'a> {
     uid: &'a PodUid,
     key: &'a PodKey,
@@ -116,7 +117,7 @@ struct ShadowSubject<'a> {
     policy: Digest,
 }
 
-/// Passes all nodes on, whatever was decided; none, if the pod asks for VRAM.
+/// Passes all nodes whatever was decided; none, if the pod requests VRAM.
 pub fn filter<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
@@ -126,7 +127,7 @@ pub fn filter<'a>(
     let subject = of(asking, "filter", view.policy.digest);
     let would = placed(&view.snapshot, list);
     if asking.demand.ask == Ask::Vram {
-        // Should the policy enforce one day, nothing else would wake the pod.
+        // If the policy changes to enforcing, nothing else would wake the pod.
         extender.service.ledger().note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot)));
         record(extender, subject, ShadowOutcome::Refused, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
@@ -141,7 +142,7 @@ pub fn filter<'a>(
     pass_all(nodes)
 }
 
-/// The same for a pod that cannot be understood; `None` if it is refused in this mode too.
+/// The same for a pod with an invalid request; `None` if it is rejected in this mode too.
 pub fn filter_unclear<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
@@ -150,7 +151,7 @@ pub fn filter_unclear<'a>(
 ) -> Option<FilterResult<'a>> {
     let UnreadablePod { uid, key, error } = unclear;
     let policy = shadowing(extender, pod)?;
-    // Its bind finds it in the books.
+    // Its bind finds it in the ledger.
     let demand = objects::worst_case(pod, &extender.service.ledger().policy().clone());
     VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting: ObservedWaiting::default() }
         .enter(&mut extender.service.ledger());
@@ -159,7 +160,7 @@ pub fn filter_unclear<'a>(
     Some(pass_all(nodes))
 }
 
-/// Notes how the nodes would have been ranked.
+/// Records how the nodes would have been ranked.
 pub fn prioritize(extender: &Extender, decision: &FilterDecision) {
     let FilterDecision { asking, view, list } = decision;
     let outcome = if list.best.is_empty() { ShadowOutcome::WouldRefuse } else { ShadowOutcome::WouldRank };
@@ -167,7 +168,7 @@ pub fn prioritize(extender: &Extender, decision: &FilterDecision) {
     record(extender, subject, outcome, placed(&view.snapshot, list), "all nodes scored 0".into());
 }
 
-/// Answers the candidates as they were offered; none, if the pod asks for VRAM.
+/// Answers the candidates as they were offered; none, if the pod requests VRAM.
 pub fn preempt(
     extender: &Extender,
     asking: &VerbRequest,
@@ -188,7 +189,7 @@ pub fn preempt(
     as_offered(offered)
 }
 
-/// The same for a pod that cannot be understood; `None` if none is answered in this mode too.
+/// The same for a pod with an invalid request; `None` if it gets no answer in this mode either.
 pub fn preempt_unclear(
     extender: &Extender,
     offered: &[OfferedNode<'_>],
@@ -202,7 +203,7 @@ pub fn preempt_unclear(
     Some(as_offered(offered))
 }
 
-/// Where Stowage's last filter for a pod would have had it.
+/// The node that Stowage's last filter decision would have chosen for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expected {
     policy: Digest,
@@ -228,7 +229,7 @@ pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
     (policy.mode == Mode::Shadow).then_some(Expected { policy: policy.digest, first })
 }
 
-/// The pod is bound where the scheduler wanted it.
+/// The pod is bound to kube-scheduler's node.
 pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
     let (outcome, would) = match &expected.first {
         ExpectedNode::Node(first) if first == node => (ShadowOutcome::Same, first.to_string()),
@@ -244,14 +245,14 @@ fn of<'a>(asking: &'a VerbRequest, verb: &'static str, policy: Digest) -> Shadow
     ShadowSubject { uid: &asking.uid, key: &asking.key, verb, policy }
 }
 
-/// The policy's digest, if it is one of shadow mode and lets such a pod through.
+/// The policy's digest, if it is in shadow mode and lets such a pod through.
 fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
     let policy = extender.service.ledger().policy().clone();
     let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
 }
 
-/// For the pod's bind to be compared with.
+/// For comparison with the pod's bind.
 fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &FilterDecision) {
     let FilterDecision { asking, view, list } = decision;
     let mut ledger = extender.service.ledger();

@@ -1,5 +1,5 @@
-//! TLS: on the scheduler's address who calls shows a certificate of the operators' own CA, or is not heard; on the agents'
-//! address the server alone shows one, and agents show a token.
+//! TLS: clients of the scheduler's address need a certificate of the operators' own CA; on the agents' address only the server
+//! has a certificate, and agents send a token.
 
 use parking_lot::RwLock;
 use rustls::crypto::ring;
@@ -10,7 +10,7 @@ use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What an address shows and asks for at a handshake, which may be replaced while it is served.
+/// Certificates of an address and what it requires of clients; replaceable while the address is served.
 #[derive(Debug, Clone)]
 pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
@@ -24,7 +24,7 @@ impl Tls {
         self.0.read().clone()
     }
 
-    /// For every handshake from now on. Connections that stand go on, and no session of before is resumed.
+    /// Used for every handshake from now on. Existing connections continue, and earlier sessions are not resumed.
     pub(super) fn replace(&self, by: &Self) {
         *self.0.write() = by.current();
     }
@@ -34,7 +34,7 @@ impl Tls {
 pub struct TlsFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
-    /// Whose clients are let in.
+    /// Which clients are admitted.
     pub client_ca: PathBuf,
 }
 
@@ -72,7 +72,7 @@ pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
     finish(builder.with_client_cert_verifier(verifier), &identity)
 }
 
-/// TLS with a certificate of the server's only, from two PEM files.
+/// TLS with only a server certificate, from two PEM files.
 pub fn load_server(files: &ServerFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

@@ -1,13 +1,13 @@
-//! Questions to the API server about tokens: each asked once for all who wait, remembered for a while, and bounded.
+//! Token reviews: each token is reviewed once for all requests that wait for it, cached for a while, and limited.
 //!
 //! ```text
 //!  token ─► known good? known bad? ─► being asked? ─► bounds ─► a turn ─► the API server ─► remembered
 //! ```
 //!
-//! Whoever makes tokens up gets nobody else's place: what is good, what is bad and what is being asked are three tables, each
-//! with its bound; a token that was good before has a lane of its own; a source may ask about so many new tokens at a time,
-//! and all sources together about some more. A question that nobody waits for any more before its turn comes is not asked.
-//! Tokens are kept as hashes, and never shown or logged. What a token opens is not known here.
+//! A client that invents tokens cannot crowd out others: good answers, bad answers and reviews in progress are three tables,
+//! each with its limit; a token that was good before has a lane of its own; each source has a rate limit for new tokens, and
+//! all sources together have a higher one. A review that no request waits for any more is dropped before its turn. Tokens are
+//! stored as hashes, and never shown or logged. This module does not know what a token gives access to.
 
 use crate::kubernetes::port::AuthError;
 use crate::service::Service;
@@ -23,27 +23,27 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-/// How long a good answer is not asked for again: a token that was revoked, or whose pod is gone, opens for as long.
+/// How long a good answer is cached: a token that was revoked, or whose pod is gone, is accepted for as long.
 pub const GOOD_FOR: Millis = Millis::seconds(60);
-/// How long a bad one is not: an agent tries every second, and what was wrong may be put right.
+/// How long a bad answer is cached: an agent tries every second, and the cause may be fixed meanwhile.
 pub const BAD_FOR: Millis = Millis::seconds(5);
-/// For so long after it was good, a token is asked about before those that nobody has seen.
+/// For this long after it was good, a token is reviewed before unknown ones.
 const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 
-/// The bounds of one guard.
+/// The limits of one address.
 #[derive(Debug, Clone, Copy)]
 pub struct ReviewBounds {
-    /// Good answers remembered, at some 150 bytes each. What does not fit is asked about each time.
+    /// Good answers cached, at some 150 bytes each. Tokens beyond this are reviewed each time.
     pub good: usize,
-    /// Bad answers remembered.
+    /// Bad answers cached.
     pub bad: usize,
-    /// Questions about tokens that were not good before, waiting or under way.
+    /// Reviews of tokens that were not good before, waiting or in progress.
     pub open: usize,
-    /// Of those, to the API server at one time. As many of the others.
+    /// Of those, in progress at one time. As many again for the other tokens.
     pub at_once: usize,
-    /// New tokens from one source: one each so often, and so many at once.
+    /// Rate limit of new tokens from one source: the interval, and the burst.
     pub per_source: Rate,
-    /// And from all sources together.
+    /// Rate limit of new tokens from all sources together.
     pub in_all: Rate,
 }
 
@@ -53,7 +53,7 @@ pub struct Rate {
     pub burst: u64,
 }
 
-/// What is asked about: a token, with what it is to open.
+/// The subject of a review: a token, with what it is to give access to.
 pub type ReviewKey = [u8; 32];
 
 pub fn key(token: &str, to_open: &str) -> ReviewKey {
@@ -64,7 +64,7 @@ pub fn key(token: &str, to_open: &str) -> ReviewKey {
     digest.finalize().into()
 }
 
-/// What the API server says, and for how much longer the token is good if that is known.
+/// The API server's answer, and for how much longer the token is valid if that is known.
 pub type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
 
 pub struct Reviews<V> {
@@ -72,13 +72,13 @@ pub struct Reviews<V> {
     address: &'static str,
     service: Arc<Service>,
     bounds: ReviewBounds,
-    /// The runtime that asks the API server, if it is not the address' own: its connections serve others too, and are not to
-    /// be driven by a thread that steps back.
+    /// The runtime that sends the reviews, if it is not the address' own: its connections serve others too, and must not be
+    /// driven by a low-priority thread.
     home: Option<Handle>,
     known: Mutex<ReviewCache<V>>,
     new: Semaphore,
     again: Semaphore,
-    /// Told of each outcome, for metrics.
+    /// Called with each outcome, for metrics.
     outcome: fn(&Service, &str),
 }
 
@@ -86,9 +86,9 @@ struct ReviewCache<V> {
     good: HashMap<ReviewKey, (V, Moment)>,
     bad: HashMap<ReviewKey, (AuthError, Moment)>,
     open: HashMap<ReviewKey, Arc<OpenReview<V>>>,
-    /// Of the open ones, those about tokens that were not good before.
+    /// Open reviews of tokens that were not good before.
     open_new: usize,
-    /// When the next new token of a source, and of anyone, is in time.
+    /// When the next new token is within the rate limit, for each source and for all.
     sources: HashMap<IpAddr, Moment>,
     all: Moment,
     swept: Moment,
@@ -97,7 +97,7 @@ struct ReviewCache<V> {
 type OpenReview<V> = watch::Sender<Option<Result<V, AuthError>>>;
 
 impl<V: Clone + Send + Sync + 'static> Reviews<V> {
-    /// Called inside a tokio runtime, that one will ask; else whichever serves the address.
+    /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the address.
     pub fn new(
         address: &'static str,
         service: Arc<Service>,
@@ -125,7 +125,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         })
     }
 
-    /// What is known of this key, or what `ask` finds out about it.
+    /// The cached answer for this key, or the answer of `ask`.
     pub async fn verdict(
         self: &Arc<Self>,
         key: ReviewKey,
@@ -175,7 +175,8 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         Ok(answer)
     }
 
-    /// Once its turn has come it is asked to the end, whoever waits: an agent's patience is shorter than a slow API server's.
+    /// Once started, a review runs to its end even if no request waits any more: an agent's timeout is shorter than a slow API
+    /// server's answer.
     async fn ask(
         self: Arc<Self>,
         key: ReviewKey,
@@ -185,7 +186,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     ) {
         let Some(_turn) = self.turn(key, is_new, &open).await else { return };
         let answer = AssertUnwindSafe(asking).catch_unwind().await;
-        // Left open, the question would never be asked again.
+        // Left open, the review would never be started again.
         let answer = answer.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
         (self.outcome)(&self.service, answer.as_ref().err().map_or("accepted", AuthError::code));
         let verdict = answer.as_ref().map(|(value, _)| value.clone()).map_err(Clone::clone);
@@ -193,7 +194,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         open.send_replace(Some(verdict));
     }
 
-    /// `None` if nobody waits any more: then the question is forgotten.
+    /// `None` if no request waits any more: then the review is dropped.
     async fn turn(&self, key: ReviewKey, is_new: bool, open: &OpenReview<V>) -> Option<SemaphorePermit<'_>> {
         let lane = if is_new { &self.new } else { &self.again };
         loop {
@@ -201,7 +202,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
                 turn = lane.acquire() => return Some(turn.expect("the semaphore is never closed")),
                 () = open.closed() => {
                     let mut known = self.known.lock();
-                    // Somebody may have come meanwhile.
+                    // A request may have arrived meanwhile.
                     if open.is_closed() {
                         known.close(key, is_new);
                         (self.outcome)(&self.service, "abandoned");
@@ -253,7 +254,7 @@ impl<V> ReviewCache<V> {
         self.open_new -= usize::from(is_new);
     }
 
-    /// Whether one more new token of this source may be asked about; or which bound it meets.
+    /// Whether a review of one more new token of this source is within the limits; otherwise which limit it exceeds.
     fn admit(&mut self, source: IpAddr, now: Moment, bounds: &ReviewBounds) -> Result<(), &'static str> {
         if self.open_new >= bounds.open {
             return Err("open-reviews");
@@ -262,12 +263,12 @@ impl<V> ReviewCache<V> {
         let of_source = bounds.per_source.next(of_source, now).ok_or("reviews-per-source")?;
         let of_all = bounds.in_all.next(self.all, now).ok_or("reviews")?;
         self.all = of_all;
-        // No more sources than questions within a burst's time: the others are swept.
+        // No more sources than reviews within a burst's time: the others are removed.
         self.sources.insert(source, of_source);
         Ok(())
     }
 
-    /// Forgets what has run out, once a second at the most.
+    /// Removes expired entries, once a second at the most.
     fn sweep(&mut self, now: Moment) {
         if now < self.swept + Millis::seconds(1) {
             return;
@@ -280,7 +281,7 @@ impl<V> ReviewCache<V> {
 }
 
 impl Rate {
-    /// When the one after this is in time, or nothing if this one comes too soon. `due`: when this one is in time.
+    /// When the next one is within the limit, or `None` if this one comes too soon. `due`: when this one is within the limit.
     fn next(self, due: Moment, now: Moment) -> Option<Moment> {
         let due = due.max(now);
         (due <= now + Millis(self.every.0 * self.burst.saturating_sub(1))).then(|| due + self.every)

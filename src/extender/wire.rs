@@ -1,7 +1,7 @@
-//! The scheduler's JSON, as measured: Go field names in requests, and the shapes its Go client decodes.
+//! kube-scheduler's JSON, as measured: Go field names in requests, and the shapes that its Go client decodes.
 //!
-//! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are read,
-//! and those that pass are sent back byte for byte.
+//! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are parsed, and nodes
+//! that pass are sent back byte for byte.
 
 use crate::scheduling::placing::snapshot::{NodeSet, Snapshot};
 use k8s_openapi::api::core::v1::Pod;
@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// What `filter` and `prioritize` are sent.
+/// The request of `filter` and `prioritize`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderArgs<'a> {
@@ -31,14 +31,14 @@ pub struct NodeList<'a> {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct WireName<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-/// The nodes a request asks about, in either form.
+/// The nodes of a request, in either form.
 pub enum AskedNodes<'a> {
     Names(&'a [WireName<'a>]),
     Whole(Vec<(WireName<'a>, &'a RawValue)>),
 }
 
 impl<'a> ExtenderArgs<'a> {
-    /// `None` if the request names no nodes in either form.
+    /// `None` if the request has no nodes in either form.
     pub fn asked_nodes(&'a self) -> Option<Result<AskedNodes<'a>, serde_json::Error>> {
         match (&self.node_names, &self.nodes) {
             (Some(names), _) => Some(Ok(AskedNodes::Names(names))),
@@ -92,8 +92,8 @@ fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::
     items.iter().map(named).collect::<Result<_, _>>().map(AskedNodes::Whole)
 }
 
-/// `filter`'s answer. Nodes that are neither passed nor refused are dropped without a reason, which the scheduler takes
-/// well as long as any node passes.
+/// `filter`'s answer. Nodes that are neither passed nor rejected are dropped without a reason, which kube-scheduler accepts as
+/// long as any node passes.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct FilterResult<'a> {
@@ -101,7 +101,7 @@ pub struct FilterResult<'a> {
     pub nodes: Option<RawNodeList<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_names: Option<Vec<&'a str>>,
-    /// Never `FailedNodes`: from there the scheduler's dry run would re-admit every victim, fail, and come back at once.
+    /// Never `FailedNodes`: from there kube-scheduler's dry run would re-admit every victim, fail, and come back at once.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, &'static str)>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -121,7 +121,7 @@ pub struct RawNodeList<'a> {
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority<'a> {
     pub host: &'a str,
-    /// An integer: a single float makes the scheduler ignore the whole answer.
+    /// An integer: a single float makes kube-scheduler ignore the whole answer.
     pub score: u8,
 }
 
@@ -171,7 +171,7 @@ struct MetaPod<'a> {
     uid: WireName<'a>,
 }
 
-/// One node the scheduler could preempt on, and whom it would evict there.
+/// One node that kube-scheduler could preempt on, and its victims there.
 #[derive(Debug)]
 pub struct OfferedNode<'a> {
     pub node: &'a str,

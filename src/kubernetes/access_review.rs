@@ -1,7 +1,7 @@
-//! Who may see an operators' page, as the API server says: `TokenReview` for who asks, `SubjectAccessReview` for what for.
+//! Access to an operators' page, reviewed by the API server: `TokenReview` for the user, `SubjectAccessReview` for the page.
 //!
-//! Nothing is remembered here: who asks decides how often. A token is one for the API server itself: there is no audience of
-//! Stowage's own, so that the tokens which people and Prometheus have already will do.
+//! Nothing is cached here; the caller decides how often to ask. The token is one for the API server itself: Stowage has no
+//! audience of its own for this, so that the tokens which users and Prometheus already have are accepted.
 
 use super::port::{AuthError, OperatorPage, PageAuthority};
 use super::token_review::{LIMIT, unavailable};

@@ -1,9 +1,9 @@
-//! `stowage.dev/vram` in `node.status.capacity`: patched where it differs from what the node's GPUs add up to, and kept.
+//! Maintains `stowage.dev/vram` in `node.status.capacity`: patches it where it differs from the sum over the node's GPUs.
 //!
-//! The scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it: it is
-//! never lowered below what is bound. What differs is written once the difference has stood for a while; where nothing is
-//! advertised at once. Placement does not read any of this. Nodes of which a device plugin hands out the GPUs are left alone,
-//! and so are all in shadow mode.
+//! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is
+//! never lowered below what is bound. A difference is written once it has lasted for a while; a node that advertises nothing is
+//! written at once. Placement does not read it. Nodes whose GPUs a device plugin allocates are left alone, and so are all nodes
+//! in shadow mode.
 
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
@@ -22,17 +22,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long another figure has to stand before it replaces one that is advertised. After a restart labels speak before
-/// agents do, and both are nearly right: nobody is served by a figure that goes down and up again.
+/// How long another figure must last before it replaces an advertised one. After a restart labels are read before agents
+/// report, and both are nearly right: a figure that goes down and up again helps no client.
 const SETTLED_AFTER: Millis = Millis::seconds(10);
-/// How long a write may take to show in the watch before it is repeated.
+/// How long a write may take to appear in the watch before it is repeated.
 const SHOWS_WITHIN: Millis = Millis::seconds(5);
 /// After a failed write: doubled each time, up to a minute.
 const FIRST_PAUSE: Millis = Millis::seconds(1);
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 /// The largest amount of an extended resource that the API knows.
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
-/// Writes at a time: a thousand new nodes take seconds, and the API server hardly notices.
+/// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
 const WRITES: usize = 8;
 
 /// Runs until it is dropped.
@@ -50,30 +50,30 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
     }
 }
 
-/// What is true of a node, and what it says.
+/// What a node should advertise, and what it does.
 #[derive(Debug, Clone, Copy)]
 struct NodeCapacityState {
-    /// By what it shows and what its pool says.
+    /// From its labels and capacity, and its pool in the policy.
     kind: NodeKind,
     advertised: Option<Bytes>,
-    /// Σ over its GPUs, healthy or not.
+    /// Sum over its GPUs, healthy or not.
     gpus: Bytes,
-    /// What is bound there or on its way.
+    /// VRAM of pods that are bound or assumed there.
     reserved: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CapacityAction {
-    /// It says what it should, or nobody knows what it should say.
+    /// It advertises the right figure, or the right figure is unknown.
     Right,
     Advertise(Bytes),
-    /// An agent reports GPUs that a device plugin hands out.
+    /// An agent reports GPUs that a device plugin allocates.
     ByPlugin,
 }
 
 fn verdict(standing: &NodeCapacityState) -> CapacityAction {
     let NodeCapacityState { kind, advertised, gpus, reserved } = *standing;
-    // A pod that was bound although it cannot be understood counts as more than a quantity can say.
+    // A bound pod with an invalid request counts as more than a quantity can express.
     let bound = if reserved > LARGEST { advertised.unwrap_or_default() } else { reserved };
     let wanted = gpus.max(bound);
     match kind {
@@ -87,13 +87,13 @@ fn verdict(standing: &NodeCapacityState) -> CapacityAction {
 
 #[derive(Debug, Default)]
 struct CapacityWriter {
-    /// Nodes that do not say what they should.
+    /// Nodes that advertise the wrong figure.
     pending: BTreeMap<NodeName, PendingPatch>,
-    /// Nodes of device plugins, already reported.
+    /// Nodes with device plugins that have been reported already.
     reported: BTreeSet<NodeName>,
 }
 
-/// A difference, and when to do something about it.
+/// A difference, and when to write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PendingPatch {
     wanted: Bytes,
@@ -102,7 +102,7 @@ struct PendingPatch {
 }
 
 impl CapacityWriter {
-    /// What is to be written now.
+    /// The figures to write now.
     fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
         if service.ledger().policy().mode == Mode::Shadow {
             *self = Self::default();
@@ -189,7 +189,7 @@ fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCap
     NodeCapacityState { kind, advertised: record.advertised, gpus, reserved: ledger.reserved_sum_on(name) }
 }
 
-/// Until a node is written to again, after so many failures in a row.
+/// Pause before a node is written again, after this many failures in a row.
 fn pause(failures: u32) -> Millis {
     match failures {
         0 => SHOWS_WITHIN,
@@ -204,7 +204,7 @@ async fn patch(
     wanted: Bytes,
     limit: Duration,
 ) -> Result<(), String> {
-    // There may be many nodes before this one, and the lease may have passed on meanwhile.
+    // There may be many nodes before this one, and the Lease may have passed to another replica meanwhile.
     if let Some(reason) = service.gate.reason_not_leading() {
         return Err(reason.into());
     }

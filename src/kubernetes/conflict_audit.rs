@@ -1,8 +1,9 @@
-//! The continuous audit at work: looks once a second, says what it finds in metrics, in the log and on the pods concerned, and,
-//! where the policy says so, evicts the pod that has not started.
+//! Runs the continuous audit once a second: exports conflicts as metrics, log lines and Events on the pods concerned, and
+//! evicts the pod that has not started if the policy says so.
 //!
-//! Which promises conflict and which pod leaves is decided in [`conflicts`](crate::scheduling::conflicts), from what the watches
-//! show. Every replica looks and counts; the one that leads tells and evicts. No lock is held but the audit's own.
+//! Which allocations conflict and which pod is evicted is decided in [`conflicts`](crate::scheduling::conflicts), from what the
+//! watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
+//! held.
 
 use super::port::{
     ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
@@ -18,15 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// A conflict counts after two seconds: more looks would find nothing sooner.
+/// A conflict counts after two seconds: more frequent audits would find nothing sooner.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Conflicts that one look logs, and tells pods of. A fault that strikes every node at once must not drown all other words.
+/// Conflicts that one audit logs and records as Events. A fault that affects every node at once must not drown all other
+/// messages.
 const REPORTED_AT_ONCE: usize = 20;
-/// Conflicts that wait to be told. Beyond these the oldest are not told any more; the gauge counts them all the same.
+/// Conflicts waiting to be reported. Beyond these the oldest are not reported; the gauge still counts them.
 const UNREPORTED_LIMIT: usize = 1024;
-/// Evictions at a time.
+/// Concurrent evictions.
 const EVICTIONS: usize = 8;
-/// After an eviction that came to nothing: doubled each time, up to ten minutes.
+/// Pause after a failed eviction: doubled each time, up to ten minutes.
 const FIRST_PAUSE: Millis = Millis::seconds(20);
 const LONGEST_PAUSE: Millis = Millis::seconds(600);
 
@@ -53,7 +55,7 @@ struct ConflictAudit {
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
     unreported: VecDeque<Arc<GpuConflict>>,
-    /// Of pods that should leave and have been asked to.
+    /// Pods whose eviction was requested.
     tries: BTreeMap<PodUid, EvictionRetry>,
     evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
 }
@@ -64,7 +66,7 @@ struct EvictionRetry {
     failures: u32,
 }
 
-/// What became of an eviction, or why there was none.
+/// The outcome of an eviction, or why there was none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuditEvictionOutcome {
     Tried(EvictionOutcome),
@@ -93,7 +95,7 @@ impl ConflictAudit {
         if is_open {
             let begun = match self.was_open {
                 true => look.begun,
-                // A replica that begins to lead tells what stands.
+                // A replica that becomes leader reports the current conflicts.
                 false => self.service.conflicts().standing().cloned().collect(),
             };
             self.queue(begun);
@@ -161,7 +163,7 @@ impl ConflictAudit {
         self.tries.get(uid).is_none_or(|one| one.not_before <= now)
     }
 
-    /// It counts in `evictionsPerMinute`: were the audit itself wrong, it could not empty a cluster.
+    /// It counts towards `evictionsPerMinute`: even if the audit itself were wrong, it could not empty a cluster.
     fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
         let one = std::slice::from_ref(&victim.uid);
         let mut ledger = self.service.ledger();
@@ -173,7 +175,7 @@ impl ConflictAudit {
         if !may {
             return self.note(&victim, AuditEvictionOutcome::RateLimited, now);
         }
-        // Nothing of this pod is asked again before an answer is there.
+        // No second eviction of this pod starts before the first is answered.
         let failures = self.tries.get(&victim.uid).map_or(0, |one| one.failures);
         self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
         let control_plane = self.control_plane.clone();
@@ -199,7 +201,7 @@ impl ConflictAudit {
     }
 }
 
-/// The other pod is read first, past every cache: a watch that died silently shows what was.
+/// Reads the other pod first, past every cache: a watch that died silently shows an old state.
 async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
     match control_plane.read_pod(&victim.keep_reason).await {
         Ok(Some(record)) if is_still_there(&record, victim) => {}
@@ -214,7 +216,8 @@ fn is_still_there(record: &PodOnRecord, victim: &ConflictVictim) -> bool {
     record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node)
 }
 
-/// What agents report of these nodes' GPUs, or labels tell. The snapshot is let go at once: the ledger copies one that is read.
+/// The devices of these nodes, from agents' reports or labels. The snapshot is dropped at once: the ledger copies one that is
+/// still in use.
 fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
     let snapshot = service.ledger().snapshot();
     let devices =

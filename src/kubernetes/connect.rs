@@ -1,7 +1,7 @@
-//! A client of the API server, set up as a scheduler needs it: no request is repeated behind its back, and every write says
-//! how long the API server may work on it.
+//! The client of the API server, configured for a scheduler: it repeats no request by itself, and every write limits how long
+//! the API server may work on it.
 //!
-//! Nothing here asks the API server anything yet.
+//! No request is sent here.
 
 use super::port::WriteTimes;
 use http::uri::{Parts, PathAndQuery};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tower::util::MapRequestLayer;
 use tower::{BoxError, ServiceBuilder};
 
-/// A server that takes longer to accept a connection is as good as away; a Binding waits no longer either.
+/// A server that takes longer to accept a connection is unreachable; a Binding waits no longer either.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -39,12 +39,12 @@ pub enum ConnectError {
     Client(#[from] Box<kube::Error>),
 }
 
-/// A connection on which nothing arrives for so long is dead. A watch ends by itself within a minute, and so hears
+/// A connection on which nothing arrives for this long is dead. A watch ends by itself within a minute, and so receives
 /// something within this time.
 const SILENCE: Duration = Duration::from_secs(75);
 
-/// A client by a kubeconfig's current context, or by what the surroundings say: `KUBECONFIG`, `~/.kube/config`, or the pod's
-/// service account.
+/// A client for a kubeconfig's current context, or from the environment: `KUBECONFIG`, `~/.kube/config`, or the pod's service
+/// account.
 pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,
@@ -53,13 +53,13 @@ pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Cli
     Ok(client(config, times).map_err(Box::new)?)
 }
 
-/// The client neither throttles nor repeats anything by itself: every write here knows what its failure means, and one
-/// that is repeated behind its back may arrive after the lease has passed on. What the kernel has in hand when a request is
-/// given up, and what the API server has begun, ends by [`WriteTimes`].
+/// The client neither throttles nor repeats requests by itself: every caller handles its failures, and a write that is repeated
+/// automatically may arrive after the Lease has passed on. What the kernel still sends when a request is given up, and what the
+/// API server has begun, ends by [`WriteTimes`].
 pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     config.default_retry = false;
     if config.proxy_url.is_some() {
-        // This build has no proxy of any kind, and the library's own error says so.
+        // This build has no proxy support, and the library's own error says so.
         return Client::try_from(config);
     }
     let mut tcp = HttpConnector::new();
@@ -80,7 +80,7 @@ pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// A write, which the API server gives up after so long if it does not say otherwise. Reads keep what they ask for.
+/// Limits how long the API server works on a write that sets no limit itself. Reads keep their own.
 pub(crate) fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
     let says = |parameter: &str| parameter.split_once('=').is_some_and(|(name, _)| name == "timeout");
     let is_limited = request.uri().query().is_some_and(|query| query.split('&').any(says));
@@ -104,7 +104,7 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     let failed = |error: KubeconfigError| {
         let path = path.display().to_string();
         match error {
-            // The path stands before it.
+            // The path is named before this error.
             KubeconfigError::ReadConfig(error, _) => {
                 ConnectError::Kubeconfig { path, reason: error.to_string() }
             }
@@ -115,14 +115,14 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// Outside a pod what matters is the kubeconfig: whether there is none, or what is wrong with it.
+/// The error outside a pod, where the kubeconfig matters: whether there is none, or what is wrong with it.
 fn nowhere(error: &InferConfigError) -> ConnectError {
     match error.source().and_then(|source| source.downcast_ref::<KubeconfigError>()) {
         None | Some(KubeconfigError::FindPath) => ConnectError::Nowhere,
         Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
             ConnectError::Nowhere
         }
-        // Behind its first line, a parser draws the place.
+        // After its first line, the parser draws the place.
         Some(error) => {
             ConnectError::Usual { reason: error.to_string().lines().next().unwrap_or_default().into() }
         }

@@ -1,7 +1,7 @@
 //! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets -A -o yaml` (or `-o json`) prints.
 //!
-//! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For trying things out,
-//! for tests and for benchmarks.
+//! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For experiments, tests and
+//! benchmarks.
 
 use super::index::ClusterIndex;
 use super::objects;
@@ -45,7 +45,8 @@ pub enum DumpError {
     NoNodes { path: PathBuf },
 }
 
-/// The text of a dump. Its objects are read one at a time: with sixteen thousand pods they would be most of this process.
+/// The text of a dump. Its objects are parsed one at a time: sixteen thousand parsed pods would be most of this process'
+/// memory.
 #[derive(Debug)]
 pub struct Dump {
     path: PathBuf,
@@ -127,7 +128,7 @@ impl Dump {
         Ok(())
     }
 
-    /// `None` for other kinds: a dump of more than was asked for does no harm.
+    /// `None` for other kinds: a dump with more kinds than needed is fine.
     fn object(
         &self,
         item: usize,
@@ -159,13 +160,13 @@ impl DumpItem<'_> {
     }
 }
 
-/// The copy in memory: who is where, as far as binding goes.
+/// The copy in memory: which pod is on which node.
 pub struct DumpControlPlane {
     pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
 }
 
 impl DumpControlPlane {
-    /// Enters a dump into the ledger and opens the gate.
+    /// Adds a dump to the ledger and lets this replica lead.
     pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
         let mut pods = BTreeMap::new();
         index.begin_nodes();
@@ -181,12 +182,12 @@ impl DumpControlPlane {
         })?;
         index.end_nodes(service);
         index.end_pods(service);
-        // A dump without budgets says that there are none.
+        // A dump without budgets means that there are none.
         index.end_budgets(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }
-        // Only now: a pod may stand before its node in the file.
+        // Only after all objects are read: a pod may precede its node in the file.
         for event in index.standing(service) {
             info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
         }
@@ -236,7 +237,7 @@ impl ControlPlane for DumpControlPlane {
         ready(Ok(self.pods.lock().get(key).cloned())).boxed()
     }
 
-    /// No scheduler watches a dump: it is enough that the pod is there.
+    /// kube-scheduler does not watch a dump: it is enough that the pod exists.
     fn write_status<'a>(
         &'a self,
         key: &'a PodKey,
@@ -246,7 +247,7 @@ impl ControlPlane for DumpControlPlane {
         ready(self.check(key, uid)).boxed()
     }
 
-    /// Nobody would see the pod leave, and whoever waited for that would wait for ever.
+    /// Refuses: no watch would show the pod leaving, and its preemptor would wait for ever.
     fn evict<'a>(
         &'a self,
         _: &'a PodKey,
@@ -265,7 +266,7 @@ impl ControlPlane for DumpControlPlane {
         ready(self.check(key, uid)).boxed()
     }
 
-    /// There is no one to send Events to; the log has to do.
+    /// There is no API server for Events, so they are logged.
     fn record_event(&self, event: PodEvent) {
         info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
     }

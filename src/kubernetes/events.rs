@@ -1,8 +1,8 @@
-//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times says so once. What is new
-//! each time ([`PodEventReason::repeats`]) is said each time.
+//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times has one Event. Kinds that are
+//! new each time ([`PodEventReason::repeats`]) are recorded each time.
 //!
-//! [`EventRecorder`] is where deciders drop what they have to say, without waiting; [`publish`] is the task that writes it.
-//! Nothing here decides anything, and nothing is lost but words when the API server is slow.
+//! [`EventRecorder`] accepts Events without waiting; [`publish`] is the task that writes them. Nothing here decides anything,
+//! and a slow API server loses only Events.
 
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::PodUid;
@@ -20,22 +20,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How long a pod is not told the same thing again.
+/// How long the same kind of Event is suppressed for a pod.
 const QUIET: Millis = Millis::seconds(600);
-/// How many (pod, kind) are remembered: more than a cluster refuses in ten minutes, and less than a megabyte.
+/// How many (pod, kind) pairs are remembered: more than a cluster refuses in ten minutes, and less than a megabyte.
 const REMEMBERED: usize = 8192;
-/// Notices that wait to be written. Beyond these the API server is so slow that nobody reads them in time.
+/// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
 const WAITING: usize = 1024;
-/// A write that takes longer has had its turn: others wait.
+/// A write that takes longer is given up, so that others get their turn.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The API's limits on an Event's note, and on names.
 const NOTE_BYTES: usize = 1024;
 const NAME_BYTES: usize = 253;
 const INSTANCE_BYTES: usize = 128;
-/// Who reports: the Event's `reportingController`.
+/// The Event's `reportingController`.
 const CONTROLLER: &str = "stowage.dev/scheduler";
 
-/// The near end: takes notices from anyone, at once.
+/// The sending end: accepts Events from any thread, without waiting.
 pub struct EventRecorder {
     service: Arc<Service>,
     told: Mutex<RecentEvents>,
@@ -50,7 +50,7 @@ impl EventRecorder {
     }
 
     pub fn record_event(&self, mut notice: PodEvent) {
-        // The scheduler's own words may be among it, and a thousand may wait.
+        // It may contain kube-scheduler's text, and a thousand may wait.
         notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
         let (uid, kind) = (notice.uid.clone(), notice.kind);
         let now = self.service.now();
@@ -63,7 +63,7 @@ impl EventRecorder {
     }
 }
 
-/// Who was told what, lately.
+/// Which Events were recorded recently.
 #[derive(Debug, Default)]
 struct RecentEvents {
     since: FxHashMap<(PodUid, PodEventReason), Moment>,
@@ -72,7 +72,7 @@ struct RecentEvents {
 }
 
 impl RecentEvents {
-    /// Whether the pod was not told this lately. It counts as told from now on.
+    /// Whether the pod has had no such Event recently. It counts as recorded from now on.
     fn is_news(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
         self.forget_until(now);
         let key = (uid.clone(), kind);
@@ -88,7 +88,7 @@ impl RecentEvents {
         self.since.remove(&(uid.clone(), kind));
     }
 
-    /// Makes room: what is old, and the oldest where there is too much.
+    /// Removes old entries, and the oldest beyond the limit.
     fn forget_until(&mut self, now: Moment) {
         let is_over = |told: &Moment| *told + QUIET <= now;
         while self.order.len() >= REMEMBERED || self.order.front().is_some_and(|(told, ..)| is_over(told)) {
@@ -101,7 +101,7 @@ impl RecentEvents {
     }
 }
 
-/// Writes notices as Events until nobody is left to send any. `identity` names this replica.
+/// Writes Events until all senders are gone. `identity` names this replica.
 pub async fn publish(
     client: Client,
     service: Arc<Service>,

@@ -1,7 +1,8 @@
-//! What the watches show, brought into the ledger and the stock view: pods, nodes and disruption budgets as they come, go and
-//! are listed anew.
+//! The cluster index: brings pods, nodes and disruption budgets from the watches into the ledger and into the view of
+//! kube-scheduler's filters.
 //!
-//! Synchronous, and it knows no client: a watch, a dump and a test feed it alike. It keeps names, never objects: with
+//! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
+//! pod objects would be most of this process' memory.
 //! sixteen thousand pods the objects would be most of this process.
 //!
 //! ```text
@@ -32,14 +33,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub struct ClusterIndex {
-    /// Which pod a name stands for now; only pods that ask for a GPU and have not ended.
+    /// The pod that a name stands for now; only pods that request a GPU and have not ended.
     pods: FxHashMap<PodKey, PodUid>,
     nodes: BTreeMap<NodeName, NodeOnRecord>,
-    /// Pods of which something remarkable stands.
+    /// Pods with a current warning.
     warnings: BTreeMap<PodUid, PodWarning>,
-    /// Behind the planner's gate, and nothing that the planner would place.
+    /// Pods behind the planner's gate that the planner will not place.
     unplannable_pods: BTreeMap<PodUid, (PodKey, WaitReason)>,
-    /// While a list comes in: what was known when it began and has not been in it yet.
+    /// During a list: pods that were known when it began and have not been in it yet.
     unlisted_pods: FxHashSet<PodUid>,
     unlisted_nodes: BTreeSet<NodeName>,
     /// By namespace and name.
@@ -51,16 +52,16 @@ pub struct ClusterIndex {
     foreign_pods: BTreeSet<PodUid>,
 }
 
-/// How far the latest list of a kind has come.
+/// Progress of the latest list of a kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct ListProgress {
-    /// The gate's term when it began.
+    /// Leadership's term when it began.
     term: u64,
     is_complete: bool,
 }
 
 impl ListProgress {
-    /// What was listed in an earlier term does not count any more.
+    /// Lists of an earlier term do not count any more.
     fn expect(&mut self, term: u64) {
         if self.term < term {
             *self = Self { term, is_complete: false };
@@ -68,7 +69,7 @@ impl ListProgress {
     }
 }
 
-/// What a node's status says about its GPUs.
+/// A node's GPUs and capacity, as its status shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeOnRecord {
     pub kind: NodeKind,
@@ -79,7 +80,7 @@ pub struct NodeOnRecord {
 impl ClusterIndex {
     // ---- pods ----
 
-    /// A pod as it is now. Answers what a person who looks at it should know.
+    /// Applies a pod's present state. Returns an Event that the pod should get.
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
@@ -107,12 +108,12 @@ impl ClusterIndex {
         }
     }
 
-    /// From this term on a new list is on its way.
+    /// Expects a new list, which belongs to this term.
     pub fn expect_pods(&mut self, term: u64) {
         self.pods_list.expect(term);
     }
 
-    /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
+    /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().pod_states().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.kube_filters().pods().cloned());
@@ -120,7 +121,7 @@ impl ClusterIndex {
         service.conflicts().begin_list();
     }
 
-    /// The list is complete: who was known when it began and is not in it is gone.
+    /// Ends the list: pods that were known when it began and are not in it are gone.
     pub fn end_pods(&mut self, service: &Service) {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
@@ -135,7 +136,7 @@ impl ClusterIndex {
         self.pods_list.is_complete = true;
     }
 
-    /// All pods at once.
+    /// Replaces all pods at once.
     pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
         let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
@@ -143,8 +144,8 @@ impl ClusterIndex {
         events
     }
 
-    /// Releases waiting pods that no watch knows, now or at the last sweep. A request can bring a pod before the watch
-    /// does, or after it was deleted; the second would stay for ever. Sweep no more often than a watch may lag; a hold
+    /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
+    /// it, or after it was deleted; the latter would stay for ever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
         let foreign_pods = self.foreign_pods_in(&service.ledger());
@@ -154,7 +155,7 @@ impl ClusterIndex {
         self.foreign_pods = foreign_pods;
     }
 
-    /// What stands to be told, for a replica that has begun to lead.
+    /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.ledger();
         self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
@@ -187,7 +188,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The same of nodes.
+    /// The same for nodes.
     pub fn expect_nodes(&mut self, term: u64) {
         self.nodes_list.expect(term);
     }
@@ -203,7 +204,7 @@ impl ClusterIndex {
         self.nodes_list.is_complete = true;
     }
 
-    /// All nodes at once.
+    /// Replaces all nodes at once.
     pub fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
         self.begin_nodes();
         nodes.iter().for_each(|node| self.apply_node(service, node));
@@ -215,8 +216,8 @@ impl ClusterIndex {
         &self.nodes
     }
 
-    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be
-    /// read; `None` while a list is on its way.
+    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be read;
+    /// `None` during a list.
     pub fn complete_since(&self) -> Option<u64> {
         let lists = [self.pods_list, self.nodes_list, self.budgets_list];
         if lists.iter().all(|list| list.is_complete) {
@@ -249,7 +250,7 @@ impl ClusterIndex {
         self.pods.insert(key.clone(), uid.clone());
     }
 
-    /// Counts a remark when it is new, not each time the pod is seen again.
+    /// Counts a warning when it is new, not each time the pod is seen again.
     fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
         let Some(code) = code(warning) else {
             self.warnings.remove(uid);
@@ -278,14 +279,15 @@ impl ClusterIndex {
     }
 }
 
-/// The pod into the books. It is read before they are locked: a filter may be waiting for them.
+/// Brings the pod into the ledger. It is read before the ledger is locked: a filter may be waiting for the lock.
 fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     let policy = service.ledger().policy().clone();
     let reservation = recorded_reservation(service, pod);
     let reservations = reservation.is_some();
     let observation = objects::observation(pod, &policy, reservation, jiff::Timestamp::now());
     let mut ledger = service.ledger();
-    // Only a leader makes holds, and knows of one before its condition is written: every other replica believes the pod.
+    // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
+    // condition as true.
     if !reservations
         && ledger.leader().is_none()
         && ledger.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
@@ -295,7 +297,7 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     match observation {
         Some(observation) => ledger.see(observation),
         None => {
-            // It waits and has been edited into something that cannot be understood: what it asked for is void.
+            // It is pending and was edited into an invalid request: its previous request is void.
             if ledger.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
                 ledger.release(uid);
             }
@@ -368,7 +370,7 @@ fn node_name(node: &Node) -> Option<NodeName> {
     NodeName::parse(node.metadata.name.as_deref()?).ok()
 }
 
-/// What feature discovery says counts only where Stowage hands the GPUs out: it labels other nodes as well.
+/// Feature discovery's labels count only where Stowage allocates the GPUs: other nodes have them as well.
 fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
     match kind {
         NodeKind::Stowage => objects::devices_from_labels(node),
@@ -377,7 +379,7 @@ fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
 }
 
 fn kind(node: &Node) -> NodeKind {
-    // Capacity too: while a plugin restarts nothing of its is allocatable, and its pods still have their GPUs.
+    // Capacity too: while a plugin restarts none of its devices are allocatable, and its pods still have their GPUs.
     let status = node.status.iter();
     let allocatable = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
     let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);

@@ -1,7 +1,7 @@
-//! Whether the API server is there: a small question whenever nothing else has been heard of it for a while.
+//! Probes the API server with a small request whenever it has been silent for a while.
 //!
-//! Where much happens the watches say enough, and nothing is asked. The answer changes what `/readyz` and the metrics say, and
-//! no decision.
+//! In an active cluster the watches receive enough and no probe is sent. The result affects `/readyz` and the metrics, and no
+//! decision.
 
 use crate::service::Service;
 use crate::units::Millis;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A third of the time after which it counts as gone: two questions may be lost.
+/// A third of the time after which it counts as unreachable: two probes may be lost.
 const QUIET: Millis = Millis::seconds(4);
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Asks as long as it runs.
+/// Probes until it is dropped.
 pub async fn run(client: Client, service: Arc<Service>) {
     service.contact.heard(service.now());
     let nodes: Api<Node> = Api::all(client);
-    // The name of one node, as it is stored now: one that answers from its memory may be cut off from what is stored.
+    // Lists one node, as it is stored now: an API server that answers from its cache may be cut off from the store.
     let one = ListParams::default().limit(1);
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -1,22 +1,22 @@
-//! The Kubernetes edge: what the API server shows comes into the ledger, what was decided goes out to it.
+//! The Kubernetes edge: brings the API server's state into the ledger, and writes decisions back.
 //!
 //! ```text
-//!  pods, nodes ─► watch ─► index ─► ledger, stock   (in: everything, by watches)
+//!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
 //!  budgets ──────┘           │
 //!                            │
-//!              upkeep ───────┤                      (time: holds run out)
-//!              learning ─────┤                      (what free VRAM is worth)
-//!              conflicts ────┤                      (promises that cannot all be kept)
+//!              upkeep ───────┤                      (time: reservations expire)
+//!              learning ─────┤                      (the packing model)
+//!              conflicts ────┤                      (allocations that conflict)
 //!              capacity ─────┘─► nodes/status
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
-//!  events ─► events.k8s.io                          (out: words, never waited for)
-//!  leader ─► the gate                               (whether any of this may act)
-//!  token_review ─► authentication.k8s.io            (whose token: asked, never written)
-//!  access_review ─► authorization.k8s.io            (who may see a page: asked, never written)
+//!  events ─► events.k8s.io                          (out: Events, never waited for)
+//!  leader ─► leadership                             (whether any of this may act)
+//!  token_review ─► authentication.k8s.io            (whose token: read only)
+//!  access_review ─► authorization.k8s.io            (access to a page: read only)
 //! ```
 //!
-//! Nothing here decides where a pod goes, and nothing here knows HTTP's server side. On the request path there is no list
-//! and no read but the one that settles a write whose answer was lost.
+//! Nothing here decides where a pod goes, and nothing here is an HTTP server. The request path has no list, and no read except
+//! the one that settles a write whose answer was lost.
 
 pub mod access_review;
 pub mod api;
@@ -64,7 +64,7 @@ pub struct ClusterOptions {
     /// This replica's name, in Events.
     pub identity: String,
     pub cdi_kind: String,
-    /// How long writes may take, and so how long a new leader waits for those of the last one.
+    /// How long writes may take, and so how long a new leader waits for those of its predecessor.
     pub times: WriteTimes,
 }
 
@@ -74,10 +74,10 @@ impl ClusterOptions {
     }
 }
 
-/// Everything that runs beside the request path. A task ends at `shutdown` and not before: whoever sees one end earlier
-/// saw it panic.
+/// Starts all tasks that run beside the request path. A task ends at `shutdown` and not before; one that ends earlier has
+/// panicked.
 ///
-/// Shut the HTTP side down first: what it still has in hand needs an open gate, and the Lease is given up here.
+/// Shut the HTTP side down first: its requests in progress need leadership, and the Lease is given up here.
 pub fn start(
     client: Client,
     service: Arc<Service>,
@@ -106,7 +106,7 @@ pub fn start(
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
     run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
-    // It hears of the shutdown itself: it has a Lease to give up.
+    // It handles the shutdown itself, because it has a Lease to give up.
     tasks.spawn(leader::run(client, service, lead_with, times, shutdown));
     (control_plane, tasks)
 }

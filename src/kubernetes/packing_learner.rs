@@ -1,4 +1,4 @@
-//! Learns anew what free VRAM is worth when enough pods have come, on a thread where it keeps nobody waiting.
+//! Relearns the packing model when enough pods have arrived, on a thread of its own so that no request waits for it.
 
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::vocabulary::node::Node;
@@ -16,7 +16,7 @@ impl PackingLearner {
         Self { service, at_work: None }
     }
 
-    /// Begins, if it is time to and the last time is over.
+    /// Starts learning if it is due and the previous run has ended.
     pub fn tick(&mut self) {
         if self.at_work.as_ref().is_some_and(|at_work| !at_work.is_finished()) {
             return;
@@ -33,10 +33,10 @@ impl PackingLearner {
         self.at_work = Some(tokio::task::spawn_blocking(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            // Before the ledger is asked for: it copies a snapshot that somebody still reads.
+            // Before the ledger is locked: the ledger copies a snapshot that is still in use.
             drop(snapshot);
             service.ledger().set_packing_model(packing_model);
-            // Who asks first finds every node summed up.
+            // So that the first request finds every node summarized.
             let snapshot = service.ledger().snapshot();
             snapshot.sum_up();
         }));

@@ -31,7 +31,7 @@ impl Recorder {
         std::mem::take(&mut self.written.lock())
     }
 
-    /// Reasons of what was told since the last call.
+    /// Reasons of the Events since the last call.
     pub fn told(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
     }
@@ -86,7 +86,7 @@ impl ControlPlane for Recorder {
         let stall = self.stall.lock().take();
         Box::pin(async move {
             if let Some(stall) = stall {
-                stall.await.expect("whoever stalls a write lets it go on");
+                stall.await.expect("a test that stalls a write resumes it");
             }
             let is_deaf = *self.deaf.lock();
             self.write(key, &said(change));

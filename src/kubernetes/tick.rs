@@ -1,7 +1,7 @@
-//! What time does to the books: hints and holds run out, readings age, pods that nobody shows any more are swept, a replica
-//! that begins to lead says what stands, and one that leads has the planner look at everyone who waits.
+//! The ledger's periodic upkeep: expires reservations and soft reservations, ages readings, sweeps pods that no watch shows,
+//! reports current warnings when a replica becomes leader, and runs the leader's planner.
 //!
-//! It serves a real cluster and a dump alike: it writes through the port and names no client.
+//! It serves a real cluster and a dump alike: it writes through the port and knows no client.
 
 use super::index::ClusterIndex;
 use super::packing_learner::PackingLearner;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A tenth of a hint's life: what has run out is gone soon enough for the next pod.
+/// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
 const TICK: Duration = Duration::from_millis(200);
 /// Far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
@@ -37,7 +37,7 @@ pub async fn run(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            // In this order, so that a simulation can be had again; a tick is rare beside what follows from it.
+            // In this order, so that a simulation is reproducible; ticks are rare beside the results of writes.
             biased;
             _ = ticks.tick() => {
                 learning.tick();
@@ -73,7 +73,7 @@ impl LedgerUpkeep {
                 self.planner.released(unplannable_pods);
                 self.planner.tick();
             }
-            // Who ends a hold has to clear it: that is for whoever acts.
+            // The leader that ends a reservation also clears its condition: standby replicas write nothing.
             false => {
                 self.service.ledger().expire_except_reservations(now);
                 self.planner.rest();
@@ -99,7 +99,7 @@ mod tests {
     use crate::scheduling::policy::{Mode, Policy};
     use serde_json::json;
 
-    /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
+    /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
     fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
         let service = Service::new(policy);
         let mut index = ClusterIndex::default();
@@ -115,7 +115,7 @@ mod tests {
             "status": { "conditions": [condition] },
         });
         let unplannable_pod = json!({
-            "metadata": { "name": "stray", "uid": "2" },
+            "metadata": { "name": "unmanaged", "uid": "2" },
             "spec": { "containers": containers, "nodeName": "a" },
         });
         let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());

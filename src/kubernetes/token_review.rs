@@ -1,6 +1,6 @@
-//! Whose token it is, as the API server says: `TokenReview`, one question per token.
+//! Reviews agents' tokens with the API server: `TokenReview`, one request per token.
 //!
-//! Nothing is remembered here, and nothing about reports is known: who asks decides how often.
+//! Nothing is cached here, and nothing about reports is known: the caller decides how often to ask.
 
 use super::port::{AgentAuthority, AgentIdentity, AuthError};
 use crate::ids::NodeName;
@@ -13,12 +13,12 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// Where the API server notes the node of the pod that a token was made for; Kubernetes 1.30 and newer.
+/// The API server's extra field for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
-/// Agents come again every second; one answer is worth no longer a wait.
+/// Agents retry every second; one review is not worth a longer wait.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
-/// What a token must be to be an agent's.
+/// The properties of an agent's token.
 #[derive(Debug, Clone)]
 pub struct AgentAccount {
     pub audience: String,
@@ -83,7 +83,7 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName
         let why = status.error.filter(|error| !error.is_empty());
         return Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())));
     }
-    // An API server that does not know audiences answers none, and has checked none.
+    // An API server without audience support returns none, and has checked none.
     let audiences = status.audiences.unwrap_or_default();
     if !audiences.contains(&account.audience) {
         return Err(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
@@ -100,11 +100,11 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName
     }
 }
 
-/// How wrong this machine's clock may be before it refuses tokens that are good.
+/// How wrong this machine's clock may be before it rejects valid tokens.
 const CLOCK_ERROR: i64 = 3600;
 
-/// What rules a token out as an agent's before the API server is asked: it is no JSON Web Token, or is by its own words for
-/// somebody else or for the past. Its signature is the API server's to check, so that this saves questions and proves nothing.
+/// Why a token cannot be an agent's, without asking the API server: it is no JSON Web Token, or its claims name another
+/// audience or a time in the past. The API server verifies its signature, so this saves reviews and proves nothing.
 fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
     let Some([_, claims, _]) = parts(token) else {
         return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
@@ -145,7 +145,7 @@ impl Audiences {
     }
 }
 
-/// Head, claims and signature.
+/// Header, claims and signature.
 fn parts(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
@@ -160,7 +160,7 @@ fn claims_of(claims: &str) -> Option<Claims> {
     serde_json::from_slice(&claims).ok()
 }
 
-/// Until when a token says it is good, from `now`. Only the API server knows whether it is: this can but shorten things.
+/// How long a token claims to be valid from `now`. The API server decides whether it is: this can only shorten the time.
 pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
     let [_, claims, _] = parts(token)?;
     let exp = claims_of(claims)?.exp?;

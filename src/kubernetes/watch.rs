@@ -1,7 +1,7 @@
-//! The watches: every pod, every node and every disruption budget, into the index.
+//! The watches: bring every pod, every node and every disruption budget into the index.
 //!
-//! Nothing is decided here. A watch that breaks goes on where it was, or lists anew; the index takes either. No object
-//! outlives its event.
+//! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
+//! event.
 
 use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
@@ -17,13 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a page, read and parsed, stays in
-/// the low megabytes.
+/// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
 const PAGE: u32 = 250;
-/// A server ends a watch after this many seconds and we resume it; a connection that died silently is noticed then.
+/// The server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
 const WATCH_SECONDS: u32 = 60;
 
-/// A permission comes back when a person gives it; asking every few seconds is often enough.
+/// Permissions are restored by people; asking every few seconds is often enough.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// What every watch feeds.
@@ -31,7 +30,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 pub struct WatchFeed {
     pub service: Arc<Service>,
     pub index: Arc<Mutex<ClusterIndex>>,
-    /// Whom to tell what is remarkable about a pod.
+    /// Receives the Events about pods.
     pub control_plane: Arc<dyn ControlPlane>,
 }
 
@@ -56,20 +55,20 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
     watch(client, &feed, "poddisruptionbudgets", taking).await;
 }
 
-/// What becomes of one kind of object.
+/// The result of watching one kind of object.
 struct WatchHandler<K> {
     take: fn(&WatchFeed, Event<K>),
     fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
     expect_list: fn(&mut ClusterIndex, u64),
 }
 
-/// What becomes of a watch.
+/// What to do with a watch.
 enum WatchEnd {
-    /// It goes on where it was, after a pause of its own.
+    /// It resumes where it was, after a pause of its own.
     Retry,
-    /// What it showed is not to be trusted any more: it begins anew, after a pause.
+    /// What it showed is not reliable any more: it starts again, after a pause.
     ListAnew,
-    /// It begins anew at once: this replica begins to lead, or its books are not to be trusted.
+    /// It starts again at once: this replica becomes leader, or its ledger is not reliable any more.
     Leads,
     Ended,
 }
@@ -79,7 +78,7 @@ fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
     WatchEnd::Retry
 }
 
-/// Feeds what a watch shows, and begins it anew with a list whenever the gate asks for one.
+/// Feeds the events of a watch, and starts it again with a list whenever leadership asks for one.
 async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
@@ -174,7 +173,7 @@ impl WatchFeed {
         self.note_sync(&index);
     }
 
-    /// Placing pods needs no budgets: where they may not be read it goes on, and nobody is evicted.
+    /// Placement needs no budgets: if they may not be read it continues, and no pod is evicted.
     fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
         let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
         let mut index = self.index.lock();
@@ -200,7 +199,7 @@ impl WatchFeed {
         }
     }
 
-    /// Of replicas that all see the same, one speaks.
+    /// All replicas see the same; only the leader records Events.
     fn tell(&self, notice: PodEvent) {
         if self.service.gate.is_open() {
             self.control_plane.record_event(notice);
@@ -215,15 +214,15 @@ where
 {
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
     watcher(Api::<K>::all(client), config)
-        // Who last wrote which field is half of an object and of no use here.
+        // `managedFields` are half of an object and not needed here.
         .modify(|object| object.meta_mut().managed_fields = None)
         .default_backoff()
         .inspect_err(move |error| tracing::warn!(what, %error, "the watch failed and is retried"))
         .boxed()
 }
 
-/// What to do when nobody may read this, or nobody serves it; `None` for any other failure. A list that is refused is tried
-/// again by itself; a watch that is refused would go on as if it had shown everything meanwhile.
+/// What to do when the resource may not be read, or is not served; `None` for any other failure. A refused list is retried by
+/// the watcher; a refused watch would continue as if it had shown everything meanwhile.
 fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
     use kube::Error::Api;
     let (code, after) = match error {
@@ -266,7 +265,7 @@ mod tests {
         let expect: [fn(&mut ClusterIndex, u64); 3] =
             [ClusterIndex::expect_pods, ClusterIndex::expect_nodes, ClusterIndex::expect_budgets];
         for (kind, expect) in expect.into_iter().enumerate() {
-            // What the old watches still show.
+            // Events that the old watches still deliver.
             feed.pod(Event::Delete(Pod::default()));
             assert!(!gate.is_open(), "{kind} of three lists are new");
             assert_eq!(feed.service.ledger().leader(), None, "b5: holds are taken over from the new lists");

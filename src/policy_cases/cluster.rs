@@ -1,4 +1,4 @@
-//! The small cluster that a case begins with: nodes whose agents have just reported, and pods that run on them.
+//! Builds the small cluster of a test case: nodes whose agents have just reported, and pods that run on them.
 
 use super::pod_shorthand;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
@@ -15,18 +15,18 @@ use crate::units::{Bytes, Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a GPU has of which a case says nothing: the common size of a data centre's.
+/// A GPU's default size: a common one in data centers.
 const USUAL_MEMORY: Bytes = Bytes::gib(80);
-/// What a model weighs of which a case says where it is: eight billion parameters in 16 bits.
+/// A model's default size: eight billion parameters in 16 bits.
 const USUAL_WEIGHTS: Bytes = Bytes(16_000_000_000);
 /// Far from the beginning, so that pods can have run for days before it.
 const NOW: Moment = Moment(365 * 24 * 3600 * 1000);
-/// What is used without a promise is believed after three reports in a row.
+/// Unaccounted VRAM counts after three reports in a row.
 const REPORTS: u64 = 3;
-/// A pod that is there has started long ago, unless the case says otherwise.
+/// Existing pods started long ago, unless the case says otherwise.
 const USUAL_RUN: Millis = Millis::seconds(3600);
 
-/// A cluster in a case that cannot be.
+/// An invalid cluster in a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCluster {
     #[error("cluster.nodes: {0}; give it another name")]
@@ -82,7 +82,7 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluste
     Ok(ledger)
 }
 
-/// A pod that is there, for what is measured of it.
+/// An existing pod, for its measured VRAM.
 struct CasePod {
     uid: PodUid,
     devices: Arc<[GpuUuid]>,
@@ -109,7 +109,7 @@ fn add_node(ledger: &mut Ledger, node: &TestNode) -> Result<(), BadCluster> {
     Ok(())
 }
 
-/// The node's GPUs by index, each with what the case says of it. Slices in a row, as many as fill one, are of one card.
+/// The node's GPUs by index, each with the case's figures. Consecutive slices are of one card, as many as fill it.
 fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, BadCluster> {
     let mut devices = Vec::new();
     for gpu in node.gpus.iter().flatten() {
@@ -172,7 +172,7 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster
     Ok(tenant)
 }
 
-/// What the node's agent reports: its pods use what they were promised, and the rest is as the case says.
+/// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
 fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let now = ledger.now();

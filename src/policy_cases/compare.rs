@@ -1,4 +1,4 @@
-//! Two policies over one cluster: which pods become something else, where they could go, and who would have to leave.
+//! Compares two policies on one cluster: which pods change class, nodes or victims.
 
 use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
@@ -7,20 +7,20 @@ use crate::scheduling::policy::{Policy, Preemptibility};
 use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use serde::Serialize;
 
-/// What one policy says of a pod.
+/// One policy's decision for a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodDecision {
     pub class: String,
     pub tenant: Option<String>,
     pub preemptible: bool,
-    /// Nodes it could go to, best first; of a bound pod, if it came anew.
+    /// Nodes it could go to, best first; for a bound pod, if it were new.
     pub nodes: Vec<String>,
-    /// If there is none: who would have to leave for it.
+    /// If there is none: its victims.
     pub victims: Vec<String>,
 }
 
-/// A pod of which two policies say different things.
+/// A pod for which two policies decide differently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionChange {
@@ -31,14 +31,14 @@ pub struct DecisionChange {
     pub new: PodDecision,
 }
 
-/// What changes from one policy to another.
+/// The differences between two policies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyComparison {
-    /// Pods that were looked at.
+    /// Pods that were compared.
     pub pods: usize,
     pub changes: Vec<DecisionChange>,
-    /// Nodes that the one takes pods on and the other does not, or not of the same classes, each with what they say.
+    /// Nodes that only one policy places pods on, or that admit different classes, each with the admitted classes.
     pub nodes: Vec<NodeChange>,
 }
 
@@ -50,7 +50,7 @@ pub struct NodeChange {
     pub new: String,
 }
 
-/// Both ledgers hold the same cluster, each under its policy. In order of pod; those of which nothing changes are left out.
+/// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
 pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> =
         old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
@@ -67,7 +67,7 @@ pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
     comparison
 }
 
-/// What a ledger's policy says of a pod in it. The ledger is left as it was.
+/// A ledger's decision for one of its pods. The ledger is left as it was.
 fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
     let policy = ledger.policy().clone();
     let entry = ledger.pod_state(uid)?.clone();
@@ -106,7 +106,7 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
             reservation: waiting.reservation,
             ..ObservedWaiting::default()
         }),
-        // A dump has no Binding on its way.
+        // A dump has no Binding in progress.
         PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
     };
     ledger.see(PodObservation {

@@ -1,8 +1,8 @@
-//! Trying a policy before it is switched on: cases that stand beside it, run through the very core that will decide.
+//! Policy test cases: run a policy's cases through the core that decides in production, before the policy is used.
 //!
-//! [`cluster`] builds the small cluster a case begins with, [`sketch`] makes pods of their shorthand, and here the case's pod
-//! comes and is held against what is expected. [`compare`] asks two policies about every pod of one cluster. Pure: a case has no clock but its own, and no network. It changes nothing and
-//! knows nothing of where cases are read from.
+//! [`cluster`] builds the small cluster of a case, [`sketch`] builds pods from their shorthand, and here the case's pod is
+//! placed and the result is compared with the expectation. [`compare`] asks two policies about every pod of one cluster. Pure:
+//! a case has its own clock, and no network. It changes nothing and does not know where cases are read from.
 
 mod cluster;
 mod compare;
@@ -23,15 +23,15 @@ use crate::scheduling::vocabulary::demand::{Demand, RequestError};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How one case went.
+/// The result of one case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CaseOutcome {
     pub case: String,
-    /// What came out otherwise than expected; empty if the case holds.
+    /// Unmet expectations; empty if the case passes.
     pub differences: Vec<Difference>,
 }
 
-/// One expectation that was not met.
+/// One unmet expectation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub what: &'static str,
@@ -41,7 +41,7 @@ pub struct Difference {
     pub because: Vec<String>,
 }
 
-/// What the core says to a case's pod.
+/// The core's decision for a case's pod.
 struct CaseAnswer<'a> {
     policy: &'a Policy,
     demand: Demand,
@@ -54,10 +54,10 @@ struct CaseAnswer<'a> {
     victims: Vec<String>,
 }
 
-/// Who asks in a case; no pod is called so.
+/// The UID of a case's pod; no other pod has it.
 const CASE: &str = "the case's pod";
 
-/// Runs all cases of a test, each on its cluster anew.
+/// Runs all cases of a test, each on a fresh copy of its cluster.
 pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCluster> {
     let nothing = Default::default();
     let cluster = test.cluster.as_ref().unwrap_or(&nothing);
@@ -85,7 +85,7 @@ fn differences(mut ledger: Ledger, case: &TestCase) -> Vec<Difference> {
     differences
 }
 
-/// A pod that cannot be understood fits nowhere; its code may be expected of every node.
+/// A pod with an invalid request fits nowhere; its code may be expected of every node.
 fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Difference> {
     let meant = |code: &String| code == error.code();
     if expected.refused.as_ref().is_some_and(|refused| refused.values().all(meant)) {

@@ -1,4 +1,4 @@
-//! A pod's shorthand, understood by the same function as a pod's manifest.
+//! A pod's shorthand, parsed by the same function as a pod's manifest.
 
 use crate::policy_file::file::PodSketch;
 use crate::scheduling::policy::Policy;
@@ -44,5 +44,5 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
     )
 }
 
-/// The resource that asking for VRAM is.
+/// The resource name of VRAM.
 const VRAM: &str = "stowage.dev/vram";

@@ -1,4 +1,4 @@
-//! Cases that hold, cases that do not, and clusters that cannot be.
+//! Cases that pass, cases that fail, and invalid clusters.
 
 use super::*;
 use crate::scheduling::policy::{Class, Match, Preemptibility, Tenant};

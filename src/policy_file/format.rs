@@ -1,7 +1,7 @@
-//! How single values are written: `10%`, `1h30m`, `40Gi`, `3GB/s`, names. One function reads each, whether a file is
-//! being checked or lowered, so what passes the check cannot fail afterwards.
+//! The grammar of single values: `10%`, `1h30m`, `40Gi`, `3GB/s`, names. One function parses each, for the check of a file and
+//! for the conversion, so a value that passes the check cannot fail afterwards.
 //!
-//! Nothing here knows where a value stands or what it is for.
+//! Nothing here knows where a value is or what it is for.
 
 pub mod mig;
 mod names;
@@ -12,7 +12,7 @@ pub use numbers::{duration, duration_text, percent, quantity, quantity_text, spe
 use crate::scheduling::policy::{Expression, ExpressionError};
 use std::ops::Range;
 
-/// How a text is written. The name is the `format` keyword of the JSON Schema.
+/// The kind of a text. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextFormat {
     Percent {
@@ -35,11 +35,11 @@ pub enum TextFormat {
 /// What is wrong with a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
-    /// Which bytes of the text, if not all.
+    /// The affected bytes of the text, if not all.
     pub at: Option<Range<usize>>,
-    /// What it is, as the end of "`…` is …"; of a CEL expression a whole sentence.
+    /// The problem, as the end of "`…` is …"; for a CEL expression a whole sentence.
     pub is: String,
-    /// The way out.
+    /// The fix.
     pub help: String,
 }
 
@@ -51,7 +51,7 @@ impl Malformed {
 
 impl From<ExpressionError> for Malformed {
     fn from(error: ExpressionError) -> Self {
-        // What a parser would have liked better fills lines and helps nobody.
+        // The parser's list of expected tokens is long and not helpful.
         let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
         let words = ["'and'", "'or'", "'not'"];
         let help = match words.iter().any(|word| is.contains(word)) {
@@ -80,7 +80,7 @@ impl TextFormat {
         })
     }
 
-    /// What a person calls it, with an example.
+    /// Its name for people, with an example.
     pub fn called(self) -> &'static str {
         match self {
             Self::Percent { .. } => "a percentage such as `10%`",
@@ -114,7 +114,7 @@ impl TextFormat {
         }
     }
 
-    /// Whether two texts say the same: `10m` and `600s` do.
+    /// Whether two texts mean the same: `10m` and `600s` do.
     pub fn same(self, a: &str, b: &str) -> bool {
         match self {
             Self::Percent { at_most } => {

@@ -1,7 +1,7 @@
-//! Several documents into one, by rules that nobody has to look up: what is set once holds; what is set twice must be set
-//! to the same; classes, tenants and node pools are put one behind the other, in order of file names.
+//! Merges several documents into one: a value that is set once counts; a value that is set twice must be equal; classes,
+//! tenants and node pools are concatenated in order of file names.
 //!
-//! The result keeps the place of every value, so what comes later can still say where it was set.
+//! The result keeps the place of every value, so that later steps can report where it was set.
 
 use super::diagnostic::{Diagnostic, quoted};
 use super::shape::SchemaShape;
@@ -21,7 +21,7 @@ pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Di
     (merged, conflicts)
 }
 
-/// The empty policy, which stands in no file.
+/// The empty policy, which is in no file.
 fn empty() -> YamlNode {
     YamlNode { value: Value::Map(Vec::new()), span: Span::new(super::source::FileId::at(0), 0..0) }
 }
@@ -41,7 +41,7 @@ fn add(
                 let present = places.get(&key.text).and_then(|place| entries.get_mut(*place));
                 match (present, part(shape, &key.text)) {
                     (Some((_, present)), Some(shape)) => add(present, node, shape, &key.text, conflicts),
-                    // An unknown field, told already.
+                    // An unknown field, reported already.
                     (Some(_), None) => {}
                     (None, _) => entries.push((key, node)),
                 }
@@ -65,12 +65,12 @@ fn part<'a>(shape: &'a SchemaShape, key: &str) -> Option<&'a SchemaShape> {
     }
 }
 
-/// Lists whose items have names of their own are put together; others are values.
+/// Lists whose items have names are merged; other lists are values.
 fn holds_named(shape: &SchemaShape) -> bool {
     matches!(shape, SchemaShape::List(item) if item.field("name").is_some())
 }
 
-/// What has the wrong kind was told when its file was checked.
+/// A value of the wrong kind was reported when its file was checked.
 fn comparable(a: &YamlNode, b: &YamlNode) -> bool {
     let kind = |node: &YamlNode| match node.value {
         Value::Scalar(_) => 0,

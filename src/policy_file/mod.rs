@@ -1,9 +1,9 @@
-//! Policy files: the YAML that a cluster's owner writes, into the [`PolicySpec`] that the core decides by, or into everything
-//! that is wrong with it, each with its place and the way out. Pure: texts come in, nobody here opens a file.
+//! Policy files: turns the YAML that a cluster's owner writes into the [`PolicySpec`] that the core uses, or into all its
+//! problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
-//! The way of a policy: [`tree`] reads YAML and keeps every place; [`shape`] holds it against the JSON Schema of the [`file`]
-//! types; [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] asks whether the parts make
-//! sense together. What is wrong is a [`diagnostic::Diagnostic`] all the way. [`show`] writes the result out again.
+//! The steps: [`tree`] parses YAML and keeps every place; [`shape`] checks it against the JSON Schema of the [`file`] types;
+//! [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] checks whether the parts make sense
+//! together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the result.
 
 pub mod diagnostic;
 pub mod file;
@@ -27,14 +27,14 @@ use sha2::{Digest as _, Sha256};
 use shape::SHAPES;
 use tree::YamlNode;
 
-/// A policy that may be put into force.
+/// A policy without errors.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// With its digest; its version is its owner's to count.
+    /// With its digest; its owner counts its version.
     pub policy: Policy,
     /// By file and place.
     pub warnings: Vec<Diagnostic>,
-    /// Cases that stand beside the policy, in order of files.
+    /// Test cases next to the policy, in order of files.
     pub tests: Vec<Test>,
     merged: YamlNode,
 }
@@ -42,13 +42,12 @@ pub struct Loaded {
 /// One document of cases.
 #[derive(Debug, Clone)]
 pub struct Test {
-    /// Where it stands.
+    /// Its place.
     pub file: FileId,
     pub test: file::PolicyTest,
 }
 
-/// Reads a policy from all its files. Either it is sound, or everything that is wrong is told, errors and warnings, by
-/// file and place.
+/// Parses a policy from all its files. Returns it, or all its problems, errors and warnings, by file and place.
 pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
     let texts = PolicySources::new(sources);
     let Documents { policies, tests, mut diagnostics } = documents(sources, &texts);
@@ -66,7 +65,7 @@ pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
     }
 }
 
-/// What stands in the files, by kind, and what is wrong with each document by itself.
+/// The documents in the files, by kind, and the problems of each document by itself.
 struct Documents {
     policies: Vec<YamlNode>,
     tests: Vec<YamlNode>,
@@ -88,7 +87,7 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     found
 }
 
-/// A file that lost its text says nothing, which is not what its author meant: every guarantee would be gone.
+/// An empty file is probably an accident: every guarantee would be gone.
 fn empty(file: FileId) -> Diagnostic {
     Diagnostic::error("empty-file", Span::new(file, 0..0), "the file is empty")
         .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
@@ -96,7 +95,7 @@ fn empty(file: FileId) -> Diagnostic {
 
 impl Documents {
     fn take(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
-        // Whatever else is wrong with a document of another kind, it is not meant for us.
+        // A document of another kind is not Stowage's, whatever else is wrong with it.
         if let Some(foreign_pod) = shape::foreign_pod(&document) {
             return self.diagnostics.push(foreign_pod);
         }
@@ -135,7 +134,7 @@ fn test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
     from_tree(node, diagnostics).map(|test| Test { file: node.span.file, test })
 }
 
-/// What the check let through reads; should it not, that is told as any mistake is.
+/// A document that passed the check can be parsed; if not, that is reported like any mistake.
 fn from_tree<T: serde::de::DeserializeOwned>(
     node: &YamlNode,
     diagnostics: &mut Vec<Diagnostic>,
@@ -149,7 +148,7 @@ fn from_tree<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// Over the policy as it would be written out in full, so that comments, order of keys and files do not count.
+/// Digest of the policy with all defaults, so that comments, order of keys and files do not matter.
 fn digest(policy: &Policy) -> Digest {
     let written =
         serde_json::to_vec(&parse::render(policy)).expect("a raw policy has text keys and no floats");
@@ -158,7 +157,7 @@ fn digest(policy: &Policy) -> Digest {
 }
 
 impl Loaded {
-    /// The whole policy as YAML, each value with where it was set.
+    /// The whole policy as YAML, each value with its place.
     pub fn show(&self, sources: &[SourceText]) -> String {
         show::show(&self.policy, &self.merged, &PolicySources::new(sources))
     }

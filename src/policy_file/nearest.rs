@@ -1,8 +1,8 @@
-//! The valid name that somebody probably meant.
+//! Finds the valid name that was probably meant.
 
-/// The most like `text` among `names`, if it is like it at all. Of two that are equally near, the first.
+/// The name in `names` most similar to `text`, if it is similar at all. Of two equally similar ones, the first.
 pub fn nearest<'a, S: AsRef<str>>(text: &str, names: &'a [S]) -> Option<&'a str> {
-    // A whole value pasted in the wrong place is not compared with everything.
+    // A whole value pasted in the wrong place is not compared.
     const LONGEST: usize = 80;
     if text.len() > LONGEST {
         return None;
@@ -13,7 +13,7 @@ pub fn nearest<'a, S: AsRef<str>>(text: &str, names: &'a [S]) -> Option<&'a str>
     near.filter(|(far, name)| *far <= allowed(&wanted, name)).map(|(_, name)| name)
 }
 
-/// Case and word marks do not count: `may_share_with` means `mayShareWith`.
+/// Case and word separators do not count: `may_share_with` means `mayShareWith`.
 fn folded(text: &str) -> String {
     text.chars().filter(|c| !matches!(c, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect()
 }

@@ -1,5 +1,5 @@
-//! A policy as it would be written if every setting were said: for `policy show`, and for the digest, which must not depend
-//! on how the settings came about.
+//! Renders a policy with every setting: for `policy show`, and for the digest, which must not depend on how the settings were
+//! written.
 
 use super::parse::{MILLI, UNBOUNDED, percentage, planning};
 use crate::policy_file::file::{
@@ -11,7 +11,7 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Lowering it gives the same policy.
+/// Parsing it gives the same policy.
 pub fn render(policy: &Policy) -> file::PolicySpec {
     file::PolicySpec {
         api_version: Some(file::ApiVersion::V1Alpha1),
@@ -20,7 +20,7 @@ pub fn render(policy: &Policy) -> file::PolicySpec {
         headroom: Some(headroom(policy)),
         telemetry: Some(telemetry(policy)),
         loading: Some(loading(policy)),
-        // Each class says its own.
+        // Each class has its own.
         start_gate: None,
         scoring: Some(scoring(policy)),
         packing: Some(packing(policy)),

@@ -1,4 +1,4 @@
-//! A policy written out in full, each value with where it was set: YAML that can be read again.
+//! Renders a policy in full, each value with its place: YAML that can be parsed again.
 
 use super::parse::render;
 use super::source::PolicySources;
@@ -6,10 +6,10 @@ use super::tree::{Atom, MAX_NODES, Scalar, Style, Value, YamlNode, read};
 use crate::policy_file::source::FileId;
 use crate::scheduling::policy::Policy;
 
-/// Where comments begin, if the value leaves room.
+/// Column of the comments, if the value is short enough.
 const COLUMN: usize = 44;
 
-/// `merged` is what was written, and knows the places.
+/// `merged` is the written policy with its places.
 pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> String {
     let json = serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
@@ -21,7 +21,7 @@ pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> 
     page.lines.join("\n") + "\n"
 }
 
-/// `startGate.atMost` of the whole policy, which every class takes over.
+/// `startGate.atMost` of the whole policy, which every class inherits.
 fn gate(merged: &YamlNode) -> Option<&YamlNode> {
     merged.get("startGate")?.get("atMost")
 }
@@ -65,7 +65,7 @@ impl PolicyListing<'_> {
         }
     }
 
-    /// A class, a tenant or a pool, which was written where its name was.
+    /// A class, a tenant or a pool, whose place is that of its name.
     fn item(&mut self, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         let name = item.get("name").and_then(YamlNode::text);
         let entries = written.map(YamlNode::items).unwrap_or_default();
@@ -82,7 +82,7 @@ impl PolicyListing<'_> {
         self.lines.push(format!("{text:<COLUMN$}  # {place}"));
     }
 
-    /// The last line is a class's `atMost`: unless it said one, it has the policy's.
+    /// The last line is a class' `atMost`: if the class has none, it is the policy's.
     fn name_start_gate(&mut self, written: Option<&YamlNode>) {
         let own = written.and_then(|written| written.get("atMost"));
         let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
@@ -103,7 +103,7 @@ fn inline(node: &YamlNode) -> String {
     }
 }
 
-/// In quotes unless it is plainly a text without them.
+/// Quoted unless it is clearly a text without quotes.
 fn scalar_text(text: &str) -> String {
     let plain = Scalar { text: text.into(), style: Style::Plain };
     let simple = |c: char| c.is_ascii_alphanumeric() || "._/%-".contains(c);

@@ -1,5 +1,5 @@
-//! The texts a policy is read from, and places in them. A place is a byte range, so it costs nothing to carry along;
-//! lines and columns are counted when somebody wants to read them.
+//! The texts of a policy, and places in them. A place is a byte range, so it is cheap to carry along; lines and columns are
+//! computed when they are displayed.
 //!
 //! Nothing here knows where the texts come from (a directory, a ConfigMap, a test) or what they mean.
 
@@ -8,30 +8,30 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A file is refused above this. A ConfigMap, which all policies must fit into to be mounted, holds no more.
+/// A larger file is rejected. A ConfigMap, which all policies must fit into to be mounted, is not larger.
 pub const MAX_FILE: usize = 1 << 20;
 
 /// One file, as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceText {
-    /// What a person calls it: its path.
+    /// Its name for people: its path.
     pub name: String,
     pub bytes: Vec<u8>,
 }
 
 impl SourceText {
-    /// The name is shown only, so control characters in it are spelt out.
+    /// The name is only displayed, so control characters in it are escaped.
     pub fn new(name: impl AsRef<str>, text: impl Into<Vec<u8>>) -> Self {
         Self { name: shown(name.as_ref()), bytes: text.into() }
     }
 }
 
-/// A file by its place among those that are read together.
+/// A file, by its index among those that are read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(u16);
 
 impl FileId {
-    /// The id of the file at `index`; those beyond 65,535 share the last one, long after the reader gave up.
+    /// The id of the file at `index`; those beyond 65,535 share the last one, long after reading has been given up.
     pub fn at(index: usize) -> Self {
         Self(u16::try_from(index).unwrap_or(u16::MAX))
     }
@@ -60,7 +60,7 @@ impl Span {
         self.start as usize..self.end as usize
     }
 
-    /// A part of this span, `range` counted from its start, never reaching beyond its end.
+    /// A part of this span, `range` counted from its start, never beyond its end.
     pub fn part(self, range: Range<usize>) -> Self {
         let offset = |at: usize| (self.start as usize + at).min(self.end as usize);
         Self::new(self.file, offset(range.start)..offset(range.end))
@@ -78,7 +78,7 @@ pub struct Position {
     pub column: usize,
 }
 
-/// Files as texts, with their lines found once.
+/// Files as texts, with their line starts computed once.
 #[derive(Debug)]
 pub struct PolicySources<'a> {
     files: Vec<Lines<'a>>,
@@ -101,12 +101,12 @@ impl<'a> PolicySources<'a> {
         self.files.get(file.index()).map_or("", |file| file.name)
     }
 
-    /// With what is not UTF-8 replaced; nothing of a file above [`MAX_FILE`].
+    /// Invalid UTF-8 is replaced; a file above [`MAX_FILE`] is empty.
     pub fn text(&self, file: FileId) -> &str {
         self.files.get(file.index()).map_or("", |file| &file.text)
     }
 
-    /// What stands at `span`; nothing for a span of another file set.
+    /// The text at `span`; empty for a span of another file set.
     pub fn slice(&self, span: Span) -> &str {
         self.text(span.file).get(span.range()).unwrap_or_default()
     }

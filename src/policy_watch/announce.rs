@@ -1,8 +1,8 @@
-//! What is said when the policy's files change: to the log, the metrics, `/readyz`, and as an Event on Stowage's own pod,
-//! where whoever applied the change looks first.
+//! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, where the
+//! author of the change looks first.
 //!
-//! Nothing is decided here, and nothing is repeated: who calls says each change once. What is counted in the metrics has
-//! been said already: the counter comes last.
+//! Nothing is decided here, and nothing is repeated: the caller announces each change once. The metric's counter is increased
+//! last, so a counted change has been announced.
 
 use super::Problems;
 use crate::ids::{PodKey, PodUid};
@@ -30,7 +30,7 @@ impl Announcer {
         Self { service, control_plane, own_pod }
     }
 
-    /// Another policy is in force than `before`.
+    /// Another policy than `before` is current.
     pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, before = %before.digest, "another policy is in force");
@@ -41,14 +41,14 @@ impl Announcer {
         self.good("in-force", warnings);
     }
 
-    /// The files changed, and say what they said.
+    /// The files changed, and their meaning did not.
     pub fn unchanged(&self, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, "the policy's files changed and say the same; it stays in force");
         self.good("unchanged", warnings);
     }
 
-    /// What the files say now is no policy.
+    /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
         let digest = self.digest();
         error!(policy = %digest, "the policy's files are refused, and the policy before them stays in force:\n{}", problems.whole.trim_end());
@@ -68,7 +68,7 @@ impl Announcer {
         self.count("refused");
     }
 
-    /// What is in force is what the files say.
+    /// The files have the current policy's content.
     fn good(&self, outcome: &str, warnings: Option<&str>) {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
@@ -82,7 +82,7 @@ impl Announcer {
         self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
     }
 
-    /// Of the policy in force.
+    /// For the current policy.
     fn digest(&self) -> Digest {
         self.service.ledger().policy().digest
     }

@@ -1,8 +1,8 @@
-//! The last good policy, kept on disk where the next start of this process finds it: its files as they were found, so that
-//! another version of Stowage reads them anew.
+//! Stores the last good policy on disk for the next start of this process: its files as they were found, so that another
+//! version of Stowage parses them again.
 //!
-//! Nothing here decides when it is used, and no decision waits for it. A copy that is cut off, changed or of another path is
-//! no policy.
+//! Nothing here decides when it is used, and no decision waits for it. A copy that is truncated, changed or of another path is
+//! rejected.
 
 use crate::policy_file::SourceText;
 use serde::{Deserialize, Serialize};
@@ -37,14 +37,14 @@ pub struct LastGood {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SavedPolicy {
-    /// Over `policy`, as it is written here.
+    /// Digest of `policy` as it is written here.
     sha256: String,
     policy: KeptPolicy,
 }
 
 #[derive(Serialize, Deserialize)]
 struct KeptPolicy {
-    /// Where its files are: `--policy`.
+    /// The path of its files: `--policy`.
     path: String,
     files: Vec<KeptFile>,
 }
@@ -60,7 +60,7 @@ impl LastGood {
         Self { directory }
     }
 
-    /// Keeps the files of a policy that is in force. Whoever reads meanwhile finds the one before or this one, whole.
+    /// Stores the files of the current policy. A concurrent reader finds either the previous or this one, complete.
     pub fn keep(&self, path: &Path, texts: &[SourceText]) -> io::Result<()> {
         let file = |text: &SourceText| {
             let name = text.name.clone();

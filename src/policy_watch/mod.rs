@@ -1,19 +1,18 @@
-//! The policy's files, watched: a change is read, checked, and brought into force without a restart; one that is refused
-//! changes nothing and is said loudly.
+//! Watches the policy's files: a change is read, checked, and becomes current without a restart; an invalid change has no
+//! effect and is announced.
 //!
 //! ```text
 //!  path ─► read ─► step ─► load ─┬─► Service::set_policy ─► announce   (one step: no decision sees half a policy)
 //!    twice a second              └─► refused: the last good one stays ─► announce
 //! ```
 //!
-//! What is in force is kept by [`last_good`], so that a start that finds a bad policy acts by the one before it; without one it
-//! acts by the built-in policy.
+//! [`last_good`] stores the current policy, so that a start that finds an invalid one uses it; without it the built-in policy
+//! is used.
 //!
-//! It looks at the contents twice a second in place of asking the kernel to tell of changes: that is a few kilobytes, and it
-//! works alike for files, directories, the links of a mounted ConfigMap and network file systems, of which some tell of
-//! nothing.
+//! The contents are read twice a second instead of relying on file notifications: that is a few kilobytes, and it works alike
+//! for files, directories, the links of a mounted ConfigMap and network file systems, some of which send no notifications.
 //!
-//! Nothing here knows what a policy says, and nothing here is waited for by a request.
+//! Nothing here knows the meaning of a policy, and no request waits for anything here.
 
 mod announce;
 mod last_good;
@@ -36,45 +35,45 @@ use std::sync::Arc;
 use std::time::Duration;
 use step::{PolicyTexts, ReloadStep, Watching};
 
-/// A change is in force within two seconds: it is seen after this, settled after the next, and judging all pods takes the
-/// rest.
+/// A change is current within two seconds: it is seen after this time, settled after the next, and classifying all pods takes
+/// the rest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long a change must stand still. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
+/// How long a change must be stable. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
 const SETTLES_IN: Duration = Duration::from_millis(250);
 
-/// There is no policy to start with: nothing at its path, and none that was good before.
+/// There is no policy to start with: nothing at its path, and no last good one.
 #[derive(Debug, thiserror::Error)]
 #[error("--policy")]
 pub struct OpenError(#[from] ReadError);
 
-/// What is wrong with a policy, for people.
+/// The problems of a policy, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
-    /// The first of them in one line, with its place.
+    /// The first problem on one line, with its place.
     pub headline: String,
-    /// All of them, over several lines.
+    /// All problems, on several lines.
     pub whole: String,
 }
 
-/// A policy as it was found, and what its author should know.
+/// A policy as it was found, with its warnings.
 struct LoadedPolicy {
     policy: Policy,
     warnings: Option<String>,
 }
 
-/// The files of a policy, to be watched from here on.
+/// The files of a policy, watched from here on.
 #[derive(Debug)]
 pub struct PolicyWatch {
     path: PathBuf,
     watching: Watching,
     last_good: Option<LastGood>,
-    /// What was wrong with them at the start, and what is done about it.
+    /// What was wrong with them at the start, and which policy is used.
     refused: Option<Problems>,
 }
 
-/// Reads the policy at `path`: a file, or a directory of them. A bad one is no reason not to start: the last good one of that
-/// path decides or, if none is known, the built-in one, and [`PolicyWatch::run`] says so. It is an error if nothing there can
-/// be read and none was good before: then the path is wrong.
+/// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
+/// that path is used or, if there is none, the built-in one, and [`PolicyWatch::run`] announces it. It is an error if nothing
+/// there can be read and there is no last good one: then the path is wrong.
 pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
     let seen = read(&path);
     let problems = match seen.as_ref().map(|texts| load(texts)) {
@@ -110,14 +109,14 @@ fn good(
 fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, String> {
     let last_good = last_good.ok_or("no --policy-cache keeps a last good one")?;
     let texts = last_good.of(path).map_err(|error| error.to_string())?;
-    // Another version of Stowage kept it, and this one may see it otherwise.
+    // Another version of Stowage stored it, and this one may reject it.
     let found =
         load(&texts).map_err(|problems| format!("the last good one is refused: {}", problems.headline))?;
     Ok(found.policy)
 }
 
-/// The built-in policy in place of one that cannot be understood. Where that one says `mode: shadow`, nothing is enforced that
-/// nobody asked for.
+/// The built-in policy in place of an invalid one. If the invalid one says `mode: shadow`, the built-in one only shadows, so
+/// that nothing unrequested is enforced.
 fn instead_of(texts: &[SourceText]) -> Policy {
     let says_shadow = |text: &SourceText| {
         let text = String::from_utf8_lossy(&text.bytes);
@@ -131,21 +130,21 @@ fn instead_of(texts: &[SourceText]) -> Policy {
     policy.unwrap_or_else(built_in)
 }
 
-/// Without the copy the next start may find no good policy; this one has it.
+/// Without the copy the next start may find no good policy; this process has it in memory.
 fn keep(last_good: Option<&LastGood>, path: &Path, texts: &[SourceText]) {
     if let Some(Err(error)) = last_good.map(|last_good| last_good.keep(path, texts)) {
         tracing::warn!("--policy-cache: the policy in force cannot be kept for the next start: {error}");
     }
 }
 
-/// The policy of those who name none.
+/// The policy if no path is given.
 pub fn built_in() -> Policy {
     load(&[]).map(|found| found.policy).unwrap_or_default()
 }
 
 impl PolicyWatch {
-    /// Runs until it is dropped. What it has to say goes into the log, the metrics and `service.standing`, and into Events on
-    /// `own_pod`, if that is known.
+    /// Runs until it is dropped. Announces changes in the log, the metrics and `service.standing`, and as Events on `own_pod`,
+    /// if that is known.
     pub async fn run(
         mut self,
         service: Arc<Service>,
@@ -161,7 +160,7 @@ impl PolicyWatch {
         loop {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
-            // A file system that hangs has a thread, and nobody waits for it but the next policy.
+            // A file system that hangs has a thread of its own, and only the next policy waits for it.
             let Ok(seen) = tokio::task::spawn_blocking(move || read(&path)).await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
@@ -191,13 +190,13 @@ impl PolicyWatch {
     }
 }
 
-/// What became of a change.
+/// The result of a change.
 enum ReloadOutcome {
     InForce {
         warnings: Option<String>,
         before: Arc<Policy>,
     },
-    /// It says the same in other words.
+    /// The same policy in other words.
     Unchanged {
         warnings: Option<String>,
     },

@@ -1,18 +1,18 @@
-//! Policy files, read from disk: the yaml files directly in a directory, in order of name, or one file. Symlinks are
-//! followed, as a mounted ConfigMap consists of them; names that begin with a dot are its own business, and nobody's policy.
+//! Reads policy files from disk: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
+//! because a mounted ConfigMap consists of them; names that begin with a dot are internal to the ConfigMap and are ignored.
 //!
-//! What stands in the files is [`policy_file`](crate::policy_file)'s; nothing here looks into them.
+//! [`policy_file`](crate::policy_file) parses the files; nothing here looks into them.
 
 use crate::policy_file::{MAX_FILE, SourceText};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// More files than anybody cuts a policy into; a directory with more is another one than was meant.
+/// More files than any policy has; a directory with more is the wrong one.
 const MAX_FILES: usize = 100;
-/// Bytes of one policy over all its files: eight full ConfigMaps, and little enough to be read twice a second.
+/// Maximum bytes of one policy over all its files: eight full ConfigMaps, and small enough to be read twice a second.
 const MAX_TOTAL: usize = 8 * MAX_FILE;
 
-/// Why there is no policy at a path. Equal as long as nothing changes, so that it can be said once.
+/// Why there is no policy at a path. Equal as long as nothing changes, so that it is logged once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     #[error("cannot read {}: {reason}", path.display())]
@@ -31,9 +31,9 @@ pub enum ReadError {
     NeitherFileNorDirectory { path: PathBuf },
 }
 
-/// The files of the policy at `path`, in order of name: a file itself, or those of a directory that end in `.yaml` or
-/// `.yml`. Symlinks are followed; names that begin with a dot are not looked at, as in a mounted ConfigMap. A file that is
-/// too large is read just so far that this can be seen.
+/// The files of the policy at `path`, in order of name: a file itself, or those of a directory that end in `.yaml` or `.yml`.
+/// Symlinks are followed; names that begin with a dot are ignored, as in a mounted ConfigMap. A file that is too large is read
+/// only far enough to detect that.
 pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if !kind.is_dir() {
@@ -45,7 +45,7 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     }
 }
 
-/// As [`read`]; no file at all is the empty policy.
+/// As [`read`]; without any file it is the empty policy.
 pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     let files: Vec<PathBuf> =
         entries(path)?.into_iter().filter(|entry| is_yaml(entry) && !entry.is_dir()).collect();
@@ -94,7 +94,7 @@ fn is_yaml(path: &Path) -> bool {
 }
 
 fn read_file(path: &Path) -> Result<SourceText, ReadError> {
-    // Opening a pipe would wait for somebody to write.
+    // Opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if !kind.is_file() {
         return Err(ReadError::NeitherFileNorDirectory { path: path.into() });

@@ -1,4 +1,4 @@
-//! What a look at the policy files leads to. Pure: what was seen comes in, what to do comes out; no clock, no disk.
+//! Decides what to do after each read of the policy files. Pure: the files come in, the action comes out; no clock, no disk.
 //!
 //! ```text
 //!             the same as was dealt with
@@ -9,35 +9,35 @@
 //!           └──── back to the old ─────┘    └─ other again
 //! ```
 //!
-//! A file that is being written, and a directory of which one file is new and another still old, differ from one look to
-//! the next: only what is seen twice in a row is a policy that somebody meant.
+//! A file that is being written, and a directory with one new and one old file, differ from one read to the next: only what is
+//! read twice in a row is an intended policy.
 
 use super::read::ReadError;
 use crate::policy_file::SourceText;
 
-/// What is found at the policy's path.
+/// What was found at the policy's path.
 pub type PolicyTexts = Result<Vec<SourceText>, ReadError>;
 
 #[derive(Debug)]
 pub struct Watching {
-    /// What was dealt with last, whether it became a policy or was refused.
+    /// What was handled last, whether it became the policy or was rejected.
     settled: PolicyTexts,
-    /// What was seen at the last look, if it was something else.
+    /// What the last read found, if it was something else.
     changing: Option<PolicyTexts>,
 }
 
-/// What to do after a look.
+/// The action after a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReloadStep {
     Nothing,
-    /// Something is changing: look again soon.
+    /// The files are changing: read again soon.
     LookAgain,
     Load(Vec<SourceText>),
     Refuse(ReadError),
 }
 
 impl Watching {
-    /// From what was found at the start.
+    /// The state after the start.
     pub fn from(settled: PolicyTexts) -> Self {
         Self { settled, changing: None }
     }

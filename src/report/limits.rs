@@ -1,4 +1,4 @@
-//! How much a report may say. Who writes one keeps to it, and who reads one refuses what does not.
+//! Limits of a report. The agent cuts its report to them, and the extender rejects a report that exceeds them.
 
 use super::{MissingPart, NodeReport, ReportPart};
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
@@ -14,22 +14,22 @@ pub const MAX_LISTED: usize = 2 * MAX_GPUS as usize;
 pub const MAX_PROCESSES: usize = 4096;
 /// A node has at most 250 pods by Kubernetes' own advice, and some have two engines.
 pub const MAX_ENGINES: usize = 512;
-/// Some twenty models a terabyte: a node's whole disk and then some.
+/// Some twenty models a terabyte: more than a node's whole disk.
 pub const MAX_MODELS: usize = 4096;
 /// Two for each pod of a full node.
 pub const MAX_FINDINGS: usize = 512;
-/// Each part once, and room for those of later versions.
+/// Each part once, and some for later versions.
 pub const MAX_MISSING: usize = 64;
 /// A reason is a sentence.
 pub const MAX_TEXT: usize = 1024;
-/// The whole report as JSON. What ordinary nodes say takes some kilobytes; the limits above, all reached at once, would be
-/// several times this.
+/// The whole report as JSON. Ordinary nodes report some kilobytes; all the limits above reached at once would be several times
+/// this.
 pub const MAX_BYTES: usize = 1 << 20;
-/// An hour: what is older says nothing of the node as it is, and an agent that cannot sample says so.
+/// An hour: older figures say nothing about the node as it is, and an agent that cannot sample reports that.
 pub const MAX_AGE: Millis = Millis::seconds(3600);
 
 impl NodeReport {
-    /// Cuts what is too much, and says so under `missing`: a folder with an odd name must not cost the node its report.
+    /// Cuts what exceeds the limits and lists it under `missing`: a folder with an odd name must not cost the node its report.
     pub fn keep_to_limits(&mut self) {
         let mut cut = Vec::new();
         shorten(&mut self.models, MAX_MODELS, ReportPart::Models, &mut cut);
@@ -50,8 +50,8 @@ impl NodeReport {
         self.keep_to_size();
     }
 
-    /// Halves the longest of the lists that can best be missed until all of it fits, and says so. Of the GPUs themselves there
-    /// are so few that they always fit.
+    /// Halves the longest of the expendable lists until the report fits, and records it. There are so few GPUs that they always
+    /// fit.
     fn keep_to_size(&mut self) {
         if size(self) <= MAX_BYTES {
             return;
@@ -88,7 +88,7 @@ impl NodeReport {
     }
 }
 
-/// For what is said of parts that were cut.
+/// Reserve for the entries about cut parts.
 const ROOM_TO_SAY_SO: usize = 1024;
 
 /// As JSON.
@@ -117,7 +117,7 @@ fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<Mi
     }
 }
 
-/// One line, that fits. A name from a disk or a page may have anything in it.
+/// One line within the limits. A name from a disk or a metrics page may contain anything.
 fn tidy(text: &mut String) {
     if text.chars().any(char::is_control) {
         *text = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();

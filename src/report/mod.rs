@@ -1,7 +1,7 @@
-//! What a node agent says of its node: the wire form of `POST /v1/reports`. The agent writes it, the extender reads it.
+//! A node agent's report: the wire form of `POST /v1/reports`. The agent writes it, the extender reads it.
 //!
-//! Shapes and their checks only: nothing here samples, sends or decides. Fields that are not known are ignored, so that an
-//! agent may be newer than the extender; a field that is missing is named.
+//! Shapes and their checks only: nothing here samples, sends or decides. Unknown fields are ignored, so that an agent may be
+//! newer than the extender; an error names a missing field.
 
 pub mod limits;
 mod reading;
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-// What may be null must be there all the same.
+// A field that may be null must still be present.
 #[schemars(extend("required" = ["node", "bootId", "sequence", "gpus"]))]
 pub struct NodeReport {
     /// The Node object's name.
     pub node: NodeName,
     /// Drawn anew at each start of the agent.
     pub boot_id: String,
-    /// Rises with each report of one boot.
+    /// Increases with each report of one boot.
     pub sequence: u64,
-    /// How old the GPUs' figures were when the report was sent, by the agent's monotonic clock. In milliseconds.
+    /// Age of the GPU figures when the report was sent, by the agent's monotonic clock, in milliseconds.
     #[serde(default)]
     pub age_millis: Millis,
     /// The node's GPUs and MIG slices; `null` if they could not be read, with the reason under `missing`.
@@ -54,13 +54,13 @@ pub struct GpuReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<GpuUuid>,
     pub total_bytes: Bytes,
-    /// What the driver keeps for itself.
+    /// VRAM that the driver keeps for itself.
     #[serde(default)]
     pub reserved_bytes: Bytes,
-    /// What is allocated on it, without the driver's reserve.
+    /// VRAM allocated on it, without the driver's reserve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<Bytes>,
-    /// Of its time in the last sample, busy; 0 to 100.
+    /// Busy time in the last sample, in percent; 0 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization_percent: Option<u8>,
     #[serde(default = "healthy")]
@@ -73,7 +73,7 @@ pub struct GpuReport {
     /// GPUs of one node with the same number reach each other over NVLink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_island: Option<u32>,
-    /// Who has memory on it; `null` or missing if that could not be read.
+    /// Processes with memory on it; `null` or missing if they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessReport>>,
 }
@@ -90,7 +90,7 @@ pub struct ProcessReport {
     /// `null` or missing where the driver does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<Bytes>,
-    /// The pod it belongs to; missing if nobody in Kubernetes owns it.
+    /// The pod it belongs to; missing if it belongs to no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
 }
@@ -116,13 +116,13 @@ pub struct EngineReport {
     /// Tokens its KV cache holds, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_tokens: Option<u64>,
-    /// Requests in its queue, over all ranks.
+    /// Requests waiting in its queue, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u64>,
-    /// Requests it works on, over all ranks.
+    /// Requests being processed, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,
-    /// How old these figures were when the report was sent.
+    /// Age of these figures when the report was sent.
     #[serde(default)]
     pub age_millis: Millis,
     /// Why figures are missing.
@@ -135,34 +135,34 @@ pub struct EngineReport {
 pub enum EngineState {
     /// Its process runs, and its port does not answer yet.
     Starting,
-    /// It answers, and its model is not ready yet.
+    /// It answers, and its model is not loaded yet.
     Loading,
     Serving,
     /// Its KV cache is gone, and its weights are off the GPU.
     Sleeping,
-    /// Its pod must leave; it finishes what it has.
+    /// Its pod is being deleted; it finishes its requests.
     Draining,
     /// It answered before, and does not now.
     Unreachable,
-    /// What a later version calls a state this one does not know.
+    /// A state of a later version that this one does not know.
     #[serde(other)]
     Other,
 }
 
-/// A model of which something is on the node.
+/// A model of which files are on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelReport {
     pub model: ModelId,
     pub tier: ModelTier,
-    /// What is there, in bytes of weights; 0 if that is not known.
+    /// Bytes of weights on the node; 0 if unknown.
     #[serde(default)]
     pub bytes: Bytes,
     /// Where it was found: `huggingface`, `kserve`, `image`, `engine`.
     pub source: String,
 }
 
-/// Something that is not as it was meant.
+/// A deviation from what Stowage assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "kind")]
 pub enum ReportFinding {
@@ -193,7 +193,7 @@ pub enum ReportPart {
     Pods,
     Engines,
     Models,
-    /// A part of a later version's.
+    /// A part that only a later version knows.
     #[serde(other)]
     Other,
 }

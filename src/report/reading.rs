@@ -1,4 +1,4 @@
-//! A report in the core's words: what it says of free VRAM, of busy engines and of models.
+//! Converts a report into the core's types: free VRAM, engine load and models.
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
@@ -8,7 +8,7 @@ use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
 
 impl NodeReport {
-    /// What was measured, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
+    /// The reading, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
     pub fn reading(&self, received: Moment, fresh: Millis) -> Option<NodeReading> {
         let engine_loads = self.engine_loads(fresh);
         let gpus = self.gpus.as_ref()?.iter();
@@ -27,14 +27,15 @@ impl NodeReport {
             attributed: attributed(gpu),
             engine_load: match engine_loads.get(&gpu.uuid) {
                 Some(engine_load) => *engine_load,
-                // Nobody looked for engines, or nobody knows where one runs: of a GPU on which something runs nothing is known.
+                // The agent did not look for engines, or does not know where one runs: the load of a GPU with any process is
+                // unknown.
                 None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::default(),
                 None => EngineLoad::NONE,
             },
         }
     }
 
-    /// An engine over several GPUs counts on each.
+    /// An engine on several GPUs counts on each.
     fn engine_loads(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
         let mut engine_loads = BTreeMap::new();
         for engine in &self.engines {
@@ -48,7 +49,7 @@ impl NodeReport {
         engine_loads
     }
 
-    /// Requests by pod, in order of UID; of engines that drain, too: what they still have is lost as well.
+    /// Requests by pod, in order of UID; draining engines included, because their requests would be lost as well.
     fn in_flight(&self, fresh: Millis) -> Vec<(PodUid, u32)> {
         let mut by_pod: BTreeMap<&PodUid, u64> = BTreeMap::new();
         for engine in self.engines.iter().filter(|engine| engine.age_millis < fresh) {
@@ -67,7 +68,7 @@ impl NodeReport {
             || self.engines.iter().any(has_no_place)
     }
 
-    /// Of a model that is there twice, what is nearer to a GPU.
+    /// For a model that is found twice, the copy nearer to a GPU.
     fn holdings(&self) -> NodeModelSet {
         let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
         for report in &self.models {
@@ -86,10 +87,10 @@ impl NodeReport {
     }
 }
 
-/// Of an engine that does not say.
+/// For an engine that does not report it.
 const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true };
 
-/// How busy an engine is; `None` if it serves nobody.
+/// The load of an engine; `None` if it serves no requests.
 fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     match engine.state {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
@@ -102,8 +103,7 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     }
 }
 
-/// What each pod's processes have on a GPU, in order of UID. One of which the driver does not tell how much counts as
-/// being there.
+/// VRAM of each pod's processes on a GPU, in order of UID. A process whose amount the driver does not report counts as present.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
     let processes = gpu.processes.iter().flatten();
     let owned =

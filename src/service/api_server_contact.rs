@@ -1,34 +1,34 @@
-//! When the API server was last heard of: whether what is known of the cluster can be taken for what is.
+//! Tracks when the API server last answered: whether the known state of the cluster can be taken as current.
 //!
-//! A watch that shows nothing and one whose server is gone look alike for a minute; this tells them apart. Nothing here asks
-//! anyone, and no decision reads it back.
+//! A watch without changes and a watch whose server is gone look the same for a minute; this tells them apart. Nothing here
+//! sends a request, and no decision depends on it.
 
 use crate::units::{Millis, Moment};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// By then a leader has stopped to act, since its Lease was not renewed, and an API server that restarts beside another is
-/// back. A kubelet looks three times before it believes it.
+/// After this time a leader has stopped acting, because its Lease was not renewed, and an API server that restarts behind a
+/// load balancer is back. A kubelet probes three times before it marks a pod unready.
 const LOST_AFTER: Millis = Millis::seconds(15);
 
-/// Never, in a process without an API server.
+/// When the API server last answered; never, in a process without an API server.
 const NEVER: u64 = 0;
 
 #[derive(Debug, Default)]
 pub struct ApiServerContact(AtomicU64);
 
 impl ApiServerContact {
-    /// The API server answered something that was asked then, or showed something.
+    /// Records that the API server answered a request that was sent then, or sent a watch event.
     pub fn heard(&self, at: Moment) {
         self.0.fetch_max(at.0, Ordering::AcqRel);
     }
 
-    /// For how long nothing has been heard; `None` where nothing ever was.
+    /// How long the API server has been silent; `None` if it has never answered.
     pub fn silence(&self, now: Moment) -> Option<Millis> {
         let last = self.0.load(Ordering::Acquire);
         (last != NEVER).then(|| now.since(Moment(last)))
     }
 
-    /// The same, if it is long enough to call the API server gone.
+    /// The same, if it is long enough to call the API server unreachable.
     pub fn lost_for(&self, now: Moment) -> Option<Millis> {
         self.silence(now).filter(|silence| *silence > LOST_AFTER)
     }

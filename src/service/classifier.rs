@@ -1,8 +1,8 @@
-//! Judges pods by the policy in force, beside the ledger's lock, and remembers whom it has judged: the replicas of a workload
-//! show the same, and a scheduler asks several times for each pod.
+//! Classifies pods by the current policy, outside the ledger's lock, and caches the results: the replicas of a workload have
+//! the same traits, and kube-scheduler asks several times for each pod.
 //!
-//! What it says may be outdated by the time the ledger is locked; the version in a judgement tells, and whoever has the lock
-//! judges anew.
+//! A classification may be outdated by the time the ledger is locked. It carries the policy version, and the holder of the lock
+//! classifies again if the version differs.
 
 use crate::scheduling::ledger::Classifications;
 use crate::scheduling::policy::Policy;
@@ -12,24 +12,24 @@ use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;
 use std::sync::Arc;
 
-/// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
+/// Cached kinds of pods; some megabytes. A cluster with more kinds classifies some of them again.
 const REMEMBERED: usize = 8192;
-/// Bytes of text that a kind is remembered by at most: forty labels of the usual length. A pod's author may write a megabyte of
-/// them, and such a pod is judged each time.
+/// Maximum bytes of text by which a kind is cached: forty labels of the usual length. A pod's author may write a megabyte of
+/// them; such a pod is classified each time.
 const LARGEST: usize = 2048;
 
 pub struct Classifier {
     in_force: RwLock<Arc<ActivePolicy>>,
 }
 
-/// A policy, and what it said of whom it was asked about.
+/// A policy and the classifications it has produced.
 struct ActivePolicy {
     policy: Arc<Policy>,
     known: DashMap<PodTraits, Classification, FxBuildHasher>,
 }
 
-/// What a judge will know when its policy comes into force. Made beforehand, so that the first scheduler to ask after a change
-/// of policy waits no longer than any other.
+/// A cache filled for a policy before that policy is set, so that the first request after a policy change waits no longer than
+/// any other.
 pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
 
 impl Remembered {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::scheduling::policy::{Class, Match};
 
-    /// Where pods of that namespace are of a class of their own.
+    /// For policies in which pods of that namespace have a class of their own.
     fn policy(version: u64, namespace: &str) -> Arc<Policy> {
         let own = Class {
             matches: Match { namespaces: vec![namespace.into()], ..Match::default() },

@@ -1,6 +1,8 @@
-//! Whether this replica acts: it leads, by a Lease whose end it compares at every question, and it has listed the cluster since it began to.
+//! Leadership: whether this replica may act. It must hold the Lease, whose end is checked at every write, and must have listed
+//! the cluster since it became leader.
 //!
-//! It decides nothing and writes nothing: `cluster::leader` says what the Lease says, the watches say what they have listed.
+//! This module decides nothing and writes nothing: `kubernetes::leader` reports the Lease, and the watches report what they
+//! have listed.
 
 use super::Clock;
 use crate::ids::LeaderEpoch;
@@ -18,16 +20,16 @@ use tokio::sync::watch;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tenure {
-    /// Another may act.
+    /// Another replica may act.
     Standby,
-    /// The Lease is ours. What its holder before may have sent can still land until then.
+    /// This replica holds the Lease. Writes of the previous holder may still land until then.
     Succeeding { from: Moment },
-    /// Nobody else acts, and nothing of anybody else can land. A write may be begun before `until`.
+    /// No other replica acts, and no other replica's write can land any more. This replica may begin writes before `until`.
     Leading { epoch: LeaderEpoch, until: Moment },
 }
 
 impl Tenure {
-    /// Of a replica that has no Lease to lose.
+    /// For a replica without a Lease, which cannot lose it.
     pub fn without_end() -> Self {
         Self::Leading { epoch: LeaderEpoch::new("no-lease", 0, "no-nonce"), until: Moment(u64::MAX) }
     }
@@ -44,9 +46,9 @@ impl Tenure {
 pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
-    /// How often the cluster had to be listed anew. What was listed in an earlier term does not count.
+    /// How often the cluster had to be relisted. Lists of an earlier term do not count.
     term: watch::Sender<u64>,
-    /// One more than the term whose lists the ledger holds; zero before the first.
+    /// One more than the term whose lists the ledger contains; zero before the first list.
     synced: AtomicU64,
     stopping: AtomicBool,
 }
@@ -62,18 +64,18 @@ impl Leadership {
         }
     }
 
-    /// All lists that the ledger holds began in this term or a later one.
+    /// Records that all lists in the ledger began in this term or a later one.
     pub(super) fn set_synced_in(&self, term: u64) {
         self.synced.fetch_max(term + 1, Ordering::AcqRel);
     }
 
-    /// Every list from here on is of a new term, and none that began before opens the gate: a list shows the cluster as of its
-    /// first page, and a watch whose connection died silently may not have shown what another leader bound.
+    /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A list shows the
+    /// cluster as of its first page, and a watch whose connection died silently may not have shown what another leader bound.
     pub fn list_anew(&self) {
         self.term.send_modify(|term| *term += 1);
     }
 
-    /// A replica that begins to lead, or leads in another epoch, lists everything anew first. Answers whether it leads.
+    /// Sets the tenure. A replica that becomes leader, or leads in another epoch, relists first. Returns whether it leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
         let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
@@ -84,7 +86,7 @@ impl Leadership {
         self.leading(&held).is_some()
     }
 
-    /// As whom this replica acts; `None` while it does not lead.
+    /// The epoch as which this replica acts; `None` while it does not lead.
     pub fn epoch(&self) -> Option<LeaderEpoch> {
         self.leading(&self.tenure.lock()).cloned()
     }
@@ -96,7 +98,7 @@ impl Leadership {
         }
     }
 
-    /// What the Lease said last. It may have ended since: see [`Self::is_leading`].
+    /// The latest state of the Lease. The Lease may have ended since: see [`Self::is_leading`].
     pub fn tenure(&self) -> Tenure {
         self.tenure.lock().clone()
     }
@@ -105,7 +107,7 @@ impl Leadership {
         *self.term.borrow()
     }
 
-    /// The term, and whenever it changes: the watches list anew then.
+    /// The term. The watches relist whenever it changes.
     pub fn terms(&self) -> watch::Receiver<u64> {
         self.term.subscribe()
     }
@@ -122,7 +124,7 @@ impl Leadership {
         self.leading(&self.tenure.lock()).is_some()
     }
 
-    /// Whether questions are answered and writes are made.
+    /// Whether requests are answered and writes are made.
     pub fn is_open(&self) -> bool {
         self.is_synced() && self.is_leading()
     }
@@ -131,7 +133,7 @@ impl Leadership {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Why the gate is shut, for a person.
+    /// Why this replica does not act, as text for operators.
     pub fn reason_not_leading(&self) -> Option<&'static str> {
         match (self.is_synced(), &*self.tenure.lock()) {
             (_, Tenure::Succeeding { .. }) => Some(
@@ -163,7 +165,7 @@ mod tests {
     fn b3_lists_that_began_before_leadership_never_open_the_gate() {
         let gate = gate();
         let terms = gate.terms();
-        // The first lists are on their way when this replica begins to lead.
+        // The first lists are still in progress when this replica becomes leader.
         gate.set_tenure(leading(&gate, "a", 10));
         assert_eq!(gate.term(), 1);
         assert!(terms.has_changed().unwrap());

@@ -1,7 +1,7 @@
-//! The ledger behind its lock, as everyone but the service sees it: a panic under the lock throws the ledger away.
+//! The guard of the ledger's lock. A panic under the lock discards the ledger.
 //!
-//! A panic may leave a change half made, and no later look can tell which half. The pods of the API server are whole: the
-//! gate shuts, and everything is listed anew into an empty ledger. Nothing here knows what the ledger holds.
+//! A panic may leave a change half made, and no later check can tell which half. The pods on the API server are consistent:
+//! leadership closes, and everything is relisted into an empty ledger. This module does not know what the ledger contains.
 
 use super::Service;
 use crate::scheduling::ledger::Ledger;
@@ -13,7 +13,8 @@ use tracing::error;
 pub struct LedgerGuard<'a> {
     ledger: MutexGuard<'a, Ledger>,
     service: &'a Service,
-    /// Whoever takes the lock while its thread unwinds from something else has broken nothing here.
+    /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
+    /// lock.
     was_panicking: bool,
 }
 
@@ -42,7 +43,7 @@ impl Drop for LedgerGuard<'_> {
         if !std::thread::panicking() || self.was_panicking {
             return;
         }
-        // The gate first: nobody finds the empty ledger and takes it for the cluster.
+        // Leadership closes first, so that no reader mistakes the empty ledger for the cluster.
         self.service.gate.list_anew();
         *self.ledger = Ledger::new(self.ledger.policy().clone());
         self.ledger.set_now(self.service.now());

@@ -1,6 +1,7 @@
-//! What the edges of one running Stowage share: the ledger and the stock view behind their locks, the judge of pods, the clock, whether to act, the metrics.
+//! The state that the edges of one running Stowage share: the ledger and the view of kube-scheduler's filters behind their
+//! locks, the pod classifier, the clock, leadership, and the metrics.
 //!
-//! It starts nothing and decides nothing; `serve` and `demo` put it together.
+//! It starts nothing and decides nothing; `serve` and `demo` assemble it.
 
 mod api_server_contact;
 mod classifier;
@@ -45,12 +46,12 @@ impl Service {
         Self::timed_by(TimeSource::SYSTEM, policy)
     }
 
-    /// One whose time comes from elsewhere, such as a simulation.
+    /// With a clock that is driven from outside, such as by a simulation.
     pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
         Self::by(Clock::start(source), policy)
     }
 
-    /// One for which no time passes but what a test lets pass.
+    /// With a clock that stands still until a test advances it.
     #[cfg(test)]
     pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
@@ -74,37 +75,37 @@ impl Service {
         })
     }
 
-    /// The books, which take this for the present. Take them for one call or a few; never across an await.
-    /// A panic under the lock discards them.
+    /// The ledger, with its time set to the present. Take it for one call or a few; never across an await. A panic under the
+    /// lock discards the ledger.
     pub fn ledger(&self) -> LedgerGuard<'_> {
         let mut ledger = LedgerGuard::new(self, self.ledger.lock());
         ledger.set_now(self.now());
         ledger
     }
 
-    /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
-    /// the ledger while this is locked, or the other way round.
+    /// The cluster as kube-scheduler's default filters see it. To look at many nodes, take a snapshot. Never lock the ledger
+    /// while this is locked, nor the other way round.
     pub fn kube_filters(&self) -> MutexGuard<'_, ClusterFilters> {
         self.kube_filters.lock()
     }
 
-    /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
+    /// Cached fit-and-score results. Take one entry out, use it, and put it back; do not evaluate nodes while this is locked.
     pub fn score_cache(&self) -> MutexGuard<'_, ScoreCache> {
         self.score_cache.lock()
     }
 
-    /// The continuous audit: what the watches show of promised GPUs. Ask for no other lock while this is held.
+    /// The continuous audit: what the watches show of allocated GPUs. Take no other lock while this is held.
     pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
         self.conflicts.lock()
     }
 
-    /// What the policy in force makes of a pod.
+    /// How the current policy classifies a pod.
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         self.classify.classify(traits)
     }
 
-    /// Brings another policy into force, in one step; the pods are judged by it beforehand, so that nobody waits for that.
-    /// Takes a while on a large cluster: not for a thread that answers requests.
+    /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
+    /// while on a large cluster; do not call it on a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
         let traits = self.ledger().to_classify();
         let mut classified = Classifications::default();
@@ -115,30 +116,30 @@ impl Service {
         let mut ledger = self.ledger();
         ledger.set_policy(policy, &classified);
         let policy = ledger.policy().clone();
-        // Under the lock, all of it: two that change the policy at once must not leave a mixture.
+        // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
         self.classify.set(policy, remembered);
     }
 
-    /// What the Lease says of this replica. One that begins to lead lists everything anew before it acts.
+    /// Sets what the Lease says of this replica. A new leader relists before it acts.
     pub fn set_tenure(&self, tenure: Tenure) {
         if !self.gate.set_tenure(tenure) {
             self.ledger().stop_leading();
         }
     }
 
-    /// Everything has been listed in this term of the gate: a replica that leads takes over what its predecessors hold, as
-    /// far as it stands up to the checks of a new hold, and acts from now on.
+    /// Records that everything has been listed in this term. A leader adopts the reservations of its predecessors that pass the
+    /// checks of a new reservation, and acts from now on.
     pub fn set_synced_in(&self, term: u64) {
-        // What an old watch still shows is of an earlier term, and its list is not the one to take over from.
+        // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
         if let Some(epoch) = self.gate.epoch().filter(|_| term >= self.gate.term()) {
             self.ledger().begin_leading(epoch);
         }
         self.gate.set_synced_in(term);
     }
 
-    /// This replica leads, and nothing has to be listed for it: there is no API server, or a test stands for it.
+    /// Makes this replica lead without a list: for a process without an API server, or a test in its place.
     pub fn lead_from_the_start(&self) {
         self.set_tenure(Tenure::without_end());
         self.set_synced_in(self.gate.term());
@@ -177,21 +178,21 @@ impl Clock {
         Moment(elapsed.as_millis() as u64) + BEFORE_START
     }
 
-    /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
+    /// The wall time of a moment, by this machine's current wall clock.
     pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
         let ahead = i128::from(moment.0) - i128::from(self.now().0);
         let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
         (self.source.wall)().saturating_add(ahead).expect("a duration in milliseconds always adds")
     }
 
-    /// The moment of a wall time; what has passed already is now.
+    /// The moment of a wall time; a wall time in the past is now.
     pub fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
         let ahead = wall.duration_since((self.source.wall)()).as_millis().clamp(0, MAX_MILLIS);
         self.now() + Millis(ahead as u64)
     }
 }
 
-/// Where a clock's time comes from.
+/// The source of a clock's time.
 #[derive(Debug, Clone, Copy)]
 pub struct TimeSource {
     /// It never goes back. Only differences count.
@@ -203,17 +204,17 @@ impl TimeSource {
     pub const SYSTEM: Self = Self { monotonic: since_boot, wall: jiff::Timestamp::now };
 }
 
-/// A machine that was suspended has let a Lease run out meanwhile: of the monotonic clocks it takes the one that goes on then.
+/// The monotonic clock that continues while the machine is suspended, because a Lease expires meanwhile.
 fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// The clock does not begin at zero: a pod that has run for days must be known to have, in the first second too. No minimum
-/// runtime is longer than a year.
+/// The clock does not begin at zero: a pod that has run for days must be known to have run for days in the first second too. No
+/// minimum runtime is longer than a year.
 const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
 
-/// A year: nothing Stowage writes down lasts longer.
+/// A year: nothing that Stowage writes is valid for longer.
 const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Where the policy in force comes from, since when, and what was refused after it: for operators to read. No decision
+//! Status of the policy for operators: its source, since when it is current, and which later change was rejected. No decision
 //! reads it, and it reads no files.
 
 use crate::units::Moment;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Where a policy comes from whose owner named none.
+/// Source of the built-in policy, if no path was given.
 const BUILT_IN: &str = "built in";
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct PolicyStanding {
     state: Mutex<PolicyStatus>,
 }
 
-/// What stands at one moment.
+/// The status at one moment.
 #[derive(Debug, Clone)]
 pub struct PolicyStatus {
     /// The path of the policy's files.
@@ -22,13 +22,13 @@ pub struct PolicyStatus {
     pub refused: Option<RefusedPolicy>,
 }
 
-/// A change of the policy's files that was not taken over.
+/// A change of the policy's files that was rejected.
 #[derive(Debug, Clone)]
 pub struct RefusedPolicy {
     pub since: Moment,
-    /// One line: the first thing that is wrong, and where.
+    /// The first problem and its place, on one line.
     pub headline: Arc<str>,
-    /// All that is wrong, over several lines.
+    /// All problems, on several lines.
     pub problems: Arc<str>,
 }
 

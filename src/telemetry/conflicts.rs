@@ -1,22 +1,21 @@
-//! What can be measured of the continuous audit: the conflicts that stand, those that began, what became of evictions to end
-//! them, and how far the audit is behind.
+//! Metrics of the continuous audit: current conflicts, detected conflicts, evictions to resolve them, and the audit's backlog.
 
 use crate::scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 pub struct ConflictMetrics {
-    /// Conflicts that stand, by kind.
+    /// Current conflicts, by kind.
     standing: IntGaugeVec,
-    /// Conflicts that began, by kind.
+    /// Detected conflicts, by kind.
     found: IntCounterVec,
     /// Evictions that `conflicts: evict-unstarted` asked for, by outcome.
     pub evictions: IntCounterVec,
-    /// Nodes that changed and wait for a later look.
+    /// Nodes that changed and have not been audited since.
     unchecked: IntGauge,
 }
 
-/// What may become of an eviction, as labels.
+/// Outcomes of an eviction, as labels.
 pub const OUTCOMES: [&str; 7] = ["written", "gone", "later", "refused", "unknown", "rate-limited", "over"];
 
 impl ConflictMetrics {
@@ -42,7 +41,7 @@ impl ConflictMetrics {
         keep(Box::new(found.clone()));
         keep(Box::new(evictions.clone()));
         keep(Box::new(unchecked.clone()));
-        // An alert on a rate needs to see the count before its first rise.
+        // An alert on a rate needs to see zero before the first increase.
         for kind in GpuConflictKind::ALL {
             standing.with_label_values(&[kind.code()]);
             found.with_label_values(&[kind.code()]);
@@ -53,7 +52,7 @@ impl ConflictMetrics {
         Self { standing, found, evictions, unchecked }
     }
 
-    /// What stands after a look.
+    /// Sets the gauges after an audit.
     pub fn set(&self, conflicts: &Conflicts, look: &AuditRound) {
         for kind in GpuConflictKind::ALL {
             self.standing.with_label_values(&[kind.code()]).set(conflicts.count(kind) as i64);

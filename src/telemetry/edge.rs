@@ -1,21 +1,20 @@
-//! What can be measured of the addresses: connections and what became of them, certificates read again, tokens and pages that
-//! were turned away.
+//! Metrics of the addresses: connections and how they ended, certificate reloads, rejected tokens and limited pages.
 
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
-/// Shared with whoever serves an address.
+/// Shared with the code that serves an address.
 #[derive(Clone)]
 pub struct EdgeMetrics {
     connections: IntGaugeVec,
     dropped: IntCounterVec,
-    /// Certificates read again, by address and outcome.
+    /// Certificate reloads, by address and outcome.
     pub tls_reloads: IntCounterVec,
-    /// 1 while what lies in an address' certificate files is refused.
+    /// 1 while an address uses old certificates because its new files cannot be loaded.
     pub tls_refused: IntGaugeVec,
-    /// Requests turned away at a bound, by address and which bound.
+    /// Requests rejected because a limit was reached, by address and limit.
     pub turned_away: IntCounterVec,
-    /// Decisions on who may see a page, by outcome.
+    /// Access decisions for pages, by outcome.
     pub page_reviews: IntCounterVec,
 }
 
@@ -67,7 +66,7 @@ impl EdgeMetrics {
                 &["outcome"],
             ),
         };
-        // An alert on a rate needs to see the count before its first rise.
+        // An alert on a rate needs to see zero before the first increase.
         for address in ADDRESSES {
             metrics.connections.with_label_values(&[address]);
             metrics.tls_refused.with_label_values(&[address]);
@@ -78,7 +77,7 @@ impl EdgeMetrics {
         metrics
     }
 
-    /// Shows the reasons of an address before anything is dropped for one.
+    /// Exports the reasons of an address at zero before anything is dropped for one.
     pub fn expect_drops(&self, address: &str, reasons: impl IntoIterator<Item = &'static str>) {
         for reason in reasons {
             self.dropped.with_label_values(&[address, reason]);

@@ -1,6 +1,6 @@
-//! What operators can measure: metrics in Prometheus text, and logs.
+//! Metrics in Prometheus text, and logs.
 //!
-//! Nothing here is read back by a decision.
+//! No decision reads a metric.
 
 mod conflicts;
 mod edge;
@@ -27,19 +27,19 @@ pub struct Metrics {
     pub answers: IntCounterVec,
     /// Nodes refused by filter, by reason code.
     pub refusals: IntCounterVec,
-    /// Requests that were no proper requests, by verb (or `reports`) and code.
+    /// Malformed requests, by verb (or `reports`) and code.
     pub bad_requests: IntCounterVec,
     /// Agent reports by outcome.
     pub reports: IntCounterVec,
-    /// Bytes of the bodies they came in.
+    /// Bytes of report bodies.
     pub report_bytes: IntCounter,
     /// GPUs that reports brought and that wait.
     pub gpus_delayed: IntCounter,
-    /// Ledgers that a panic left half changed.
+    /// Ledgers discarded because of a panic.
     pub ledgers_discarded: IntCounter,
-    /// Parts that reports said they lack.
+    /// Parts that reports lack.
     pub report_missing: IntCounterVec,
-    /// What agents found amiss, once per pod while it stands.
+    /// Findings of agents, counted once per pod while they last.
     pub report_findings: IntCounterVec,
     /// Reviews of agents' tokens, by outcome.
     pub token_reviews: IntCounterVec,
@@ -48,9 +48,9 @@ pub struct Metrics {
     pub events: IntCounterVec,
     /// Writes to the API server by kind and outcome.
     pub writes: IntCounterVec,
-    /// Edits of what Stowage recorded on a pod, and pods without a record.
+    /// Edits of Stowage's annotations on a pod, and pods without a record.
     pub pod_warnings: IntCounterVec,
-    /// What shadow mode would have answered, by verb and how it compares.
+    /// Shadow mode's answers, by verb and how they compare.
     pub shadow: IntCounterVec,
     /// Handlers that panicked and were caught.
     pub panics: IntCounterVec,
@@ -63,14 +63,14 @@ pub struct Metrics {
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
-    /// How long nothing has been heard of the API server.
+    /// Time since the API server last answered.
     pub silence: Gauge,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
     pub edge: EdgeMetrics,
 }
 
-/// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
+/// From 50 µs, below which latency does not matter, to 3 s, beyond which kube-scheduler has given up.
 const SECONDS: [f64; 12] = [50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0];
 
 impl Metrics {
@@ -238,7 +238,7 @@ impl Metrics {
         self.gpus.set(totals.gpus as i64);
     }
 
-    /// How old the nodes' latest reports are; `ages` in any order.
+    /// Ages of the nodes' latest reports; `ages` in any order.
     pub fn set_report_ages(&self, mut ages: Vec<Millis>) {
         ages.sort_unstable();
         self.report_age.reset();
@@ -250,7 +250,7 @@ impl Metrics {
         }
     }
 
-    /// Everything in Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     pub fn render(&self) -> String {
         let mut text = Vec::new();
         TextEncoder::new()

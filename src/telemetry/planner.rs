@@ -1,4 +1,4 @@
-//! What can be measured of the planner: how its runs end, how many pods wait for one, and what it put off because a bound was
+//! Metrics of the planner: how its runs end, how many pods wait for one, and which writes it postponed because a limit was
 //! reached.
 
 use prometheus::core::Collector;
@@ -9,15 +9,15 @@ pub struct PlannerMetrics {
     pub runs: IntCounterVec,
     /// How long they took.
     pub run_seconds: Histogram,
-    /// Pods that wait for a look, due or not.
+    /// Pods that wait to be planned, due or not.
     pub waiting: IntGauge,
-    /// Pods that the latest run was given and did not come to.
+    /// Pods that the latest run was given and did not reach.
     pub left_over: IntGauge,
-    /// Writes that were put off because too many were under way, by what they were.
+    /// Writes that were postponed because too many were in progress, by kind.
     pub postponed: IntCounterVec,
 }
 
-/// A run is bounded to a quarter of a second.
+/// A run is limited to a quarter of a second.
 const SECONDS: [f64; 8] = [1e-3, 5e-3, 25e-3, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 impl PlannerMetrics {
@@ -53,7 +53,7 @@ impl PlannerMetrics {
                 "kind",
             ),
         };
-        // An alert on a rate needs to see the count before its first rise.
+        // An alert on a rate needs to see zero before the first increase.
         for outcome in ["complete", "cut-short", "given-up"] {
             metrics.runs.with_label_values(&[outcome]);
         }

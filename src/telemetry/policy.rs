@@ -1,5 +1,4 @@
-//! What can be measured of the policy: which one is in force, what became of changes to its files, and whether they are
-//! refused now.
+//! Metrics of the policy: which one is current, the outcomes of changes to its files, and whether they are rejected now.
 
 use crate::scheduling::policy::{Mode, Policy};
 use parking_lot::Mutex;
@@ -9,7 +8,7 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 pub struct PolicyMetrics {
     /// Changes of the policy's files, by outcome.
     pub reloads: IntCounterVec,
-    /// 1 while what the files say is refused.
+    /// 1 while the files are rejected.
     pub refused: IntGauge,
     /// 1 for the digest and mode in force.
     info: IntGaugeVec,

@@ -1,15 +1,15 @@
-//! Where on a pod its engine's pages may be: what the pod says, then what engines commonly do.
+//! Candidate addresses of an engine's pages on a pod: from the pod's annotations and labels, then from engines' defaults.
 //!
-//! A pure function of the pod. Whether anybody answers there is `visit`'s to find out.
+//! A pure function of the pod. `probe` finds out whether a server answers there.
 
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::Engine;
 use http::uri::PathAndQuery;
 
-/// Ours, and stronger than anything else the pod says.
+/// Stowage's own, which take precedence over everything else on the pod.
 pub const METRICS_PORT: &str = "stowage.dev/metrics-port";
 pub const METRICS_PATH: &str = "stowage.dev/metrics-path";
-/// What many monitoring systems go by.
+/// The annotations that many monitoring systems use.
 const PROMETHEUS_PORT: &str = "prometheus.io/port";
 const PROMETHEUS_PATH: &str = "prometheus.io/path";
 const ENGINE_TYPE: &str = "llm-d.ai/engine-type";
@@ -24,19 +24,19 @@ pub struct MetricsAddress {
     pub path: PathAndQuery,
 }
 
-/// What is looked for on a pod, and where.
+/// What to look for on a pod, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineQuery {
     /// The engine its label names.
     pub engine: Option<Engine>,
     pub claim: EngineEvidence,
-    /// To be tried in this order; no address twice.
+    /// In the order of the attempts; no address twice.
     pub addresses: Vec<MetricsAddress>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineEvidence {
-    /// The pod says that it is an engine, by our annotations or by its engine-type label.
+    /// The pod declares that it is an engine, by Stowage's annotations or by its engine-type label.
     Declared,
     /// It has a GPU, and may be an engine or anything else.
     Guessed,
@@ -45,7 +45,7 @@ pub enum EngineEvidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressOwner {
     Pod,
-    /// Pods in the host's network have one address together: who answers on a port that this one does not claim may be another.
+    /// Pods in the host's network share one address: a server on a port that this pod does not declare may be another pod's.
     Shared,
 }
 
@@ -68,7 +68,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         .transpose()?;
     let is_declared = own_port.is_some() || own_path.is_some() || pod.labels.contains_key(ENGINE_TYPE);
     let claim = if is_declared { EngineEvidence::Declared } else { EngineEvidence::Guessed };
-    // The path on a port of which only the number is known.
+    // The path for a port of which only the number is known.
     let usual_path = match (&own_path, engine) {
         (Some(path), _) => path.clone(),
         (None, Some(engine)) => well_known(engine)[0].path.clone(),
@@ -93,7 +93,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         (AddressOwner::Pod, Some(engine)) => well_known(engine),
         (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
     };
-    // A named engine's own port is a better guess than one of several that the pod declares.
+    // A named engine's default port is a better guess than one of several that the pod declares.
     let (before, after) = if engine.is_some() { (&guesses[..], &[][..]) } else { (&[][..], &guesses[..]) };
     before.iter().for_each(|guess| add(guess.port, &guess.path));
     pod.ports.iter().for_each(|&port| add(port, &usual_path));
@@ -109,7 +109,7 @@ fn path(text: &str) -> Option<PathAndQuery> {
     text.starts_with('/').then(|| text.parse().ok()).flatten()
 }
 
-/// Where an engine's metrics are unless it was told otherwise; at least one place.
+/// An engine's default metrics addresses; at least one.
 fn well_known(engine: Engine) -> Vec<MetricsAddress> {
     let (ports, path): (&[u16], &'static str) = match engine {
         Engine::Vllm => (&[8000], "/metrics"),
@@ -118,16 +118,16 @@ fn well_known(engine: Engine) -> Vec<MetricsAddress> {
         // Its metrics have a port of their own.
         Engine::Triton => (&[8002], "/metrics"),
         Engine::Lmdeploy => (&[23333], "/metrics"),
-        // As its image starts it, and as many charts do, because 80 needs a privilege.
+        // As its image starts it, and as many charts do, because port 80 needs a privilege.
         Engine::Tgi => (&[80, 8080], "/metrics"),
         Engine::LlamaCpp => (&[8080], "/metrics"),
-        // A worker has none unless DYN_SYSTEM_PORT says so: 9090 is what its operator sets, 8081 what its guides do.
+        // A worker has none unless DYN_SYSTEM_PORT sets one: 9090 is what its operator sets, 8081 what its guides use.
         Engine::Dynamo => (&[9090, 8081], "/metrics"),
     };
     ports.iter().map(|&port| MetricsAddress { port, path: PathAndQuery::from_static(path) }).collect()
 }
 
-/// Where an engine whose metrics are at `metrics` says whether it is ready, if it does.
+/// The health endpoint of an engine whose metrics are at `metrics`, if it has one.
 pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<MetricsAddress> {
     match engine {
         Some(Engine::Dynamo | Engine::Lmdeploy) => None,
@@ -138,7 +138,7 @@ pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<Metric
     }
 }
 
-/// Where llama.cpp says how large its KV cache is.
+/// The endpoint where llama.cpp reports the size of its KV cache.
 pub fn properties(metrics: &MetricsAddress) -> MetricsAddress {
     MetricsAddress { port: metrics.port, path: PathAndQuery::from_static("/props") }
 }

@@ -1,6 +1,7 @@
 //! One GET of one page of a pod, over plain HTTP/1.1, within limits of time and size.
 //!
-//! A pod may answer anything. Nothing it answers is followed, unpacked or waited for; connections are kept for the next round.
+//! A pod may answer anything. No redirect is followed, no compressed body is unpacked, and no slow answer is waited for;
+//! connections are kept for the next round.
 
 use super::address::MetricsAddress;
 use super::limits::EngineLimits;
@@ -37,7 +38,7 @@ pub enum FetchError {
     Broken(Uri, String),
 }
 
-/// What to do about an answer that is not a page.
+/// How to treat an answer that is not a page.
 fn hint(status: StatusCode) -> &'static str {
     match status {
         StatusCode::NOT_FOUND => "; say where its metrics are with the annotation stowage.dev/metrics-path",
@@ -48,18 +49,19 @@ fn hint(status: StatusCode) -> &'static str {
 }
 
 impl FetchError {
-    /// The kernel says that no process has this port open.
+    /// The kernel reports that no process has this port open.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
 
-    /// There is a server, which says that it is not ready.
+    /// A server answers that it is not ready.
     pub fn is_not_ready(&self) -> bool {
         matches!(self, Self::Status(_, StatusCode::SERVICE_UNAVAILABLE))
     }
 }
 
-/// A connection is kept from one round to the next, and given up before the server does (Python's usual one, after five seconds).
+/// A connection is kept from one round to the next, and closed before the server closes it (Python's usual one, after five
+/// seconds).
 const IDLE: Duration = Duration::from_secs(4);
 
 #[derive(Debug)]
@@ -87,7 +89,7 @@ impl Fetcher {
         Self { client, medium, large: Semaphore::new(1), limits }
     }
 
-    /// The body of a page that is answered with 200.
+    /// The body of a page with status 200.
     pub async fn get(&self, ip: IpAddr, address: &MetricsAddress) -> Result<Vec<u8>, FetchError> {
         let uri = uri(ip, address);
         match timeout(self.limits.answer, self.ask(&uri)).await {
@@ -139,7 +141,7 @@ impl Fetcher {
             }
             page.extend_from_slice(&data);
         }
-        // Where only the end of the connection ends the page, nothing tells a whole last line from half of one.
+        // If only the end of the connection ends the page, a complete last line cannot be told from half of one.
         if !is_framed {
             page.truncate(whole_lines(&page).len());
         }
@@ -183,7 +185,7 @@ mod tests {
 
     const FRAME: usize = 16 << 10;
 
-    /// A page just below a megabyte of which the end does not come, and what was read of it.
+    /// A page just below a megabyte that never ends, and what was read of it.
     fn page(read: &Arc<AtomicUsize>) -> Response<Body> {
         let read = read.clone();
         let frames = stream::iter(0..60).map(move |_| {

@@ -176,7 +176,7 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
 
 #[tokio::test]
 async fn a_pod_without_an_engine_is_not_reported() {
-    let mut foreign_pod = pod("stranger", None);
+    let mut foreign_pod = pod("foreign", None);
     // No process of a test listens there.
     foreign_pod.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
     let no_gpu = PodOnNode { wants_gpu: false, ..pod("no-gpu", Some(1)) };

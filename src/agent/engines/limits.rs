@@ -1,29 +1,29 @@
-//! How long, how much and how often: every bound on what an engine can cost its node's agent.
+//! Limits on the time, size and frequency of everything that an engine can cost its node's agent.
 
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// For a connection to be there. A pod is on this very node.
+    /// For a connection. A pod is on this very node.
     pub connect: Duration,
     /// For one answer, from the first byte of the request to the last of the body.
     pub answer: Duration,
-    /// A round waits this long for those it has asked; who takes longer is in the next one.
+    /// A round waits this long for its requests; later answers are used in the next round.
     pub patience: Duration,
     /// Bytes of an answer.
     pub page: usize,
     /// Of pages larger than this, [`EngineLimits::medium_pages`] at a time are read, ...
     pub medium_page: usize,
     pub medium_pages: usize,
-    /// ... and of pages larger than this, one: what hostile pods answer does not add up.
+    /// ... and of pages larger than this, one: hostile pods' answers do not add up.
     pub large_page: usize,
-    /// Figures older than this are no longer told.
+    /// Figures older than this are not reported any more.
     pub keep: Duration,
-    /// Addresses tried in one round at a pod that may be no engine at all.
+    /// Addresses tried in one round at a pod that may be no engine.
     pub probes: usize,
-    /// The longest pause between two tries at a pod that is an engine.
+    /// The longest pause between two attempts at a pod that is an engine.
     pub retry_engine: Duration,
-    /// The longest pause between two rounds of tries at a pod that may be none.
+    /// The longest pause between two rounds of attempts at a pod that may be none.
     pub retry_guess: Duration,
 }
 
@@ -33,7 +33,7 @@ impl Default for EngineLimits {
             connect: Duration::from_millis(300),
             // Within the second until the next round.
             answer: Duration::from_millis(800),
-            // An engine answers in some ten milliseconds. One that hangs may not hold back what the node has to say for long.
+            // An engine answers in some ten milliseconds. One that hangs must not delay the node's report for long.
             patience: Duration::from_millis(250),
             // Fifty times what a large engine prints.
             page: 8 << 20,
@@ -42,10 +42,10 @@ impl Default for EngineLimits {
             medium_page: 64 << 10,
             medium_pages: 16,
             large_page: 1 << 20,
-            // Until then an extender takes a report as stale, and from then on as none.
+            // After the first of these times the extender treats a report as stale, and after the second as missing.
             keep: Duration::from_secs(30),
             probes: 2,
-            // An engine is seen within this time of its first answer.
+            // An engine is found within this time of its first answer.
             retry_engine: Duration::from_secs(2),
             retry_guess: Duration::from_secs(15),
         }

@@ -1,7 +1,7 @@
-//! The inference engines on this node: found on their pods, asked once a round, told as reports.
+//! The inference engines on this node: finds them on their pods, probes them once a round, and reports them.
 //!
-//! [`address`] says where to look, [`visit`] looks, through [`fetch`] and within [`limits`]; [`watched`] remembers.
-//! What a page means is [`crate::engine_metrics`]'. Nothing here decides what a report is good for.
+//! [`address`] says where to look, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps the
+//! state. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
 
 pub mod address;
 pub mod fetch;
@@ -55,11 +55,11 @@ impl EngineWatcher {
         Self { limits, fetcher, pods: BTreeMap::new(), visits: JoinSet::new() }
     }
 
-    /// One round: asks every engine whose time it is, waits a moment, and says what is known of all of them, in the order of
-    /// their pods' UIDs. An engine that takes longer delays nobody: its answer is in the next round, and until then its last
-    /// figures are, with their age.
+    /// One round: probes every engine that is due, waits a moment, and returns what is known of all of them, in order of their
+    /// pods' UIDs. An engine that takes longer delays nothing: its answer is used in the next round, and until then its last
+    /// figures are reported with their age.
     ///
-    /// `gpus`: the GPUs on which a pod's processes were seen; without any, those its Binding recorded.
+    /// `gpus`: the GPUs on which a pod's processes were seen; without any, those that its Binding recorded.
     pub async fn round(
         &mut self,
         pods: &[PodOnNode],
@@ -89,7 +89,7 @@ impl EngineWatcher {
         reports
     }
 
-    /// Starts a visit, if it is the pod's time and the last one is over.
+    /// Starts a probe if the pod is due and its last one is over.
     fn ask(&mut self, pod: &PodOnNode, owner: AddressOwner) -> Result<(), BadAnnotation> {
         let now = Instant::now();
         let sought = sought(pod, owner).inspect_err(|_| drop(self.pods.remove(&pod.uid)))?;
@@ -107,11 +107,11 @@ impl EngineWatcher {
         Ok(())
     }
 
-    /// Until all visits are over, or the round's patience is.
+    /// Until all probes are over, or the round's time is.
     async fn wait(&mut self) {
         let deadline = Instant::now() + self.limits.patience;
         while let Ok(Some(visited)) = timeout_at(deadline, self.visits.join_next()).await {
-            // The only other outcome is that its pod is gone, and it was aborted.
+            // Otherwise its pod is gone, and the probe was aborted.
             visited.into_iter().for_each(|visited| self.note(visited));
         }
     }
@@ -151,7 +151,7 @@ fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<PodUid, Vec<GpuUuid>>) -> Vec<GpuUui
     seen.or(pod.devices.as_ref()).cloned().unwrap_or_default()
 }
 
-/// An engine that says where it is in a way that cannot be read.
+/// An engine whose metrics annotations cannot be parsed.
 fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> EngineReport {
     EngineReport {
         pod: pod.uid.clone(),

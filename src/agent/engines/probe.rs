@@ -1,6 +1,6 @@
-//! One visit to a pod: at most two requests, and what came of them.
+//! One probe of a pod: at most two requests, and their results.
 //!
-//! A visit knows where to ask, not why, and keeps nothing. What its answer means for the engine is `watched`'s.
+//! A probe knows which addresses to ask, and keeps no state. `watched` interprets its answer.
 
 use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
 use super::fetch::{FetchError, Fetcher};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::net::IpAddr;
 use tokio::time::Instant;
 
-/// What to ask of a pod.
+/// The requests of a probe.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineProbe {
     pub ip: IpAddr,
@@ -21,7 +21,7 @@ pub struct EngineProbe {
 pub enum ProbeKind {
     /// The metrics at the first of these addresses that has any.
     Search(Vec<MetricsAddress>),
-    /// The metrics here, and something beside them.
+    /// The metrics at this address, and one more endpoint.
     Metrics(MetricsAddress, SecondProbe),
 }
 
@@ -29,18 +29,18 @@ pub enum ProbeKind {
 pub enum SecondProbe {
     Nothing,
     Health(MetricsAddress),
-    /// How large llama.cpp's KV cache is.
+    /// The size of llama.cpp's KV cache.
     Properties,
 }
 
 #[derive(Debug)]
 pub struct ProbeResult {
-    /// When the first request went out: no figure of this visit is older.
+    /// When the first request was sent: no figure of this probe is older.
     pub asked: Instant,
     pub page: Result<EngineFigures, NoPage>,
-    /// Only if it was asked for.
+    /// Only if it was requested.
     pub health: Option<EngineHealth>,
-    /// Only if they were asked for, and are there.
+    /// Only if they were requested and exist.
     pub properties: Option<Properties>,
 }
 
@@ -54,7 +54,7 @@ pub struct EngineFigures {
 pub enum EngineHealth {
     Ready,
     NotReady,
-    /// It answers something else, or nothing.
+    /// Something else answers, or nothing does.
     Unclear,
 }
 
@@ -67,7 +67,7 @@ pub enum NoPage {
 }
 
 impl NoPage {
-    /// How much it tells about the pod: the more, the rather is it remembered.
+    /// How informative a failed answer is; the most informative one is kept.
     fn weight(&self) -> u8 {
         match self {
             Self::Fetch(FetchError::Refused(_)) => 0,
@@ -78,7 +78,7 @@ impl NoPage {
     }
 }
 
-/// The part of llama.cpp's `/props` that says how large its KV cache is.
+/// The part of llama.cpp's `/props` with the size of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Properties {
     total_slots: u64,
@@ -118,7 +118,7 @@ impl EngineProbe {
         }
     }
 
-    /// The first page of an engine, or what told the most about why there is none.
+    /// The first page of an engine, or the most informative reason why there is none.
     async fn search(&self, fetcher: &Fetcher, addresses: &[MetricsAddress]) -> Result<EngineFigures, NoPage> {
         let mut nothing: Option<NoPage> = None;
         for address in addresses {

@@ -1,6 +1,6 @@
-//! What is known of one pod's engine from round to round: when to ask it what, and what to say of it.
+//! The state of one pod's engine from round to round: when to probe it, and what to report of it.
 //!
-//! A state machine without I/O: `now` is an argument, a [`EngineProbe`] comes out, an [`ProbeResult`] goes in.
+//! A state machine without I/O: `now` is an argument, an [`EngineProbe`] comes out, a [`ProbeResult`] goes in.
 
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
@@ -19,19 +19,19 @@ pub struct WatchedEngine {
     sought: EngineQuery,
     /// Where its page was found.
     home: Option<MetricsAddress>,
-    /// Of the addresses sought, the one whose turn it is.
+    /// Index of the address that is tried next.
     turn: usize,
-    /// The engine its page showed it to be.
+    /// The engine that its page identified.
     engine: Option<Engine>,
     latest: Option<(Figures, Instant)>,
     health: Option<EngineHealth>,
-    /// What llama.cpp's properties said of its KV cache; asked once of each process.
+    /// The KV cache's size from llama.cpp's properties; requested once of each process.
     kv_cache_tokens: Option<u64>,
     properties: CacheSizeProbe,
     contact: EngineContact,
-    /// Tries in vain since the last answer.
+    /// Consecutive failed attempts.
     failures: u32,
-    /// Not to be asked before.
+    /// Not probed before.
     next: Instant,
     /// The pod's readiness, as last seen.
     was_ready: bool,
@@ -44,18 +44,18 @@ enum CacheSizeProbe {
     Done,
 }
 
-/// Whether anybody ever answered, and whether somebody may now.
+/// Whether a server has ever answered, and whether one may now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EngineContact {
     Never,
     Had,
-    /// It was had, and now nobody listens.
+    /// It was found, and now nothing listens there.
     Lost,
 }
 
-/// The first pause after a try in vain; it doubles with each.
+/// The first pause after a failed attempt; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// A report carries a sentence or two, not an essay.
+/// A report contains a sentence or two.
 const MAX_PROBLEM: usize = 300;
 
 impl WatchedEngine {
@@ -77,14 +77,14 @@ impl WatchedEngine {
         }
     }
 
-    /// Where to look from now on. What is known stays if that is as it was.
+    /// Sets the addresses. The state is kept if they are unchanged.
     pub fn seek(&mut self, sought: EngineQuery, now: Instant) {
         if self.sought != sought {
             *self = Self::new(sought, now);
         }
     }
 
-    /// What to ask it now, if it is its time.
+    /// The probe to make now, if one is due.
     pub fn due(
         &mut self,
         pod: &PodOnNode,
@@ -93,7 +93,7 @@ impl WatchedEngine {
         limits: &EngineLimits,
     ) -> Option<EngineProbe> {
         if pod.is_ready && !self.was_ready {
-            // Its readiness probe has found somebody: no reason to wait any longer.
+            // The pod's readiness probe has succeeded: no reason to wait any longer.
             self.next = now;
         }
         self.was_ready = pod.is_ready;
@@ -114,12 +114,12 @@ impl WatchedEngine {
         Some(EngineProbe { ip, engine: self.sought.engine.or(self.engine), probe_kind })
     }
 
-    /// The addresses from the one whose turn it is to the last.
+    /// The addresses from the next one to the last.
     fn candidates(&self) -> impl Iterator<Item = &MetricsAddress> {
         self.sought.addresses.iter().skip(self.turn)
     }
 
-    /// Health is asked until it is known to serve, and again when its metrics fail.
+    /// Health is probed until the engine is known to serve, and again when its metrics fail.
     fn beside(&self, metrics: &MetricsAddress) -> SecondProbe {
         let is_known = matches!(self.health, Some(EngineHealth::Ready | EngineHealth::Unclear))
             && self.trouble.is_none();
@@ -136,7 +136,7 @@ impl WatchedEngine {
         self.engine.or(self.sought.engine)
     }
 
-    /// What came of a visit.
+    /// Applies the result of a probe.
     pub fn note(&mut self, probe_kind: &ProbeKind, answer: ProbeResult, limits: &EngineLimits) {
         self.health = answer.health.or(self.health);
         if matches!(probe_kind, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
@@ -182,7 +182,7 @@ impl WatchedEngine {
             _ => {}
         }
         if self.health == Some(EngineHealth::NotReady) {
-            // What its page said is of before it started anew.
+            // Its page is from before the restart.
             self.latest = None;
         }
         self.trouble = Some(nothing.to_string());
@@ -196,7 +196,7 @@ impl WatchedEngine {
         }
     }
 
-    /// Its process is gone; the next one is asked everything anew.
+    /// Its process is gone; the next one is probed from scratch.
     fn lose(&mut self) {
         self.contact = EngineContact::Lost;
         self.health = None;
@@ -204,7 +204,7 @@ impl WatchedEngine {
         self.kv_cache_tokens = None;
     }
 
-    /// On to the next addresses; after the last, a pause.
+    /// Continues with the next addresses; after the last, with a pause.
     fn turn_over(&mut self, tried: usize, asked: Instant, longest: Duration) {
         self.turn += tried;
         if self.turn < self.sought.addresses.len() {
@@ -216,12 +216,12 @@ impl WatchedEngine {
     }
 
     fn pause(&mut self, asked: Instant, longest: Duration) {
-        // From the sixth on it is the longest anyway.
+        // From the sixth failure on it is the longest anyway.
         let doubled = FIRST_PAUSE * (1 << (self.failures - 1).min(6));
         self.next = asked + doubled.min(longest);
     }
 
-    /// What to say of it; nothing, if it may be no engine at all.
+    /// What to report of it; nothing if it may be no engine at all.
     pub fn report(
         &self,
         pod: &PodOnNode,
@@ -257,7 +257,7 @@ impl WatchedEngine {
             return EngineState::Draining;
         }
         match (self.contact, self.health, figures) {
-            // It has started, and only this agent has not: who hangs then is no engine at its start.
+            // The engine started before this agent did: if it hangs now it is not starting.
             (EngineContact::Never, ..) if pod.is_ready => EngineState::Unreachable,
             (EngineContact::Never, ..) => EngineState::Starting,
             (EngineContact::Lost, ..) => EngineState::Unreachable,
@@ -265,7 +265,7 @@ impl WatchedEngine {
             (_, _, Some(figures)) if figures.sleep_level.is_some() => EngineState::Sleeping,
             (_, None, Some(_)) if self.has_health() => EngineState::Loading,
             (_, _, Some(_)) => EngineState::Serving,
-            // Its metrics are not to be had, but it is there.
+            // Its metrics are not available, but it exists.
             (_, Some(EngineHealth::Ready), None) => EngineState::Serving,
             (_, _, None) => EngineState::Unreachable,
         }
@@ -285,7 +285,7 @@ impl WatchedEngine {
     }
 }
 
-/// The model the pod says it serves.
+/// The model that the pod declares.
 pub fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
     let said = pod.annotations.get("stowage.dev/model").or_else(|| pod.labels.get("llm-d.ai/model"));
     said.and_then(|text| ModelId::parse(text).ok())

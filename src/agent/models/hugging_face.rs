@@ -1,7 +1,7 @@
 //! Models in a Hugging Face cache: `models--org--name/{refs,blobs,snapshots}`.
 //!
-//! A snapshot is a folder of links to blobs; what is still being fetched is a blob called `….incomplete`. A model that has
-//! not changed since the last scan is not looked into again.
+//! A snapshot is a folder of links to blobs; a download in progress is a blob called `….incomplete`. A model that has not
+//! changed since the last scan is not scanned again.
 
 use super::FoundModel;
 use super::walk::{ScanProblem, Walk, changed};
@@ -12,17 +12,17 @@ use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What the names of models' folders begin with; a cache holds datasets too.
+/// Prefix of models' folders; a cache contains datasets too.
 const MODEL_PREFIX: &str = "models--";
 
 /// A commit is 40 characters.
 const MAX_REF: u64 = 256;
 
-/// A folder that changed more recently may change again without its time showing it: file systems count in ticks, and some
+/// A folder that changed more recently may change again without a new modification time: file systems count in ticks, and some
 /// in seconds.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// One cache, and what was found in it.
+/// One cache, and the models found in it.
 #[derive(Debug)]
 pub struct HuggingFace {
     folder: PathBuf,
@@ -35,7 +35,7 @@ struct ScannedModel {
     weights: Option<ModelWeights>,
 }
 
-/// What changes whenever a model does.
+/// Changes whenever a model does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     snapshot: PathBuf,
@@ -110,7 +110,7 @@ impl Mark {
     }
 }
 
-/// What an engine would load that is told no revision: the one `refs/main` names. Whoever names a commit leaves no
+/// The revision that an engine loads by default: the one that `refs/main` names. A download of a specific commit leaves no
 /// reference: then the newest.
 fn snapshot(folder: &Path, walk: &mut Walk) -> PathBuf {
     let snapshots = folder.join("snapshots");
@@ -140,7 +140,7 @@ fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWei
     }
 }
 
-/// Whether a folder into which the hub's client fetches holds a file that is not finished.
+/// Whether a folder into which the hub's client downloads contains an unfinished file.
 pub fn is_being_fetched(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| name.ends_with(".incomplete"))
 }

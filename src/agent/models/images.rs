@@ -1,7 +1,7 @@
-//! Models that came as container images: what KServe and image volumes call `oci://…`.
+//! Models in container images: what KServe and image volumes call `oci://…`.
 //!
-//! The kubelet lists the images on its node in the Node object, fifty at most. A model image is known by its reference, and a
-//! pod that wants it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
+//! The kubelet lists the images on its node in the Node object, fifty at most. A model image is identified by its reference,
+//! and a pod that uses it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
 
 use super::{ModelScan, ModelSource};
 use crate::agent::error_text::root_cause;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Images come with pods, and the kubelet lists them anew every five minutes at best.
+/// Images arrive with pods, and the kubelet updates the list every five minutes at best.
 const EVERY: Duration = Duration::from_secs(60);
-/// Nobody waits long for what is smaller, and nearly every image is.
+/// Smaller images are pulled quickly, and nearly every image is smaller.
 const LEAST: Bytes = Bytes::gib(1);
 
 /// Dropping it ends the look-ups.
@@ -54,7 +54,7 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
         ticks.tick().await;
         let found = match nodes.get(name.as_str()).await {
             Ok(node) => ModelScan { models: model_images(&node), problems: Vec::new() },
-            // What was there is there still: images go more slowly than API servers come back.
+            // The last list still holds: images disappear more slowly than API servers come back.
             Err(error) => ModelScan {
                 models: scan.lock().models.clone(),
                 problems: vec![format!(
@@ -67,7 +67,7 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
     }
 }
 
-/// The node's large images, by the name a person would write.
+/// The node's large images, by the name that a user would write.
 pub fn model_images(node: &Node) -> Vec<ModelReport> {
     let images = node.status.iter().flat_map(|status| status.images.iter().flatten());
     images.filter_map(model_image).collect()
@@ -75,7 +75,7 @@ pub fn model_images(node: &Node) -> Vec<ModelReport> {
 
 fn model_image(image: &ContainerImage) -> Option<ModelReport> {
     let bytes = Bytes(u64::try_from(image.size_bytes?).ok()?);
-    // By digest only where there is no tag.
+    // By digest only if it has no tag.
     let names = image.names.as_ref()?;
     let name = names.iter().find(|name| !name.contains('@')).or(names.first())?;
     let model = ModelId::parse(&format!("oci://{name}")).ok()?;

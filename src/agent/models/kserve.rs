@@ -1,8 +1,7 @@
 //! Models that KServe keeps on the node: `models/<name>/…` below the local path of the node group's volume.
 //!
-//! Its agent fetches each model of the node's LocalModelNode into a folder of the model's name, and removes what is not
-//! named any more. That name is the LocalModelCache's, which is not the model's own: pods that are to be matched to it name
-//! it in their label.
+//! Its agent downloads each model of the node's LocalModelNode into a folder of the model's name, and removes those that are
+//! not listed any more. That name is the LocalModelCache's, not the model's own: pods that use it name it in their label.
 
 use super::FoundModel;
 use super::hugging_face::is_being_fetched;
@@ -11,7 +10,7 @@ use super::weights::{ModelWeights, WeightExtent, weights};
 use crate::ids::ModelId;
 use std::path::{Path, PathBuf};
 
-/// Where the hub's client keeps what it has not finished, if it fetches into a plain folder.
+/// Where the hub's client keeps unfinished files, if it downloads into a plain folder.
 const UNFINISHED: &str = ".cache/huggingface/download";
 
 /// One volume of local models.
@@ -26,7 +25,7 @@ impl Kserve {
         Self { folder }
     }
 
-    /// Everything anew: a file that grows leaves its folder's time as it is.
+    /// Scans everything again: a file that grows leaves its folder's time unchanged.
     pub fn scan(&self, walk: &mut Walk) -> Vec<FoundModel> {
         let models = self.folder.join("models");
         let names = walk.names(&models);

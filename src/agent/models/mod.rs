@@ -1,7 +1,8 @@
-//! The models of which something is on this node, and how near to a GPU it is.
+//! The models with files on this node, and how near to a GPU they are.
 //!
-//! [`images`] asks the Node object. [`hugging_face`] and [`kserve`] know where model folders are, [`weights`] what lies in one, [`page_cache`] whether it is
-//! in memory, [`walk`] what a look may cost. What engines hold is read off their reports. Nothing here fetches or removes.
+//! [`images`] reads the Node object. [`hugging_face`] and [`kserve`] find model folders, [`weights`] reads one, [`page_cache`]
+//! checks whether it is in memory, [`walk`] limits the cost of a scan. What engines have loaded comes from their reports.
+//! Nothing here downloads or removes files.
 
 pub mod hugging_face;
 pub mod images;
@@ -26,16 +27,16 @@ use weights::{ModelWeights, WeightExtent};
 /// A model takes minutes to come or go: half a minute late is early.
 const EVERY: Duration = Duration::from_secs(30);
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelScan {
-    /// In order of model; what is there twice, twice.
+    /// In order of model; a model that exists twice is listed twice.
     pub models: Vec<ModelReport>,
-    /// What could not be looked at, and why.
+    /// What could not be scanned, and why.
     pub problems: Vec<String>,
 }
 
-/// Who knows which models are on the node.
+/// A source of the models on the node.
 pub trait ModelSource: Send {
     /// Blocks for as long as the disk does.
     fn models(&mut self) -> ModelScan;
@@ -62,7 +63,7 @@ pub struct FoundModel {
     pub weights: ModelWeights,
 }
 
-/// The node's folders of models, looked at each half minute at most.
+/// The node's model folders, scanned at most every half minute.
 #[derive(Debug)]
 pub struct NodeModels {
     hugging_face: Vec<HuggingFace>,
@@ -93,7 +94,7 @@ impl NodeModels {
         scan
     }
 
-    /// Each place has its own time: one on a disk that hangs takes none of the others'.
+    /// Each folder has its own time budget: one on a disk that hangs uses none of the others'.
     fn scan(&mut self, wall_clock: SystemTime) -> ModelScan {
         self.round += 1;
         let mut scan = ModelScan::default();
@@ -138,8 +139,7 @@ fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
     }
 }
 
-/// Where the hub's client keeps its cache if nobody says otherwise, as far as that is a folder here. `variable` looks up the
-/// environment.
+/// The default location of the hub client's cache, if it is a folder here. `variable` looks up the environment.
 pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let below = |name: &str, path: &str| Some(PathBuf::from(variable(name)?).join(path));
     let places = [
@@ -154,8 +154,8 @@ pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) ->
     found
 }
 
-/// What the engines hold of their models, in their order. Of an engine that sleeps without its weights, that is still
-/// starting or that does not answer, nothing is known to be there.
+/// The models that engines have loaded, in the engines' order. For an engine that sleeps without its weights, is still starting
+/// or does not answer, nothing is known to be loaded.
 pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
     let held = |engine: &EngineReport| {
         let tier = match (engine.state, engine.sleep_level) {
@@ -171,8 +171,8 @@ pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
     engines.iter().filter_map(held).collect()
 }
 
-/// Each model once, in order: where it is nearest to a GPU, and of equals where most of it is. An engine doesn't tell what
-/// its weights weigh; a whole copy on disk does.
+/// Each model once, in order: where it is nearest to a GPU, and of equals the most complete copy. An engine does not report the
+/// size of its weights; a complete copy on disk does.
 pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
     let mut by_model: BTreeMap<ModelId, (ModelReport, Bytes)> = BTreeMap::new();
     for report in models {

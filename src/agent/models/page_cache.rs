@@ -1,7 +1,7 @@
 //! Whether a model's weights are in the kernel's page cache, so that the next engine need not wait for the disk.
 //!
-//! A byte is read here and there on the condition that it takes no waiting (`RWF_NOWAIT`): the kernel refuses where the page
-//! is not in memory. It may fetch that page all the same, so each round reads elsewhere, and few.
+//! Samples single bytes with a non-blocking read (`RWF_NOWAIT`): the kernel refuses if the page is not in memory. It may fetch
+//! that page all the same, so each round samples other places, and few.
 
 use super::weights::WeightFile;
 use rustix::fs::{Advice, fadvise};
@@ -9,23 +9,24 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::fs::File;
 use std::io::IoSliceMut;
 
-/// Bytes read of one model a round. Engines read weights from end to end, so most models are there as a whole or not at
-/// all, and 16 tell; what the kernel fetches for them is 64 KiB a round, and cannot by itself make a model look cached.
+/// Bytes sampled of one model in a round. Engines read weights from end to end, so most models are cached completely or not at
+/// all, and 16 samples are enough; what the kernel fetches for them is 64 KiB a round, and cannot by itself make a model look
+/// cached.
 const SAMPLES: u64 = 16;
 
-/// The part of a step by which the samples of one round lie beside those of the last, of 2^16: the golden ratio's, which
-/// keeps away longest from where it has been.
+/// The offset between the samples of consecutive rounds, as a part of a step of 2^16: the golden ratio, which stays away
+/// longest from earlier places.
 const GOLDEN: u64 = 40_503;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageCacheProbe {
     InMemory,
     OnDisk,
-    /// The file system cannot be asked; network disks cannot.
+    /// The file system does not support the check; network disks do not.
     Unknown,
 }
 
-/// Whether more than half of what was looked at is in memory. A file system that cannot tell counts as "no".
+/// Whether more than half of the samples are in memory. A file system without support counts as "no".
 pub fn holds_most(files: &[WeightFile], round: u64) -> bool {
     let mut opened = Opened::default();
     is_most(samples(files, round).map(|(file, at)| opened.look(file, at)))
@@ -38,7 +39,7 @@ fn is_most(seen: impl Iterator<Item = PageCacheProbe>) -> bool {
     asked > 0 && 2 * cached > asked
 }
 
-/// Evenly over all files, one after another: which, and where in it.
+/// Evenly over all files, one after another: which file, and the offset in it.
 fn samples(files: &[WeightFile], round: u64) -> impl Iterator<Item = (&WeightFile, u64)> {
     let total: u64 = files.iter().map(|file| file.bytes.0).sum();
     let step = (total / SAMPLES).max(1);
@@ -57,7 +58,7 @@ fn place(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
     None
 }
 
-/// The file looked at last: samples come in order.
+/// The last file sampled: samples are in order.
 #[derive(Default)]
 struct Opened<'a>(Option<(&'a WeightFile, Option<File>)>);
 
@@ -75,7 +76,7 @@ impl<'a> Opened<'a> {
 
 fn open(file: &WeightFile) -> Option<File> {
     let file = File::open(&file.path).ok()?;
-    // Without it the kernel would fetch the neighbourhood of every byte too.
+    // Without it the kernel would also read ahead around every byte.
     fadvise(&file, 0, None, Advice::Random).ok()?;
     Some(file)
 }
@@ -85,7 +86,7 @@ fn is_in_memory(file: &File, at: u64) -> PageCacheProbe {
     match preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
         Ok(1..) => PageCacheProbe::InMemory,
         Err(Errno::AGAIN) => PageCacheProbe::OnDisk,
-        // It has become shorter, or cannot be asked.
+        // It has become shorter, or does not support the check.
         Ok(0) | Err(_) => PageCacheProbe::Unknown,
     }
 }

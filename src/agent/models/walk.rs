@@ -1,6 +1,6 @@
-//! A look at folders that somebody else fills: bounded in entries and in time, and every limit it meets is told.
+//! A scan of folders that other programs write: limited in entries and time, and every limit that is reached is reported.
 //!
-//! Only what a layout names is looked at, never what a link leads to in turn. Nothing here knows what a model is.
+//! Only names that a layout prescribes are read, and links are never followed further. Nothing here knows what a model is.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ impl Walk {
         Self { ends: now + MAX_SCAN, problems: vec![], untold: 0, is_over: false }
     }
 
-    /// What went wrong, in the order in which it did.
+    /// Errors, in the order in which they occurred.
     pub fn reasons(&self) -> Vec<String> {
         let more = (self.untold > 0).then(|| format!("and {} problems more", self.untold));
         self.problems.iter().map(ToString::to_string).chain(more).collect()
@@ -74,12 +74,12 @@ impl Walk {
         !self.is_over
     }
 
-    /// It has run out of time: what was found last may lack something.
+    /// It has run out of time: the last result may be incomplete.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The names in a folder, in order; nothing, and a reason, if it cannot be read.
+    /// The names in a folder, in order; none, and a reason, if it cannot be read.
     pub fn names(&mut self, path: &Path) -> BTreeSet<String> {
         match fs::read_dir(path) {
             Ok(entries) => self.listed(path, entries),
@@ -90,7 +90,7 @@ impl Walk {
         }
     }
 
-    /// The same, of a folder that need not be there.
+    /// The same, for a folder that may be missing.
     pub fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
         if path.is_dir() { self.names(path) } else { BTreeSet::new() }
     }
@@ -122,7 +122,7 @@ impl Walk {
         names
     }
 
-    /// A regular file of this size at most, opened: a pipe would never end.
+    /// A regular file of at most this size, opened: a pipe would never end.
     pub fn open(&mut self, path: &Path, limit: u64) -> Option<io::Take<File>> {
         let opened = match file_size(path)? {
             size if size > limit => Err(ScanProblem::TooLarge { path: path.into(), limit }),
@@ -147,12 +147,13 @@ fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
     }
 }
 
-/// Of a regular file, or what a link to one leads to; `None` for anything else, such as a link to nothing or to itself.
+/// The size of a regular file, or of the one that a link leads to; `None` for anything else, such as a dangling or circular
+/// link.
 pub fn file_size(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
 }
 
-/// When something last came into a folder or left it.
+/// When an entry was last added to a folder or removed.
 pub fn changed(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }

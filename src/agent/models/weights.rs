@@ -1,7 +1,7 @@
-//! The weights in a model's folder, and whether all of them are there.
+//! The weights in a model's folder, and whether they are complete.
 //!
-//! The folder is laid out as Hugging Face lays it out, whoever filled it: shards with an index that names them, shards that
-//! count themselves (`-00001-of-00004`), or single files. Nothing here opens a file of weights.
+//! The folder has Hugging Face's layout, whichever program wrote it: shards with an index that names them, shards with numbers
+//! (`-00001-of-00004`), or single files. No weights file is opened here.
 
 use super::walk::{ScanProblem, Walk, file_size};
 use crate::units::Bytes;
@@ -12,13 +12,13 @@ use std::fmt;
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
 
-/// The largest indexes in public name 150,000 tensors in 15 MB.
+/// The largest public indexes name 150,000 tensors in 15 MB.
 const MAX_INDEX: u64 = 32 << 20;
 
-/// The largest models in public come in a few hundred shards.
+/// The largest public models have a few hundred shards.
 const MAX_SHARDS: usize = 10_000;
 
-/// What engines load, in the order in which they prefer it where a folder has more than one.
+/// Formats in the order in which engines prefer them if a folder has more than one.
 const FORMATS: [WeightFormat; 3] = [
     WeightFormat {
         index: Some("model.safetensors.index.json"),
@@ -38,22 +38,22 @@ const FORMATS: [WeightFormat; 3] = [
 #[derive(Debug)]
 struct WeightFormat {
     index: Option<&'static str>,
-    /// What the file is called, or its shards begin with, that engines load where there is no index.
+    /// Name of the file, or prefix of the shards, that engines load without an index.
     main: &'static str,
     extension: &'static str,
     others: Others,
 }
 
-/// Files of the extension under other names.
+/// How to treat files with this extension and other names.
 #[derive(Debug, PartialEq, Eq)]
 enum Others {
     /// They are weights too.
     Count,
-    /// Much is called `.bin`: optimizers, training arguments.
+    /// Other things are called `.bin` too: optimizers, training arguments.
     AreNone,
 }
 
-/// What is there of a model's weights.
+/// The weights that are present.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelWeights {
     pub files: Vec<WeightFile>,
@@ -93,7 +93,7 @@ fn of_format(
 ) -> Option<ModelWeights> {
     if let Some(index) = format.index.filter(|index| names.contains(*index)) {
         let shards = shards(&folder.join(index), walk);
-        // An index that cannot be read leaves open what is missing.
+        // An index that cannot be parsed leaves open what is missing.
         let missing = if shards.is_some() { MissingFiles::None } else { MissingFiles::Some };
         let shards = shards.unwrap_or_else(|| counted(format, names).0);
         return Some(found(folder, shards, missing, walk));
@@ -102,7 +102,7 @@ fn of_format(
     (!files.is_empty()).then(|| found(folder, files, missing, walk))
 }
 
-/// Files that should be there and are known not to be.
+/// Files that should be present and are known to be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MissingFiles {
     None,
@@ -127,7 +127,7 @@ fn found(folder: &Path, names: BTreeSet<String>, missing: MissingFiles, walk: &m
     ModelWeights { files, extent: if is_whole { WeightExtent::Whole } else { WeightExtent::Part } }
 }
 
-/// An index leads nowhere out of its folder.
+/// An index must not lead out of its folder.
 fn is_below(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for Tensors {
     }
 }
 
-/// The files of a format by their names alone, and whether shards are missing among them.
+/// The files of a format by their names alone, and whether shards are missing.
 fn counted(format: &WeightFormat, names: &BTreeSet<String>) -> (BTreeSet<String>, MissingFiles) {
     let sets = sets(format, names);
     let main: Vec<&Set> =
@@ -200,7 +200,7 @@ struct Set<'a> {
     total: usize,
 }
 
-/// By what they are called without extension and number, and by how many they say they are.
+/// By their name without extension and number, and by the number of shards in it.
 fn sets<'a>(format: &WeightFormat, names: &'a BTreeSet<String>) -> BTreeMap<(&'a str, usize), Set<'a>> {
     let mut sets: BTreeMap<_, Set<'a>> = BTreeMap::new();
     for name in names {

@@ -1,6 +1,6 @@
-//! One GPU and its MIG slices, read through NVML.
+//! Reads one GPU and its MIG slices through NVML.
 //!
-//! Each figure may fail alone: it is then left out, and named where somebody can do something about it. Only an error that
+//! Each figure may fail alone: it is then left out, and reported if an operator can do something about it. Only an error that
 //! says the GPU itself is gone ends the reading.
 
 use super::NvmlOptions;
@@ -31,7 +31,7 @@ struct GpuMemory {
     used: Option<Bytes>,
 }
 
-/// What is cut from a GPU in MIG mode.
+/// The slices of a GPU in MIG mode.
 enum Slices {
     /// It is not in MIG mode.
     Whole,
@@ -39,7 +39,7 @@ enum Slices {
 }
 
 impl GpuReader<'_> {
-    /// The GPU, then its slices; nothing if its size is not known. An error means that the GPU cannot be read at all.
+    /// The GPU, then its slices; none if its size is unknown. An error means that the GPU cannot be read at all.
     pub fn gpu(&mut self, device: &Device<'_>, index: u32) -> Result<Vec<GpuReport>, NvmlError> {
         let uuid = uuid(device)?;
         let memory = self.memory(device, &uuid, self.options.gpu_memory)?;
@@ -52,7 +52,7 @@ impl GpuReader<'_> {
                 Vec::new()
             }
             Slices::Cut(cut) => {
-                // In MIG mode everything runs on slices, and is listed there.
+                // In MIG mode all processes run on slices, and are listed there.
                 gpu.processes = Some(Vec::new());
                 if cut.is_empty() {
                     health::without_slices().mark(&mut gpu);
@@ -81,7 +81,7 @@ impl GpuReader<'_> {
         for place in 0..most {
             match device.mig_device_by_index(place).and_then(|slice| self.slice(&slice, parent, index)) {
                 Ok(slice) => cut.extend(slice),
-                // The count is what the GPU could have: places may be empty.
+                // The count is the GPU's maximum: some places may be empty.
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
                 Err(error) if health::is_gone(&error) => return Err(error),
                 Err(error) => self.note(ReportPart::Gpus, format!("slice {place} of {parent}: {error}")),
@@ -90,7 +90,7 @@ impl GpuReader<'_> {
         Ok(Slices::Cut(cut))
     }
 
-    /// A GPU that was cut and does not answer now stays cut; one that never was has no MIG.
+    /// A GPU that was partitioned and does not answer now stays partitioned; one that never was has no MIG.
     fn slices_before(&mut self, parent: &GpuUuid, error: &NvmlError) -> Slices {
         let known: Vec<GpuReport> = self
             .before
@@ -119,7 +119,7 @@ impl GpuReader<'_> {
         Ok(Some(report))
     }
 
-    /// What neither health nor processes are needed for.
+    /// Everything except health and processes.
     fn report(
         &mut self,
         device: &Device<'_>,
@@ -145,7 +145,7 @@ impl GpuReader<'_> {
         })
     }
 
-    /// As read; else the configured size; else as last read. Without any of them the GPU cannot be reported.
+    /// As read; else the configured size; else the last one. Without any of them the GPU cannot be reported.
     fn memory(
         &mut self,
         device: &Device<'_>,
@@ -188,7 +188,7 @@ impl GpuReader<'_> {
     }
 }
 
-/// The GPU as it was, without what changes from one sample to the next.
+/// The GPU's last reading, without the figures that change from one sample to the next.
 pub fn without_figures(before: &GpuReport) -> GpuReport {
     GpuReport { used_bytes: None, utilization_percent: None, processes: None, ..before.clone() }
 }
@@ -204,7 +204,7 @@ pub fn numa_node(device: &Device<'_>, sys: &Path) -> Option<u32> {
 }
 
 fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
-    // A UUID that is no name cannot be reported, and its GPU cannot be told from others.
+    // A GPU with an invalid UUID cannot be reported, and cannot be told from others.
     GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
 }
 
@@ -219,7 +219,7 @@ fn unknown_model() -> GpuModel {
     GpuModel::parse("unknown").expect("a word is a name")
 }
 
-/// Figures that contradict the total are left out: one of them would have the whole report refused.
+/// Figures that contradict the total are left out: one of them would have the whole report rejected.
 fn plausible(total: u64, reserved: u64, used: u64) -> GpuMemory {
     GpuMemory {
         total: Bytes(total),
@@ -228,7 +228,7 @@ fn plausible(total: u64, reserved: u64, used: u64) -> GpuMemory {
     }
 }
 
-/// All that have memory on the device, once each: a process may be in several of the driver's lists.
+/// All processes with memory on the device, once each: a process may be in several of the driver's lists.
 fn processes(device: &Device<'_>) -> Result<Vec<ProcessReport>, NvmlError> {
     let mut found: BTreeMap<u32, Option<Bytes>> = BTreeMap::new();
     let compute = device.running_compute_processes()?;
@@ -258,7 +258,7 @@ fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<Process
     }
 }
 
-/// A process that starts between the count and the list leaves too little room for the list.
+/// A process that starts between the count and the list leaves too little space for the list.
 fn again_if_short<T>(call: impl Fn() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
     match call() {
         Err(NvmlError::InsufficientSize(_)) => call(),
@@ -266,7 +266,7 @@ fn again_if_short<T>(call: impl Fn() -> Result<T, NvmlError>) -> Result<T, NvmlE
     }
 }
 
-/// A figure that may be missing, unless because the GPU is.
+/// A figure that may be missing, except because the GPU is gone.
 fn unless_gone<T>(figure: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match figure {
         Err(error) if health::is_gone(&error) => Err(error),

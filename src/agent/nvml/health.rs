@@ -1,7 +1,7 @@
-//! What makes a GPU draining or lost: the driver's error codes, memory errors, a reset that is due.
+//! Health of a GPU: which driver error codes, memory errors and pending resets make it draining or lost.
 //!
-//! Judgement only; events are read in [`super::xids`]. What the GPU itself says is asked anew each time, so it ends when the
-//! GPU has been reset. What an event said stays until NVML is opened again, since nothing says that it is over.
+//! Classification only; events are read in [`super::xids`]. The GPU's own state is read each time, so it ends when the GPU has
+//! been reset. An event's state lasts until NVML is opened again, because nothing reports its end.
 
 use crate::ids::GpuUuid;
 use crate::report::GpuReport;
@@ -23,7 +23,7 @@ pub struct GpuFault {
     pub reason: String,
 }
 
-/// What events said of each GPU: the worst since NVML was opened. Shared with the thread that reads them.
+/// The worst event of each GPU since NVML was opened. Shared with the thread that reads events.
 #[derive(Debug, Clone, Default)]
 pub struct GpuFaults(Arc<Mutex<BTreeMap<GpuUuid, GpuFault>>>);
 
@@ -36,12 +36,12 @@ impl GpuFault {
         Self { health: Health::Lost, reason: reason.into() }
     }
 
-    /// What an error of a call says of the GPU, if it says so.
+    /// What a call's error says about the GPU, if anything.
     pub fn of_error(error: &NvmlError) -> Option<Self> {
         is_gone(error).then(|| Self::lost(error.to_string()))
     }
 
-    /// Writes it into the report, unless something as bad is there already.
+    /// Writes it into the report, unless the report has something as bad already.
     pub fn mark(&self, report: &mut GpuReport) {
         if severity(self.health) > severity(report.health) {
             report.health = self.health;
@@ -72,7 +72,7 @@ fn severity(health: Health) -> u8 {
     }
 }
 
-/// Errors that mean no work can go on on this GPU.
+/// Errors after which no work can continue on this GPU.
 pub fn is_gone(error: &NvmlError) -> bool {
     matches!(
         error,
@@ -80,14 +80,14 @@ pub fn is_gone(error: &NvmlError) -> bool {
     )
 }
 
-/// A GPU in MIG mode runs nothing by itself.
+/// A GPU in MIG mode runs nothing itself.
 pub fn without_slices() -> GpuFault {
     GpuFault::draining(
         "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
     )
 }
 
-/// What the GPU says of its own memory. Nothing where it does not keep count.
+/// The state of the GPU's memory. Nothing if it has no counters.
 pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
     let mut faults = Vec::new();
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
@@ -117,21 +117,21 @@ fn field(device: &Device<'_>, id: u32) -> bool {
     matches!(value, Some(SampleValue::U32(1..) | SampleValue::U64(1..)))
 }
 
-/// What an XID means for the GPU it came from.
+/// The effect of an XID on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
-    /// The program did it, and only the program ends.
+    /// A program caused it, and only that program ends.
     Program,
-    /// A note: what it is about shows elsewhere.
+    /// Informational: its subject is reported elsewhere.
     Note,
-    /// What runs may go on; the GPU wants a reset or a look.
+    /// Running work may continue; the GPU needs a reset or an inspection.
     Drains,
-    /// Nothing on it can be trusted to go on.
+    /// No work on it can be expected to continue.
     Loses,
 }
 
-/// From NVIDIA's catalogue of XID errors. The programs' own are the ones that NVIDIA's device plugin passes over, and their
-/// kin; what is not listed drains, as the plugin takes a GPU out for it.
+/// From NVIDIA's catalogue of XID errors. Programs' own errors are those that NVIDIA's device plugin ignores, and related ones;
+/// unlisted ones drain, as the plugin takes a GPU out for them.
 const XIDS: [(u64, Meaning, &str); 30] = [
     (8, Meaning::Program, "the GPU stopped processing"),
     (13, Meaning::Program, "graphics engine exception"),
@@ -142,18 +142,18 @@ const XIDS: [(u64, Meaning, &str); 30] = [
     (48, Meaning::Drains, "double-bit ECC error"),
     (61, Meaning::Drains, "warning of the internal microcontroller"),
     (62, Meaning::Loses, "the internal microcontroller halted"),
-    // Whether a reset is due is read from the GPU itself, and ends with the reset.
+    // A pending reset is read from the GPU itself, and ends with the reset.
     (63, Meaning::Note, "a memory row is to be remapped, or a page retired"),
     (64, Meaning::Drains, "a memory row could not be remapped, or a page not retired"),
     (65, Meaning::Program, "video processor exception"),
     (68, Meaning::Program, "video processor exception"),
     (69, Meaning::Program, "graphics engine class error"),
-    // Programs on one GPU do not use NVLink: they may go on.
+    // Programs on one GPU do not use NVLink: they may continue.
     (74, Meaning::Drains, "NVLink error"),
     (79, Meaning::Loses, "the GPU has fallen off the bus"),
     (92, Meaning::Drains, "many single-bit ECC errors"),
     (93, Meaning::Note, "the InfoROM is being written too often"),
-    // Only the program that met it ends; the row shows up as one to be remapped.
+    // Only the program that hit it ends; the row is reported as one to be remapped.
     (94, Meaning::Note, "contained ECC error"),
     (95, Meaning::Loses, "uncontained ECC error"),
     (109, Meaning::Program, "context switch timeout"),
@@ -165,16 +165,16 @@ const XIDS: [(u64, Meaning, &str); 30] = [
     (140, Meaning::Loses, "unrecovered ECC error"),
     (141, Meaning::Program, "a program's fabric memory failed"),
     (143, Meaning::Loses, "the GPU could not be initialised"),
-    // Follows the error that is the cause, which has its own entry.
+    // Follows the causing error, which has its own entry.
     (154, Meaning::Note, "what is needed to recover has changed"),
 ];
 
-/// What an XID is called, for logs.
+/// The name of an XID, for logs.
 pub fn xid_name(xid: u64) -> &'static str {
     entry(xid).map_or("not in the table", |(_, _, name)| name)
 }
 
-/// What an XID does to the health of the GPU it came from, if anything.
+/// The effect of an XID on its GPU's health, if any.
 pub fn of_xid(xid: u64) -> Option<GpuFault> {
     let (meaning, name) = (entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning), xid_name(xid));
     match meaning {

@@ -1,7 +1,7 @@
-//! Which GPUs reach each other over NVLink. Pure: who is linked with whom is an argument.
+//! NVLink islands: which GPUs reach each other over NVLink. Pure: the links are an argument.
 
-/// For each of `count` GPUs the lowest-placed GPU that it reaches over links, itself among them; `None` if it is alone.
-/// Asks for each pair once.
+/// For each of `count` GPUs the lowest-indexed GPU that it reaches over links, itself included; `None` if it is alone. Checks
+/// each pair once.
 pub fn of(count: usize, linked: impl Fn(usize, usize) -> bool) -> Vec<Option<u32>> {
     let mut leader: Vec<usize> = (0..count).collect();
     for other in 0..count {

@@ -1,8 +1,8 @@
-//! What NVML says of the node's GPUs: memory, processes, load, health, links, MIG slices.
+//! NVML's view of the node's GPUs: memory, processes, load, health, links, MIG slices.
 //!
-//! [`Nvml`] opens the driver's library when it is first asked, and again when the driver goes away under it. One figure that
-//! cannot be read leaves only that figure out; a GPU that was seen once keeps its place in the sample until NVML no longer
-//! counts it. Calls block: ask on a thread of its own. Which pod a process belongs to is not known here.
+//! [`Nvml`] opens the driver's library at the first call, and again when the driver is reloaded. One figure that cannot be read
+//! leaves only that figure out; a GPU that was seen once stays in the sample until NVML no longer counts it. Calls block, so
+//! make them on a thread of their own. The pods of processes are not known here.
 //!
 //! - `session`: one opening of the library, and a sample through it. `gpu`: one GPU and its slices.
 //! - `health`: what makes a GPU draining or lost. `xids`: the driver's error events, on a thread of their own.
@@ -26,11 +26,11 @@ use std::time::{Duration, Instant};
 
 /// A source of GPUs' figures. A call may block for as long as the driver does.
 pub trait GpuSource: Send {
-    /// The GPUs now, or why they cannot be told.
+    /// The GPUs now, or why they cannot be read.
     fn sample(&mut self) -> Result<GpuSample, String>;
 }
 
-/// The node's GPUs at one moment, by index, a MIG slice behind the GPU it is cut from. No process has its pod yet.
+/// The node's GPUs at one moment, by index, a MIG slice after the GPU it is cut from. No process has its pod yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuSample {
     pub gpus: Vec<GpuReport>,
@@ -41,11 +41,11 @@ pub struct GpuSample {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmlOptions {
-    /// Another library than the driver's own (`--nvml-lib`).
+    /// A library in place of the driver's own (`--nvml-lib`).
     pub library: Option<PathBuf>,
-    /// The size of GPUs that share the host's memory and do not say how much (`--gpu-memory`).
+    /// The size of GPUs that share the host's memory and do not report it (`--gpu-memory`).
     pub gpu_memory: Option<Bytes>,
-    /// Where the kernel shows PCI devices: `/sys`.
+    /// Where the kernel lists PCI devices: `/sys`.
     pub sys: PathBuf,
 }
 
@@ -55,14 +55,14 @@ impl Default for NvmlOptions {
     }
 }
 
-/// Each GPU as it was last read, with its slices, by NVML's index: what stands in for one that cannot be read.
+/// The last reading of each GPU with its slices, by NVML's index: used for a GPU that cannot be read.
 type LastRead = BTreeMap<u32, Vec<GpuReport>>;
 
-/// The name the driver's library has on every Linux.
+/// The driver library's name on every Linux.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// Between two attempts to open NVML, at first: a driver upgrade takes seconds.
+/// First pause between two attempts to open NVML: a driver upgrade takes seconds.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// And at most: opening loads a library of several megabytes, and a node without GPUs never gets one.
+/// Longest pause: opening loads a library of several megabytes, and a node without GPUs never gets one.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// NVML through the driver's library.
@@ -75,7 +75,7 @@ pub struct Nvml {
 
 #[derive(Debug)]
 enum LibraryState {
-    /// To be opened at once.
+    /// Opened at the first call.
     Closed,
     Open(Session),
     Failed(NvmlFailure),
@@ -88,7 +88,7 @@ struct NvmlFailure {
     wait: Duration,
 }
 
-/// Why NVML cannot be used, and the way out.
+/// Why NVML cannot be used, and the fix.
 #[derive(Debug, thiserror::Error)]
 enum NvmlProblem {
     #[error(

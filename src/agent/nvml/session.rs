@@ -1,7 +1,7 @@
-//! One opening of NVML's library, and a sample of all GPUs through it.
+//! One session of NVML's library, and samples of all GPUs through it.
 //!
-//! Ends with the first error that concerns NVML as a whole. How one GPU is read is [`super::gpu`]'s; when to open again is
-//! the parent's.
+//! Ends with the first error that concerns NVML as a whole. [`super::gpu`] reads one GPU; the parent decides when to open
+//! again.
 
 use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
@@ -25,7 +25,7 @@ pub struct Session {
     places: BTreeMap<GpuUuid, GpuPlacement>,
 }
 
-/// Where a GPU sits: does not change while the node runs.
+/// Where a GPU is attached: does not change while the node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct GpuPlacement {
     index: u32,
@@ -38,7 +38,7 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
     let opened = Library::builder().lib_path(library.as_os_str()).init();
     let library = opened.map_err(|cause| NvmlProblem::of(cause, options))?;
     if library.lib().nvmlShutdown.is_err() {
-        // Dropping it would panic for want of this symbol.
+        // Dropping it would panic because this symbol is missing.
         std::mem::forget(library);
         return Err(NvmlProblem::NotNvml { library: options.library_name(), symbol: "nvmlShutdown".into() });
     }
@@ -51,7 +51,7 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
 }
 
 impl Session {
-    /// All GPUs, and what could not be read of them. An error means that NVML is to be opened anew.
+    /// All GPUs, and what could not be read. An error means that NVML must be opened anew.
     pub fn sample(
         &mut self,
         options: &NvmlOptions,
@@ -87,7 +87,7 @@ impl Session {
         Ok((reports, missing))
     }
 
-    /// Looks at links and NUMA nodes again if there is a GPU that was not there before, and watches for its errors.
+    /// Reads links and NUMA nodes again if there is a new GPU, and watches for its errors.
     fn learn_places(&mut self, devices: &[(GpuUuid, u32, Device<'_>)], sys: &Path) {
         let is_known = |(uuid, index, _): &(GpuUuid, u32, Device<'_>)| {
             self.places.get(uuid).is_some_and(|place| place.index == *index)
@@ -101,12 +101,12 @@ impl Session {
             self.places.insert(uuid.clone(), GpuPlacement { index: *index, numa_node, island });
         }
         let indices = devices.iter().map(|(_, index, _)| *index).collect();
-        // The old watch ends first, or one event would be read by either.
+        // The old watch ends first, or each event would be read by only one of them.
         self.watch = None;
         self.watch = XidWatch::start(Arc::clone(&self.library), indices, self.faults.clone());
     }
 
-    /// The reports with what is known of the GPUs beyond this sample; remembers them.
+    /// The reports, completed with what is known of the GPUs from before; stores them.
     fn finished(&self, read: BTreeMap<u32, Vec<GpuReport>>, last: &mut LastRead) -> Vec<GpuReport> {
         let mut all = Vec::new();
         for (index, mut reports) in read {
@@ -140,7 +140,7 @@ fn concerns_all(error: &NvmlError) -> bool {
     matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
 }
 
-/// A UUID that appears twice would have the whole report refused.
+/// A UUID that appears twice would have the whole report rejected.
 fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<MissingPart>) {
     let mut seen = BTreeSet::new();
     for (index, reports) in read.iter_mut() {
@@ -155,7 +155,7 @@ fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<Mis
     }
 }
 
-/// GPUs that could not be read, as they were last seen.
+/// GPUs that could not be read, with their last reading.
 fn stand_ins(
     failed: Vec<(u32, NvmlError)>,
     reports: &[GpuReport],

@@ -1,6 +1,6 @@
-//! The driver's error events (XIDs), read on a thread of their own, because waiting for them blocks.
+//! Reads the driver's error events (XIDs) on a thread of its own, because waiting for them blocks.
 //!
-//! Says what happened; what it means for a GPU is decided in [`super::health`].
+//! [`super::health`] decides what an event means for a GPU.
 
 use super::health::{self, GpuFaults};
 use crate::ids::GpuUuid;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::Duration;
 
-/// How long one wait lasts: how long the thread, and with it the library, may outlive its watch.
+/// Duration of one wait: how long the thread, and with it the library, may outlive its watch.
 const WAIT_MS: u32 = 250;
-/// After an error other than a timeout: a wait that fails at once must not turn into a busy loop.
+/// Pause after an error other than a timeout: a wait that fails at once must not become a busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads events until it is dropped, and a wait longer.
+/// Reads events until it is dropped, and at most one wait longer.
 #[derive(Debug)]
 pub struct XidWatch {
     /// Dropped with the watch, which the thread notices.
@@ -27,10 +27,10 @@ pub struct XidWatch {
 }
 
 impl XidWatch {
-    /// `None` if the library has no events, or no thread can be had: then only what the GPUs say themselves is known.
+    /// `None` if the library has no events, or no thread can be started: then only the GPUs' own state is known.
     pub fn start(library: Arc<Library>, indices: Vec<u32>, faults: GpuFaults) -> Option<Self> {
         let functions = library.lib();
-        // Dropping a set would panic for want of the second symbol.
+        // Dropping a set would panic because the second symbol is missing.
         if functions.nvmlEventSetCreate.is_err() || functions.nvmlEventSetFree.is_err() {
             return None;
         }
@@ -57,8 +57,8 @@ fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: 
     }
 }
 
-/// A set with all GPUs that can be registered. A registration that fails costs the whole set, so it begins again without
-/// that GPU.
+/// A set with all GPUs that can be registered. A failed registration invalidates the whole set, so it begins again without that
+/// GPU.
 fn registered(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> {
     while !indices.is_empty() {
         let set = library.create_event_set().ok()?;
@@ -80,7 +80,7 @@ fn note(event: &EventData<'_>, faults: &GpuFaults) {
         Some(XidError::Value(xid)) => xid,
         Some(XidError::Unknown) | None => return,
     };
-    // A GPU that is gone may not even say its name; that it is gone, its own reading says.
+    // A GPU that is gone may not even return its name; its own reading reports that it is gone.
     let Some(gpu) = event.device.uuid().ok().and_then(|uuid| GpuUuid::parse(&uuid).ok()) else { return };
     tracing::warn!(%gpu, xid, what = health::xid_name(xid), "the driver reports an error of a GPU");
     if let Some(fault) = health::of_xid(xid) {

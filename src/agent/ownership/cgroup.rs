@@ -1,7 +1,7 @@
-//! A process's pod, by the cgroup the kubelet put it in.
+//! Finds a process' pod by the cgroup that the kubelet put it in.
 //!
-//! Every container runtime keeps the pod's UID in the path, whatever the cgroup version and driver; what surrounds it is
-//! theirs to choose, and is not read. Nothing here knows which pods there are.
+//! Every container runtime keeps the pod's UID in the path, whatever the cgroup version and driver; the rest of the path varies
+//! and is ignored. Nothing here knows which pods exist.
 
 use crate::ids::PodUid;
 use memchr::{memchr, memmem, memrchr};
@@ -12,20 +12,20 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file of `/proc` longer than this is none of the kernel's: a process is in a dozen hierarchies, with paths of 4 KiB each
-/// at most.
+/// A longer file in `/proc` was not written by the kernel: a process is in a dozen hierarchies, with paths of at most 4 KiB
+/// each.
 const MAX_FILE: u64 = 64 << 10;
 
-/// What a UID has of hexadecimal digits at least: a UUID's, or those of a static pod's hash.
+/// Minimum hexadecimal digits of a UID: a UUID's, or those of a static pod's hash.
 const UID_DIGITS: usize = 32;
 
 /// Processes remembered. A node runs thousands of processes, but few of them on GPUs.
 const MAX_KNOWN: usize = 4096;
 
-/// The field of `stat` that holds when a process started, counted from 1 (proc_pid_stat(5)).
+/// The field of `stat` with the start time of a process, counted from 1 (proc_pid_stat(5)).
 const START_TIME_FIELD: usize = 22;
 
-/// Reads the cgroups of processes, and remembers those that belong to a pod: a container's process never leaves it.
+/// Reads the cgroups of processes, and caches those that belong to a pod: a container's process never leaves it.
 #[derive(Debug)]
 pub struct Cgroups {
     proc: PathBuf,
@@ -34,21 +34,21 @@ pub struct Cgroups {
 
 #[derive(Debug)]
 struct KnownProcess {
-    /// Tells a process from a later one of the same PID. In clock ticks since boot.
+    /// Distinguishes a process from a later one of the same PID. In clock ticks since boot.
     started: u64,
     pods: Arc<[PodUid]>,
 }
 
-/// Where a process is.
+/// Where a process belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessOwner {
-    /// In a pod. More than one is named where a node runs inside another node's pod; the outermost comes first.
+    /// To a pod. Several are named if a node runs inside another node's pod; the outermost comes first.
     Pod(Arc<[PodUid]>),
-    /// In a cgroup that is no pod's: a service of the host, or a container that Kubernetes does not know.
+    /// To a cgroup outside Kubernetes: a service of the host, or a container that Kubernetes does not know.
     Elsewhere,
-    /// Its path is that of a cgroup namespace's root, which says nothing.
+    /// Its path is the root of a cgroup namespace, which identifies nothing.
     Unsaid,
-    /// It has ended, or is not to be seen from here.
+    /// It has ended, or is not visible from here.
     Gone,
 }
 
@@ -60,7 +60,7 @@ pub struct ProcError {
 }
 
 impl Cgroups {
-    /// `proc` is the `/proc` in which the host's PIDs are to be found.
+    /// `proc` is the `/proc` that contains the host's PIDs.
     pub fn new(proc: PathBuf) -> Self {
         Self { proc, known: FxHashMap::default() }
     }
@@ -85,7 +85,7 @@ impl Cgroups {
         Ok(place)
     }
 
-    /// Forgets every process but these.
+    /// Removes every other process from the cache.
     pub fn keep(&mut self, pids: &BTreeSet<u32>) {
         self.known.retain(|pid, _| pids.contains(pid));
     }
@@ -119,7 +119,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS)
 }
 
-/// The name of a process stands in parentheses and may itself hold spaces and parentheses: what follows the last one counts.
+/// The name of a process is in parentheses and may itself contain spaces and parentheses: the fields follow the last one.
 fn start_time(stat: &[u8]) -> Option<u64> {
     let after_name = &stat[memrchr(b')', stat)? + 1..];
     // The first field after the name is the third.
@@ -130,7 +130,7 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// Of all hierarchies, the first that names a pod decides.
+/// Of all hierarchies, the first that names a pod counts.
 fn place_of(cgroup: &[u8]) -> ProcessOwner {
     let paths: Vec<&[u8]> = cgroup.split(|byte| *byte == b'\n').filter_map(path).collect();
     let named = paths.iter().map(|path| pods_in(path)).find(|pods| !pods.is_empty());
@@ -141,7 +141,7 @@ fn place_of(cgroup: &[u8]) -> ProcessOwner {
     }
 }
 
-/// What stands behind the second colon of `hierarchy:controllers:path`.
+/// The part after the second colon of `hierarchy:controllers:path`.
 fn path(line: &[u8]) -> Option<&[u8]> {
     let controllers = &line[memchr(b':', line)? + 1..];
     Some(&controllers[memchr(b':', controllers)? + 1..])
@@ -156,7 +156,7 @@ fn pods_in(path: &[u8]) -> Vec<PodUid> {
     memmem::find_iter(path, b"pod").filter_map(|at| uid_at(&path[at + b"pod".len()..])).collect()
 }
 
-/// The UID with which the text begins. The systemd driver writes `_` for `-`, which means something else to it.
+/// The UID at the start of the text. The systemd driver writes `_` for `-`, which has another meaning for it.
 fn uid_at(text: &[u8]) -> Option<PodUid> {
     let is_of_uid = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-' | b'_');
     let uid = &text[..text.iter().position(|byte| !is_of_uid(byte)).unwrap_or(text.len())];

@@ -1,8 +1,8 @@
-//! Whose the processes on the GPUs are.
+//! The owners of the processes on the GPUs.
 //!
-//! [`cgroup`] knows where a process is, and is right whenever it says anything. [`pod_resources`] knows to whom a device
-//! plugin gave a GPU, which tells whose a process is only where nobody else can be on it. What neither explains is memory
-//! that nobody in Kubernetes owns, and is left so: a guess would be taken for a measurement.
+//! [`cgroup`] finds a process' pod, and is right whenever it has an answer. [`pod_resources`] knows to which pod a device
+//! plugin gave a GPU, which identifies a process' owner only if no other pod can be on that GPU. Memory that neither explains
+//! belongs to no pod in Kubernetes and is reported as such: a guess would be taken for a measurement.
 
 pub mod cgroup;
 #[cfg(test)]
@@ -18,19 +18,19 @@ use pod_resources::{Allocation, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// The annotation of a static pod's image in the API: the UID by which the kubelet calls it. Its UID there is another.
+/// The annotation of a static pod's mirror with the UID by which the kubelet knows the pod. Its UID in the API is another.
 const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 
-/// Who knows whose a process is.
+/// Finds the owners of processes.
 pub trait OwnerSource: Send {
-    /// Fills in the pod of every process, and answers what could not be found out and why.
+    /// Fills in the pod of every process, and returns which could not be found and why.
     fn owners<'a>(
         &'a mut self,
         gpus: &'a mut [GpuReport],
         pods: &'a [PodOnNode],
     ) -> BoxFuture<'a, Vec<MissingPart>>;
 
-    /// What would stand in the way if there were a process now. Nothing is asked, only looked for.
+    /// What would prevent finding an owner if there were a process now. Only checks for existence; asks nothing.
     fn lacks(&self) -> Vec<MissingPart> {
         Vec::new()
     }
@@ -44,7 +44,7 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// `proc` is where the host's PIDs are found, `socket` the kubelet's pod-resources socket.
+    /// `proc` contains the host's PIDs; `socket` is the kubelet's pod-resources socket.
     pub fn new(proc: PathBuf, socket: PathBuf) -> Self {
         Self { cgroups: Cgroups::new(proc), pod_resources: PodResources::new(socket) }
     }
@@ -85,7 +85,7 @@ fn missing(reason: String) -> MissingPart {
 /// What the cgroups left open.
 #[derive(Debug, Default)]
 struct UnownedProcesses {
-    /// PIDs of which they say nothing.
+    /// PIDs without an answer from the cgroups.
     unsaid: BTreeSet<u32>,
     reasons: Vec<String>,
 }
@@ -113,7 +113,7 @@ fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) 
             }
         }
     }
-    // One may end between two looks; all of them have not.
+    // One may end between two reads; all of them do not.
     if gone > 0 && gone == pids.len() {
         open.reasons.push(none_here(cgroups, gone));
     }
@@ -132,7 +132,7 @@ fn none_here(cgroups: &Cgroups, processes: usize) -> String {
     )
 }
 
-/// A process goes to the only pod that can be on its GPU.
+/// A process belongs to the only pod that can be on its GPU.
 fn by_allocation(
     gpus: &mut [GpuReport],
     unsaid: &BTreeSet<u32>,
@@ -148,19 +148,19 @@ fn by_allocation(
     }
 }
 
-/// The pod to which a device plugin gave the whole GPU or slice, if no other was given it, by the plugin or by a Binding.
+/// The pod to which a device plugin gave the whole GPU or slice, if no other pod got it, by the plugin or by a Binding.
 fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) -> Option<PodUid> {
     let given = allocations.iter().filter(|allocation| allocation.device_ids.iter().any(|id| is(id, gpu)));
     let bound = pods.iter().filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
     let holders: BTreeSet<&PodKey> =
         given.clone().map(|allocation| &allocation.key).chain(bound.map(|pod| &pod.key)).collect();
     let holder = given.map(|allocation| &allocation.key).next().filter(|_| holders.len() == 1)?;
-    // Two pods of one name are one that leaves and its successor: whose the process is shows a moment later.
+    // Two pods of one name are a terminating one and its successor: the owner is known a moment later.
     let mut named = pods.iter().filter(|pod| pod.key == *holder);
     named.next().filter(|_| named.next().is_none()).map(|pod| pod.uid.clone())
 }
 
-/// An index is a whole GPU's: its slices have it too.
+/// An index names a whole GPU: its slices belong to it too.
 fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
     match id.index() {
         Some(index) => gpu.parent.is_none() && gpu.index == index,
@@ -172,15 +172,15 @@ fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
 struct PodsByUid<'a>(BTreeMap<&'a str, &'a PodUid>);
 
 impl<'a> PodsByUid<'a> {
-    /// A pod's own UID goes before what another one's annotation says.
+    /// A pod's own UID has precedence over another pod's annotation.
     fn of(pods: &'a [PodOnNode]) -> Self {
         let is_static = |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));
         let own = pods.iter().map(|pod| (pod.uid.as_str(), &pod.uid));
         Self(pods.iter().filter_map(is_static).chain(own).collect())
     }
 
-    /// The pod of this node among those of the nodes around it; the outermost if none is known, for pods are seen a little
-    /// later than their processes.
+    /// The pod of this node among those of the nodes around it; the outermost if none is known, because pods become known a
+    /// little later than their processes.
     fn innermost(&self, named: &[PodUid]) -> PodUid {
         let known = named.iter().rev().find_map(|uid| self.0.get(uid.as_str()));
         known.copied().unwrap_or(&named[0]).clone()

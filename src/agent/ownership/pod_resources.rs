@@ -1,7 +1,7 @@
-//! Which container was given which devices, as the kubelet's pod-resources API (version 1) tells over its unix socket.
+//! Which container has which devices, from the kubelet's pod-resources API (version 1) over its unix socket.
 //!
-//! It knows what device plugins handed out, and nothing of a GPU that a Binding of Stowage names. Nothing here decides whose
-//! a process is.
+//! It knows what device plugins allocated, and nothing about GPUs in Stowage's Bindings. Nothing here decides which pod owns a
+//! process.
 
 use crate::ids::{GpuUuid, PodKey};
 use hyper_util::rt::TokioIo;
@@ -20,17 +20,17 @@ pub mod api {
 use api::pod_resources_lister_client::PodResourcesListerClient;
 use api::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources as OfPod};
 
-/// What a kubelet may answer at most: its own server's limit is 16 MiB, and a full node takes a hundred KiB.
+/// Maximum size of a kubelet's answer: its own server's limit is 16 MiB, and a full node takes a hundred KiB.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// A list of what is handed out.
+/// One entry of allocated devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
     pub key: PodKey,
     pub container: String,
     /// Such as `nvidia.com/gpu`.
     pub resource: String,
-    /// In the order of the kubelet; what cannot be the name of a GPU is left out.
+    /// In the kubelet's order; values that cannot be a GPU's name are left out.
     pub device_ids: Vec<GpuUuid>,
 }
 
@@ -47,14 +47,14 @@ pub enum PodResourcesError {
     Failed { socket: PathBuf, reason: String },
 }
 
-/// How long to wait for whom.
+/// Timeouts and pauses.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
-    /// For an answer. A kubelet takes a few milliseconds, and the round it holds up is due each second.
+    /// Timeout of an answer. A kubelet takes a few milliseconds, and the round that waits for it is due each second.
     answer: Duration,
-    /// After a failure, so that a kubelet that hangs holds up one round in five.
+    /// Pause after a failure, so that a kubelet that hangs delays one round in five.
     again: Duration,
-    /// How long its last answer stands in for the next: a kubelet that is upgraded is away for half a minute.
+    /// How long its last answer is used: a kubelet that is upgraded is away for half a minute.
     stand_in: Duration,
 }
 
@@ -64,7 +64,7 @@ const PATIENCE: Patience = Patience {
     stand_in: Duration::from_secs(60),
 };
 
-/// The kubelet's list, asked over one connection that is made anew after a failure.
+/// The kubelet's list, requested over one connection that is renewed after a failure.
 #[derive(Debug)]
 pub struct PodResources {
     socket: PathBuf,
@@ -86,7 +86,8 @@ impl PodResources {
         Self { patience, ..Self::new(socket) }
     }
 
-    /// What is handed out, as far as it is known, and why it is not known better. Must be called inside a tokio runtime.
+    /// The allocated devices, as far as they are known, and why they are not known better. Must be called inside a tokio
+    /// runtime.
     pub async fn allocations(&mut self) -> (&[Allocation], Option<PodResourcesError>) {
         let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.patience.again);
         if is_due {
@@ -106,7 +107,7 @@ impl PodResources {
         (known, self.failed.as_ref().map(|(_, error)| error.clone()))
     }
 
-    /// Whether there is nobody to ask.
+    /// Whether there is no kubelet socket.
     pub fn no_socket(&self) -> Option<PodResourcesError> {
         let no_socket = || PodResourcesError::NoSocket { socket: self.socket.clone() };
         (!self.socket.exists()).then(no_socket)
@@ -114,7 +115,7 @@ impl PodResources {
 
     /// Asks now.
     async fn list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
-        // A connection outlives the file: only who connects must find it.
+        // A connection outlives the file: only a new connection needs it.
         if self.channel.is_none()
             && let Some(error) = self.no_socket()
         {
@@ -143,11 +144,11 @@ fn connection(socket: &Path) -> Channel {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // gRPC wants an authority, and a unix socket has none.
+    // gRPC requires an authority, and a unix socket has none.
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 
-/// What lies deepest says most: "connection refused" rather than "transport error".
+/// The innermost error says most: "connection refused" rather than "transport error".
 fn reason(status: &Status) -> String {
     let mut deepest = status.source();
     while let Some(source) = deepest.and_then(|error| error.source()) {
@@ -163,7 +164,7 @@ fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
     answer.pod_resources.into_iter().flat_map(of_pod).collect()
 }
 
-/// A pod whose name is none is left out: nobody could be found by it.
+/// A pod with an invalid name is left out: it could not be matched.
 fn of_pod(pod: OfPod) -> Vec<Allocation> {
     let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else { return vec![] };
     let devices = pod.containers.into_iter().flat_map(|container| {
@@ -178,8 +179,8 @@ fn of_pod(pod: OfPod) -> Vec<Allocation> {
     devices.map(allocation).collect()
 }
 
-/// `GPU-…` and `MIG-…` as they are, without the replica of a GPU shared in time (`…::3`); the `nvidia3` of a device plugin
-/// that counts, with or without a share (`nvidia3/vgpu1`), by its index.
+/// `GPU-…` and `MIG-…` as they are, without the replica of a time-shared GPU (`…::3`); a counting device plugin's `nvidia3`,
+/// with or without a share (`nvidia3/vgpu1`), by its index.
 fn gpu(id: &str) -> Option<GpuUuid> {
     let whole = id.split_once("::").map_or(id, |(whole, _replica)| whole);
     match whole.strip_prefix("nvidia") {

@@ -1,6 +1,6 @@
-//! The pods on this node, as far as the agent needs to know them.
+//! The pods on this node, as far as the agent needs them.
 //!
-//! Which pods there are is asked of a [`PodSource`]; [`watched`] is the API server's. Nothing here knows a GPU.
+//! A [`PodSource`] provides them; [`watched`] is the one that uses the API server. Nothing here knows a GPU.
 
 pub mod watched;
 
@@ -11,12 +11,13 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Annotations that say something to the agent begin with one of these.
+/// Prefixes of annotations that the agent uses.
 const READ_ANNOTATIONS: [&str; 3] = ["stowage.dev/", "prometheus.io/", "kubernetes.io/config."];
 
-/// Labels that say something to the agent.
+/// Labels that the agent uses.
 const READ_LABELS: [&str; 2] = ["llm-d.ai/engine-type", "llm-d.ai/model"];
-/// What a pod's author writes is kept for every pod of the node: an annotation's value is a name, a port or a path, ...
+/// Limits on what a pod's author writes, because it is stored for every pod of the node: an annotation's value is a name, a
+/// port or a path, ...
 const MAX_VALUE: usize = 1024;
 /// ... there are a few of them, ...
 const MAX_ANNOTATIONS: usize = 64;
@@ -37,20 +38,20 @@ pub struct PodOnNode {
     pub devices: Option<Vec<GpuUuid>>,
     /// The VRAM it was granted, over all its GPUs.
     pub granted: Option<Bytes>,
-    /// It asks for GPU memory or for a GPU.
+    /// It requests VRAM or a GPU.
     pub wants_gpu: bool,
-    /// It has been told to go.
+    /// It is being deleted.
     pub is_leaving: bool,
     pub is_ready: bool,
 }
 
-/// Who knows which pods are on the node.
+/// A source of the pods on the node.
 pub trait PodSource: Send {
-    /// All of them, in order of UID, or why they are not known.
+    /// All of them, in order of UID, or why they are unknown.
     fn pods(&mut self) -> Result<Vec<PodOnNode>, String>;
 }
 
-/// Nobody: the agent runs without a cluster.
+/// No pods: the agent runs without a cluster.
 #[derive(Debug)]
 pub struct NoPods(pub String);
 
@@ -61,7 +62,7 @@ impl PodSource for NoPods {
 }
 
 impl PodOnNode {
-    /// `None` for a pod that has ended or has no name to go by.
+    /// `None` for a pod that has ended or has no valid name.
     pub fn of(pod: &Pod) -> Option<Self> {
         if objects::is_finished(pod) {
             return None;
@@ -101,7 +102,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
-/// A metrics port goes by TCP, and tells by its name.
+/// A metrics port uses TCP, and has a telling name.
 fn ports(container: &Container) -> impl Iterator<Item = u16> {
     let tcp =
         container.ports.iter().flatten().filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");

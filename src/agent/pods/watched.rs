@@ -1,6 +1,6 @@
-//! The node's pods, watched at the API server: those of this node alone.
+//! Watches the pods of this node, and only those, at the API server.
 //!
-//! What was seen stays while the watch is down: pods come and go more slowly than API servers restart.
+//! Known pods stay while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
 use crate::agent::error_text::root_cause;
@@ -28,7 +28,7 @@ pub struct WatchedPods {
 struct WatchedState {
     /// Once all have been listed.
     pods: Option<BTreeMap<PodUid, PodOnNode>>,
-    /// The list that is coming in.
+    /// The list in progress.
     listing: BTreeMap<PodUid, PodOnNode>,
     problem: Option<String>,
 }
@@ -72,7 +72,7 @@ impl WatchedState {
         match event {
             Ok(event) => {
                 self.apply(event);
-                // While a first list is coming in there is none yet.
+                // During the first list there are no pods yet.
                 if self.pods.is_some() {
                     self.problem = None;
                 }
@@ -80,7 +80,7 @@ impl WatchedState {
             Err(error) => {
                 let problem =
                     format!("the API server does not list this node's pods: {}", root_cause(&error));
-                // Before there is a list, the report says so.
+                // Until the first list, the report says so.
                 if self.pods.is_some() && self.problem.as_ref() != Some(&problem) {
                     tracing::warn!("{problem}; those known stay");
                 }

@@ -1,13 +1,13 @@
-//! Where reports go: `--extender`, read once.
+//! Destinations of reports: `--extender`, parsed once.
 //!
-//! A name is kept as it was given; which replicas are behind it is looked up again and again elsewhere.
+//! A name is kept as it was given; its replicas are looked up repeatedly elsewhere.
 
 use http::Uri;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// What `stowage serve --agents` listens on by default.
+/// The default port of `stowage serve --agents`.
 const PORT: u16 = 9446;
 
 /// `https://stowage-agents.kube-system.svc:9446`: a name with a replica of Stowage behind each of its addresses.
@@ -60,12 +60,12 @@ impl FromStr for Destination {
 }
 
 impl Destination {
-    /// Whether nobody on the network can listen in.
+    /// Whether the network cannot read the reports.
     pub fn is_loopback(&self) -> bool {
         &*self.host == "localhost" || self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     }
 
-    /// Where one report is posted, whichever of the replicas it goes to.
+    /// The URL for one report, whichever replica it goes to.
     pub fn uri(&self) -> Uri {
         format!("{self}/v1/reports").parse().expect("what was read as a URL is one with a path")
     }

@@ -1,8 +1,8 @@
-//! Reports out: each to every replica of Stowage, whichever of them leads.
+//! Publishes each report to every replica of Stowage, whichever of them leads.
 //!
-//! A replica that is dead or slow holds up nobody: each is asked by itself, within its own time. What a name stands for is
-//! looked up beside the sending, every few seconds, so that replicas may come and go. Nothing is queued or sent again: the
-//! next report is a second away and says more.
+//! A dead or slow replica delays no other: each is sent to separately, with its own timeout. Names are looked up in the
+//! background every few seconds, so that replicas may come and go. Nothing is queued or repeated: the next report is a second
+//! away and is newer.
 
 pub mod destination;
 pub mod replica;
@@ -26,11 +26,11 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 use trust::Trust;
 
-/// How long one replica may take: then the next report is due.
+/// Timeout for one replica: then the next report is due.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often names and the CA's file are looked at again. A replica that moves is away for longer than that.
+/// How often names are looked up and the CA's file is read again. A replica that moves is away for longer than that.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long the first look-up of a name may keep the first report waiting at least.
+/// How long the first look-up of a name may delay the first report at least.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -45,12 +45,12 @@ pub enum PublishError {
     Trust(#[from] TrustError),
 }
 
-/// How reports have fared, for a person.
+/// The results of reports, as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PublishState {
     /// By name: the destination and the replica's address.
     pub replicas: BTreeMap<String, ReplicaState>,
-    /// What stands in the way of all of them.
+    /// A problem that concerns all of them.
     pub problems: BTreeSet<String>,
 }
 
@@ -92,12 +92,12 @@ impl Publisher {
         })
     }
 
-    /// Gives each replica so long to answer.
+    /// Sets each replica's timeout.
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Sends a report whose ages hold `as_of` then to every replica, and answers when each has answered or had its time.
+    /// Sends a report whose ages were right at `as_of` to every replica, and returns when each has answered or timed out.
     pub async fn publish(&mut self, mut report: NodeReport, as_of: Instant) {
         self.problems.clear();
         self.look_at_trust();
@@ -144,7 +144,7 @@ impl Publisher {
     }
 }
 
-/// Everything in a report that has an age has grown older.
+/// Adds the elapsed time to every age in a report.
 fn age(report: &mut NodeReport, by: Duration) {
     let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
     let older = |age: &mut Millis| age.0 = age.0.saturating_add(by);
@@ -174,8 +174,8 @@ impl PublishTarget {
         }
     }
 
-    /// Brings the replicas to what the name stands for. Waits for a look-up only while no replica is known, and no longer than
-    /// `wait`; answers what is wrong with it.
+    /// Updates the replicas to the name's present addresses. Waits for a look-up only while no replica is known, and no longer
+    /// than `wait`; returns what is wrong with the name.
     async fn look(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
         if self.lookup.is_none() && self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             let (host, port) = (self.destination.host.to_string(), self.destination.port);
@@ -205,7 +205,7 @@ impl PublishTarget {
         Some(ended.unwrap_or_else(|error| Err(io::Error::other(error))))
     }
 
-    /// A name that cannot be looked up stands for what it stood for.
+    /// If a look-up fails, the previous addresses stay in use.
     fn take(&mut self, found: io::Result<Vec<SocketAddr>>) {
         let problem = match found {
             Ok(addresses) if addresses.is_empty() => Some("it stands for no address".to_owned()),

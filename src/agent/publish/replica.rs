@@ -1,4 +1,4 @@
-//! One replica of Stowage: a connection to its address, and what became of the reports sent there.
+//! One replica of Stowage: the connection to its address, and the results of reports sent there.
 
 use super::destination::Destination;
 use bytes::Bytes;
@@ -20,18 +20,18 @@ use std::time::{Duration, Instant};
 use tower::Service;
 use tracing::{info, warn};
 
-/// An extender's answer is a sentence; what is longer is not from one.
+/// An extender's answer is a sentence; a longer one is not an extender's.
 const ANSWER: usize = 64 << 10;
-/// As much of a reason as is kept.
+/// Maximum length of a stored reason.
 const REASON: usize = 500;
-/// A reason with another figure in it each second is written into the log this often.
+/// How often a reason is logged whose figures change every second.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// What became of one report at one replica.
+/// The result of one report at one replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishOutcome {
     Accepted,
-    /// The replica knows a later one.
+    /// The replica has a later one.
     Dropped,
     Refused {
         status: StatusCode,
@@ -68,7 +68,7 @@ impl std::fmt::Display for PublishOutcome {
     }
 }
 
-/// How one replica has fared.
+/// The state of one replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaState {
     pub latest: PublishOutcome,
@@ -86,7 +86,7 @@ pub struct ReplicaClient {
 }
 
 impl ReplicaClient {
-    /// Connects to `address` whatever the destination's name stands for, and expects a certificate of that name.
+    /// Connects to `address` instead of looking up the destination's name, and expects a certificate for that name.
     pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
         let mut http = HttpConnector::new_with_resolver(Pinned(address));
         http.enforce_http(false);
@@ -109,7 +109,7 @@ impl ReplicaClient {
         self.state.as_ref()
     }
 
-    /// Posts one report and notes what became of it.
+    /// Posts one report and records the result.
     pub async fn post(&mut self, report: Bytes, authorization: Option<HeaderValue>, patience: Duration) {
         let outcome = match tokio::time::timeout(patience, self.ask(report, authorization)).await {
             Ok(outcome) => outcome,
@@ -129,7 +129,7 @@ impl ReplicaClient {
         self.say(outcome);
     }
 
-    /// Says a change once, not each second.
+    /// Logs a change once, not each second.
     fn say(&mut self, outcome: PublishOutcome) {
         if let Some((said, when)) = &self.said
             && (*said == outcome || said.is_like(&outcome) && when.elapsed() < REPEAT)
@@ -163,7 +163,7 @@ impl ReplicaClient {
     }
 }
 
-/// What an extender's answer says of the one report it was sent.
+/// Parses an extender's answer about the one report it was sent.
 fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
     #[derive(Deserialize)]
     struct Taken {
@@ -188,7 +188,7 @@ fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
     PublishOutcome::Refused { status, reason }
 }
 
-/// An error and what caused it: the outermost alone says no more than that something failed.
+/// An error with its causes: the outermost alone only says that something failed.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,6 +1,6 @@
-//! What the agent shows and whom it believes: its token and the extenders' CA, both read from files that change.
+//! The agent's credentials: its token, and the CA of the extenders, both read from files that change.
 //!
-//! The kubelet renews the token every hour and the CA when its ConfigMap changes. Nothing here is ever logged but paths.
+//! The kubelet renews the token every hour, and the CA when its ConfigMap changes. Only paths are ever logged.
 
 use http::HeaderValue;
 use rustls::pki_types::CertificateDer;
@@ -21,7 +21,7 @@ pub enum TrustError {
     Unusable { path: PathBuf, error: String },
 }
 
-/// `Authorization`, as it is now. The file is small and in memory: it is read each time.
+/// The present `Authorization` header. The file is small and in memory, so it is read each time.
 pub fn authorization(token_file: &Path) -> Result<HeaderValue, TrustError> {
     let text = read("the token", token_file)?;
     let no_token = || TrustError::NoToken { path: token_file.into() };
@@ -34,7 +34,7 @@ pub fn authorization(token_file: &Path) -> Result<HeaderValue, TrustError> {
     Ok(value)
 }
 
-/// The CA's file, what it said last, and what follows for connections.
+/// The CA's file, its last content, and the resulting TLS configuration.
 pub struct Trust {
     path: Option<PathBuf>,
     text: Vec<u8>,
@@ -42,7 +42,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Believes whom the CA has signed; without one, nobody.
+    /// Trusts certificates that the CA has signed; without a CA, none.
     pub fn new(path: Option<PathBuf>) -> Result<Self, TrustError> {
         let (text, roots) = match &path {
             None => (Vec::new(), RootCertStore::empty()),
@@ -55,8 +55,8 @@ impl Trust {
         Ok(Self { path, text, config: config(roots) })
     }
 
-    /// Looks whether the file says something else by now; if so, `true`, and connections are to be made anew. A file that
-    /// cannot be used leaves everything as it was.
+    /// Reads the file again; `true` if it has changed and connections must be made anew. A file that cannot be used changes
+    /// nothing.
     pub fn renew(&mut self) -> Result<bool, TrustError> {
         let Some(path) = &self.path else { return Ok(false) };
         let text = read("the extenders' CA", path)?;

@@ -1,4 +1,4 @@
-//! How `stowage explain` gets at a service that asks for a token: what it shows, and whom it believes.
+//! The credentials of `stowage explain` for a service that requires a token, and the certificates that it trusts.
 
 use crate::agent::publish::trust::{Trust, authorization};
 use anyhow::{Context, Result};
@@ -12,20 +12,20 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// A token for the API server to show to --server, such as `kubectl create token` prints
+    /// A token for the API server to present to --server, such as `kubectl create token` prints
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     token_file: Option<PathBuf>,
 
-    /// Whose certificates to believe of --server, PEM
+    /// CA certificates to trust for --server, PEM
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     ca: Option<PathBuf>,
 
-    /// The name that --server's certificate is for, where it is reached under another, as through a port-forward
+    /// The name that --server's certificate is for, if it is reached under another, as through a port-forward
     #[arg(long, value_name = "NAME", conflicts_with = "cluster")]
     tls_server_name: Option<String>,
 }
 
-/// The same, read.
+/// The same, with the files read.
 pub struct Access {
     pub authorization: Option<HeaderValue>,
     tls: ClientConfig,

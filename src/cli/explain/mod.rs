@@ -1,7 +1,7 @@
 //! `stowage explain`: asks a running service, or a dump of a cluster, why a pod is where it is, and prints the answer.
 //!
-//! [`source`] gets the explanation, [`render`] makes text of it. Exit codes: 0 if the pod fits or is placed, 1 if it does not
-//! fit, 2 if nobody knows the pod or the service cannot be reached. Nothing is judged here.
+//! [`source`] gets the explanation, [`render`] formats it. Exit codes: 0 if the pod fits or is placed, 1 if it does not fit, 2
+//! if the pod is unknown or the service cannot be reached. Nothing is decided here.
 
 mod access;
 mod render;
@@ -55,7 +55,7 @@ pub struct ExplainArgs {
     node: Option<String>,
 }
 
-/// Nobody knows the pod, or nobody answers.
+/// The pod is unknown, or the service cannot be reached.
 const NO_ANSWER: u8 = 2;
 const DOES_NOT_FIT: u8 = 1;
 
@@ -65,7 +65,7 @@ impl ExplainArgs {
         let answer = match &self.cluster {
             Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(policy_watch::built_in())), policy_at)? {
                 Ok(policy) => source::from_dump(dump, policy, &pod, &options),
-                // What is wrong with it is printed already.
+                // The error is printed already.
                 Err(_) => return Ok(NO_ANSWER.into()),
             },
             None => {
@@ -102,7 +102,7 @@ impl ExplainArgs {
             let paint = if out.is_terminal() && !wants_none { Paint::Coloured } else { Paint::Plain };
             render::text(explanation, paint)
         };
-        // Whoever pipes it into `head` has read enough.
+        // The reader of the pipe, such as `head`, has read enough.
         match out.write_all(text.as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
             _ => Ok(exit_code(explanation.verdict)),

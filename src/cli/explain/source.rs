@@ -1,4 +1,4 @@
-//! Where an explanation comes from: the operators' address of a running service, or a dump that is loaded here.
+//! Sources of an explanation: the operators' address of a running service, or a dump that is loaded here.
 
 use super::access::Access;
 use crate::ids::PodKey;
@@ -92,7 +92,7 @@ fn uri(server: &str, pod: &PodKey, options: &ShownNodes) -> Result<Uri, Unanswer
         .map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
 }
 
-/// What a refusal says; all of it, if it is none of Stowage's.
+/// The message of an error answer; all of it, if Stowage did not write it.
 fn error_of(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -103,7 +103,7 @@ fn error_of(body: &[u8]) -> String {
     refusal.unwrap_or_else(|_| String::from_utf8_lossy(body).trim().to_owned())
 }
 
-/// As a value in a query.
+/// Encoded as a value in a query.
 fn escaped(text: &str) -> String {
     let one = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => char::from(byte).to_string(),
@@ -126,7 +126,7 @@ async fn get(server: &str, access: &Access, uri: Uri) -> Result<(StatusCode, Byt
     Ok((status, body.to_bytes()))
 }
 
-/// The cause at the end of the chain: `Connection refused` rather than `client error`.
+/// The innermost cause: `Connection refused` rather than `client error`.
 fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

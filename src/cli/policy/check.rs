@@ -1,4 +1,4 @@
-//! `stowage policy check`: everything that is wrong, for a person or for a CI job.
+//! `stowage policy check`: all problems of a policy, for people or for CI.
 
 use super::{print_diagnostics, unreadable};
 use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
@@ -33,7 +33,7 @@ enum OutputFormat {
 struct Checked {
     path: PathBuf,
     files: Vec<SourceText>,
-    /// Of a policy that may be put into force.
+    /// For a policy without errors.
     digest: Option<String>,
     found: Vec<Diagnostic>,
 }
@@ -46,7 +46,7 @@ struct CheckOutput<'a> {
 #[derive(Serialize)]
 struct PolicyLine<'a> {
     path: String,
-    /// Absent if it would be refused.
+    /// Absent if it would be rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<&'a str>,
     findings: Vec<JsonDiagnostic<'a>>,

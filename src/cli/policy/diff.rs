@@ -1,4 +1,4 @@
-//! `stowage policy diff`: what changes for the pods of a cluster from one policy to another.
+//! `stowage policy diff`: how decisions for a cluster's pods differ between two policies.
 
 use super::{print_diagnostics, unreadable};
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
@@ -17,10 +17,10 @@ use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// The policy that is in force
+    /// The current policy
     old: PathBuf,
 
-    /// The policy that is to be
+    /// The new policy
     new: PathBuf,
 
     /// What `kubectl get nodes,pods -A -o yaml` (or -o json) printed
@@ -33,7 +33,7 @@ pub struct DiffArgs {
 }
 
 impl DiffArgs {
-    /// 0 whether anything changes or not; 1 if a policy would be refused, 2 if something cannot be read.
+    /// 0 whether anything changes or not; 1 if a policy would be rejected, 2 if something cannot be read.
     pub fn run(self) -> Result<ExitCode> {
         let mut policies = Vec::new();
         for path in [&self.old, &self.new] {
@@ -54,7 +54,7 @@ impl DiffArgs {
     }
 }
 
-/// A policy that may be put into force, or, once what is wrong with it is printed, the exit code.
+/// A policy without errors, or, once its problems are printed, the exit code.
 pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
     let files = match read::read(path) {
         Ok(files) => files,
@@ -69,7 +69,7 @@ pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
     }
 }
 
-/// The dump under a policy.
+/// The ledger of the dump under a policy.
 fn service(dump: &Dump, policy: Policy) -> Result<Arc<Service>> {
     let service = Service::new(policy);
     DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;

@@ -1,5 +1,5 @@
-//! `stowage policy …`: what a cluster's owner does with policy files before they bite. One file for each subcommand; here is
-//! only their list.
+//! `stowage policy …`: checks and previews of policy files before they are used. One file for each subcommand; here is only
+//! their list.
 
 mod check;
 mod diff;
@@ -27,19 +27,19 @@ pub struct PolicyArgs {
 
 #[derive(Debug, Subcommand)]
 enum PolicyCommand {
-    /// Tell everything that is wrong with policies: exit code 1 if they would be refused, 2 if they cannot be read
+    /// Check policies and print all problems: exit code 1 if they would be refused, 2 if they cannot be read
     Check(check::CheckArgs),
     /// Print the JSON Schema of policy files, for editors
     Schema(SchemaArgs),
-    /// Run the cases that stand beside policies: exit code 1 if one does not hold
+    /// Run the test cases next to policies: exit code 1 if one fails
     Test(test::TestArgs),
-    /// Tell what changes for the pods of a cluster from one policy to another
+    /// Show how decisions for a cluster's pods differ between two policies
     Diff(diff::DiffArgs),
     /// Print a policy with all its files merged and every default, and where each value was set
     Show(show::ShowArgs),
 }
 
-/// Of something that cannot be read, as for arguments that make no sense: CI tells it from a broken policy.
+/// The exit code for files that cannot be read, as for invalid arguments: CI can tell it from a broken policy.
 const UNREADABLE: u8 = 2;
 
 impl PolicyArgs {
@@ -54,7 +54,7 @@ impl PolicyArgs {
     }
 }
 
-/// What is wrong, to standard error or output, in colours where a person looks.
+/// Prints the problems to standard error or output, in colors on a terminal.
 fn print_diagnostics(
     found: &[Diagnostic],
     files: &[SourceText],

@@ -1,4 +1,4 @@
-//! `stowage policy schema`: what may stand in policy files, for editors that complete and check while one types.
+//! `stowage policy schema`: the JSON Schema of policy files, for editors that complete and check.
 
 use crate::policy_file::shape::{policy_schema, test_schema};
 use anyhow::Result;

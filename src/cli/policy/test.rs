@@ -1,4 +1,4 @@
-//! `stowage policy test`: the cases that stand beside policies, each run through the core that will decide.
+//! `stowage policy test`: runs the test cases next to policies, each through the core that decides in production.
 
 use super::{print_diagnostics, unreadable};
 use crate::policy_cases;
@@ -18,7 +18,7 @@ pub struct TestArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// Print every case and what came out otherwise as one JSON object
+    /// Print every case and its differences as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -31,7 +31,7 @@ struct Tried {
 }
 
 impl TestArgs {
-    /// 0 if every case holds, 1 if one does not or a policy would be refused, 2 if something cannot be read.
+    /// 0 if every case passes, 1 if one fails or a policy would be rejected, 2 if something cannot be read.
     pub fn run(self) -> Result<ExitCode> {
         let (mut tried, mut refused) = (Vec::new(), 0);
         for path in &self.paths {
@@ -55,7 +55,7 @@ impl TestArgs {
     }
 }
 
-/// `None` for a policy that would be refused, or a cluster that cannot be: it has been told.
+/// `None` for a policy that would be rejected, or a cluster that is invalid: its problems have been printed.
 fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
     let Loaded { policy, tests, .. } = match load(files) {
         Ok(loaded) => loaded,

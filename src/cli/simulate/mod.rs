@@ -1,5 +1,5 @@
-//! `stowage simulate …`: workloads played in simulated time, on the code that decides. One file for each subcommand; here are
-//! their list, and what they share: reading traces, seeds, and runs side by side.
+//! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; here are
+//! their list, and what they share: reading traces, seeds, and parallel runs.
 
 mod packing;
 mod preemption;
@@ -22,9 +22,9 @@ pub struct SimulateArgs {
 
 #[derive(Debug, Subcommand)]
 enum SimulateCommand {
-    /// What is lost by whom one evicts: Stowage's choice of victims beside the stock scheduler's and others
+    /// Work lost, by eviction policy: Stowage's victims beside kube-scheduler's and others
     Preemption(preemption::SimulatePreemptionArgs),
-    /// How full GPUs become: Stowage's placement beside best fit, FGD and other published policies
+    /// GPU allocation, by placement policy: Stowage beside best fit, FGD and other published policies
     Packing(packing::PackingArgs),
 }
 
@@ -41,7 +41,7 @@ impl SimulateArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seeds(Vec<u64>);
 
-/// More would say nothing that these do not.
+/// More seeds would not change the result.
 const MOST_SEEDS: u64 = 1000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,7 +69,7 @@ impl FromStr for Seeds {
     }
 }
 
-/// The trace whose files lie in a directory, with these pods.
+/// The trace in a directory, with these pods.
 fn trace_in(directory: &Path, pods: &str) -> Result<Trace> {
     let (nodes, pods) = (file_in(directory, NODES)?, file_in(directory, pods)?);
     Ok(Trace::read(nodes.as_text(), pods.as_text())?)
@@ -95,12 +95,12 @@ fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
     Ok(TraceFile { file: path.display().to_string(), text })
 }
 
-/// Each task's result, in the order of the tasks; as many are at work as the machine has processors.
+/// Each task's result, in the order of the tasks; as many run at once as the machine has processors.
 fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
     let tasks = Mutex::new(tasks.iter().enumerate());
-    // Here and not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked took nothing
-    // away from the others.
+    // Here and not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked took
+    // nothing from the others.
     let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let work = || {

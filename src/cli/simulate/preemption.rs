@@ -1,5 +1,5 @@
-//! `stowage simulate preemption`: a table, or one object, of what each order of victims loses. What is played is in
-//! `sim::preemption`.
+//! `stowage simulate preemption`: work lost under each order of victims, as a table or one object. The simulation is in
+//! `lab::simulate::preemption`.
 
 use super::{Seeds, side_by_side, trace_in};
 use crate::lab::simulate::openb::{PODS, built_in};
@@ -16,11 +16,11 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct SimulatePreemptionArgs {
-    /// The directory of the openb trace; without it a small workload is played that is made up
+    /// The directory of the openb trace [default: a small generated workload]
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
 
-    /// One seed, or a range with both its ends
+    /// One seed, or an inclusive range
     #[arg(long, value_name = "A..B", default_value = "42..51")]
     seeds: Seeds,
 

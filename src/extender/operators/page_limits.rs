@@ -1,6 +1,7 @@
-//! How many pages are made and read at one time, and how a large one is written: in chunks, as fast as its reader takes them.
+//! Limits on pages that are rendered and read at one time, and how a large page is written: in chunks, as fast as the client
+//! reads them.
 //!
-//! A client that does not read holds its turn until the connection's time to write is over, and no memory but a few chunks.
+//! A client that does not read keeps its slot until the connection's write timeout, and costs no memory beyond a few chunks.
 
 use crate::extender::server::accept::GuardedBody;
 use axum::body::Body;
@@ -12,20 +13,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// A page that was read a moment ago has its turn free by then; whoever waits longer is better told so.
+/// How long a client waits for a slot. A page that is being read normally frees its slot by then; after that the client gets an
+/// error.
 const PATIENCE: Duration = Duration::from_secs(2);
 const CHUNK: usize = 64 << 10;
-/// Chunks that are made before they are read.
+/// Chunks that are rendered ahead of the reader.
 const AHEAD: usize = 4;
 
-/// How many pages of each sort may be under way.
+/// How many pages of each kind may be in progress.
 #[derive(Debug, Clone)]
 pub struct PageLimits {
-    /// Those with every pod or node: one, which costs the memory of what changes in the books while it is read.
+    /// Pages with every pod or node: one at a time. It costs the memory of whatever changes in the ledger while it is read.
     pub large: Arc<Semaphore>,
-    /// Scrapes: two Prometheuses, and somebody with curl.
+    /// Scrapes: two Prometheus servers, and one person with curl.
     pub metrics: Arc<Semaphore>,
-    /// Of one pod or policy; in full on a large cluster some ten megabytes.
+    /// Pages about one pod or policy; in full on a large cluster some ten megabytes.
     pub small: Arc<Semaphore>,
 }
 
@@ -36,17 +38,17 @@ impl Default for PageLimits {
     }
 }
 
-/// A turn, if one comes soon.
+/// A slot, if one becomes free soon.
 pub async fn turn(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     tokio::time::timeout(PATIENCE, turns.clone().acquire_owned()).await.ok()?.ok()
 }
 
-/// The page, whose turn lasts until it is read.
+/// The page together with its slot, which is freed when the page has been read.
 pub fn held(page: Response, turn: OwnedSemaphorePermit) -> Response {
     page.map(|body| Body::new(GuardedBody::new(body, turn)))
 }
 
-/// A JSON page that is written on a thread beside those that answer, as it is read.
+/// A JSON page that is written on a blocking thread while it is read.
 pub fn streamed(
     turn: OwnedSemaphorePermit,
     write: impl FnOnce(&mut dyn Write) -> serde_json::Result<()> + Send + 'static,
@@ -56,7 +58,7 @@ pub fn streamed(
         let mut out = BufWriter::with_capacity(CHUNK, Chunks(chunks.clone()));
         let written = write(&mut out).map_err(io::Error::from).and_then(|()| out.flush());
         if let Err(error) = written {
-            // The reader is gone, or else learns that this is not all.
+            // The client has disconnected, or learns from the broken body that this is not all.
             let _ = chunks.blocking_send(Err(error));
         }
         drop(turn);
@@ -68,7 +70,7 @@ pub fn streamed(
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response()
 }
 
-/// Writes into the channel; fails when nobody reads any more.
+/// Writes into the channel; fails when the client has stopped reading.
 struct Chunks(mpsc::Sender<io::Result<Bytes>>);
 
 impl Write for Chunks {

@@ -1,4 +1,4 @@
-//! What stands on the large pages. Made of a copy of the books and written as it is read, item by item.
+//! Contents of the large pages: rendered from a copy of the ledger and written item by item as they are read.
 
 use crate::extender::Extender;
 use crate::extender::reports::tidy;
@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// Every pod, every GPU, and what does not add up.
+/// Every pod, every GPU, and every inconsistency.
 pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -34,7 +34,7 @@ pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()
     serde_json::to_writer(out, &shape)
 }
 
-/// Each node's latest report and how long ago it came. One is read from its text at a time.
+/// Each node's latest report and its age. One report at a time is parsed from its text.
 pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<()> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -42,7 +42,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         received_millis_ago: Millis,
         report: NodeReport,
     }
-    // A statement of its own: the lock ends with it.
+    // A statement of its own, so that the lock is released with it.
     let books = extender.service.ledger().clone();
     tidy(&extender.board, &books);
     let mut names = extender.board.names();
@@ -50,7 +50,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
     let mut json = serde_json::Serializer::new(out);
     let mut map = json.serialize_map(None)?;
     for name in names {
-        // A node may go meanwhile.
+        // The node may have been deleted meanwhile.
         let Some(latest) = extender.board.latest(&name) else { continue };
         let received_millis_ago = latest.age(extender.service.now());
         map.serialize_entry::<NodeName, _>(&name, &Shape { received_millis_ago, report: latest.report })?;

@@ -1,7 +1,8 @@
-//! Who may report: whoever shows a token of an agent, for the agent's own node; or anyone, where the operator says so.
+//! Authentication of reports: a client needs an agent's token and reports for that agent's own node; or any client may report,
+//! if the operator says so.
 //!
-//! What a token says is asked of an [`AgentAuthority`] once and then remembered for a while ([`Reviews`]): agents report every
-//! second, and their tokens change every hour. A token that rules itself out costs no question.
+//! An [`AgentAuthority`] reviews a token once, and the answer is remembered for a while ([`Reviews`]): agents report every
+//! second, and their tokens change every hour. A token that is invalid by its own claims is rejected without a review.
 
 use crate::extender::page_auth::{bearer, refusal};
 use crate::extender::request::BadRequest;
@@ -16,11 +17,12 @@ use futures::FutureExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Kubernetes' tokens have about 1,200 bytes, with the longest names there can be some more.
+/// Kubernetes' tokens have about 1,200 bytes; the longest names add some more.
 const MAX_TOKEN: usize = 2 << 10;
 
-/// Four times the agents of the largest clusters remembered, in ten megabytes. New tokens: all of 5,000 agents within half a
-/// minute of a start, 32 at once so that it leaves the API server air; a node shows one an hour, and a NAT some more.
+/// Remembers four times the agents of the largest clusters, in ten megabytes. New tokens: all of 5,000 agents within half a
+/// minute of a start, 32 at once so that the API server keeps capacity for others; a node presents one an hour, and a NAT some
+/// more.
 pub(super) const BOUNDS: ReviewBounds = ReviewBounds {
     good: 65_536,
     bad: 4096,
@@ -30,16 +32,16 @@ pub(super) const BOUNDS: ReviewBounds = ReviewBounds {
     in_all: Rate { every: Millis(5), burst: 1000 },
 };
 
-/// Who is let in.
+/// Which clients are admitted.
 #[derive(Clone)]
 pub enum AgentAuth {
-    /// Everyone. For loopback only.
+    /// Every client. For loopback only.
     Anyone,
-    /// Who has a token of an agent.
+    /// Clients with an agent's token.
     Token(Arc<TokenGuard>),
 }
 
-/// Who sends a report.
+/// The sender of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
     Anyone,
@@ -47,7 +49,7 @@ pub enum Sender {
 }
 
 impl AgentAuth {
-    /// Whose request this is, by its head.
+    /// Authenticates a request by its head.
     pub async fn admit(&self, headers: &HeaderMap, source: IpAddr) -> Result<Sender, BadRequest> {
         let Self::Token(guard) = self else { return Ok(Sender::Anyone) };
         let token = bearer(headers).ok_or_else(no_token)?;
@@ -66,14 +68,14 @@ fn no_token() -> BadRequest {
 
 pub(super) type AgentReviewResult = Result<NodeName, AuthError>;
 
-/// Tokens, and what was found out about them.
+/// Tokens, and their review results.
 pub struct TokenGuard {
     authority: Arc<dyn AgentAuthority>,
     pub(super) reviews: Arc<Reviews<NodeName>>,
 }
 
 impl TokenGuard {
-    /// Called inside a tokio runtime, that one will ask; else whichever serves the agents.
+    /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the agents.
     pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<Service>) -> Arc<Self> {
         let count = |service: &Service, outcome: &str| {
             service.metrics.token_reviews.with_label_values(&[outcome]).inc();

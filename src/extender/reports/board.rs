@@ -1,10 +1,10 @@
-//! The telemetry board: each node's latest report. Last write wins, by (the agent's boot, sequence number).
+//! The telemetry board: each node's latest report. The last write wins, ordered by (the agent's boot, sequence number).
 //!
-//! A report counts on the board exactly if it counted in the books: [`Board::take`] lets them have it first. What a report
-//! means is not known here. Only nodes that exist have a place, and those that are gone lose it.
+//! A report counts on the board exactly if it counted in the ledger: [`Board::take`] applies it to the ledger first. The board
+//! does not interpret reports. Only nodes that exist have an entry; nodes that are gone lose theirs.
 //!
-//! A report stands here as the text it came as. Few are ever looked at again, and five thousand a second that were kept in
-//! their hundreds of parts would cost more to let go of than to read.
+//! A report is stored as the text that was received. Few are ever read again, and freeing five thousand a second with their
+//! hundreds of parts would cost more than parsing the few.
 
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
@@ -16,18 +16,18 @@ use dashmap::mapref::entry::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ended boots remembered per node. A report delayed beyond this many restarts of its agent would pass for new.
+/// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new.
 const EARLIER_BOOTS: usize = 4;
-/// Below so many places nobody looks whether their nodes still exist.
+/// Below this many entries the board does not check whether their nodes still exist.
 const FEW: usize = 1024;
-/// Ten times what a full node says. A longer text is kept without what this version does not know.
+/// Ten times the size of a full node's report. A longer text is stored without the fields that this version does not know.
 const MAX_TEXT: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Board {
     places: DashMap<NodeName, BoardEntry>,
-    /// With so many places it is time to look which nodes are gone: twice as many as were found to exist, so that the
-    /// looking costs each new node its share and no more.
+    /// With this many entries the board checks which nodes are gone: twice as many as were found to exist, so that each new
+    /// node pays a constant share of the check.
     tidy_at: AtomicUsize,
 }
 
@@ -35,31 +35,31 @@ pub struct Board {
 #[derive(Debug, Clone)]
 pub struct Latest {
     pub report: NodeReport,
-    /// When it came in, by this process' clock.
+    /// When it was received, by this process' clock.
     pub received: Moment,
 }
 
-/// What stands before a report of the same node.
+/// The stored entry before a report of the same node.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// Where the same boot of the agent was when its latest report counted.
+    /// Sequence number of the same agent boot when its latest report counted.
     pub machine: Option<&'a NodeIdentity>,
 }
 
-/// What is kept of it.
+/// The stored part of a report.
 #[derive(Debug, Default)]
 struct BoardEntry {
     boot_id: String,
-    /// Which Node object bore the name then.
+    /// The Node object that had the name then.
     machine: Option<NodeIdentity>,
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
-    /// All of it, as JSON.
+    /// The whole report, as JSON.
     text: Vec<u8>,
-    /// Boots that have ended, so that a late report of theirs is known for what it is.
+    /// Boots that have ended, by which late reports of theirs are recognized.
     earlier_boots: VecDeque<String>,
 }
 
@@ -70,9 +70,9 @@ impl Default for Board {
 }
 
 impl Board {
-    /// Notes the report as its node's latest, unless there is a later one or `apply` refuses it. `text` is what it was read
-    /// from. `apply` gets what stands before it as well, and says on which machine it was; of one node's reports it sees one at
-    /// a time, in their order.
+    /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
+    /// from. `apply` also gets the entry before it and returns the machine the report is from; for one node it is called for
+    /// one report at a time, in their order.
     pub fn take(
         &self,
         report: &NodeReport,
@@ -104,29 +104,29 @@ impl Board {
         Some(Latest::read(&text, received))
     }
 
-    /// Every node's, in order of name.
+    /// Every node's entry, in order of name.
     pub fn all(&self) -> BTreeMap<NodeName, Latest> {
-        // Copied first: whoever reports meanwhile does not wait until all have been read.
+        // Copied first, so that reports are not blocked until all entries have been parsed.
         let kept: Vec<_> = self.places.iter().map(|place| (place.key().clone(), place.kept())).collect();
         kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
     }
 
-    /// How long ago each node's latest report came in.
+    /// The age of each node's latest report.
     pub fn ages(&self, now: Moment) -> Vec<Millis> {
         self.places.iter().map(|place| now.since(place.received)).collect()
     }
 
-    /// Whether so many nodes have come that some may have gone.
+    /// Whether so many nodes were added that some may be gone.
     pub fn is_to_be_tidied(&self) -> bool {
         self.places.len() >= self.tidy_at.load(Ordering::Relaxed)
     }
 
-    /// Who has a place, in no order.
+    /// Nodes with an entry, in no order.
     pub fn names(&self) -> Vec<NodeName> {
         self.places.iter().map(|place| place.key().clone()).collect()
     }
 
-    /// These nodes do not exist any more.
+    /// Removes nodes that do not exist any more.
     pub fn forget(&self, gone: &[NodeName]) {
         gone.iter().for_each(|name| drop(self.places.remove(name)));
         self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl Board {
 }
 
 impl Latest {
-    /// Since it came in.
+    /// Time since it was received.
     pub fn age(&self, now: Moment) -> Millis {
         now.since(self.received)
     }
@@ -247,7 +247,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever arrives in whatever order: what stands is the greatest number of the boot that began last.
+        /// Whatever the order of arrival, the entry is the greatest sequence number of the boot that began last.
         #[test]
         fn the_last_write_wins(arrivals in prop::collection::vec((0u8..3, 0u64..6), 1..40)) {
             let board = Board::default();

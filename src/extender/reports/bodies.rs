@@ -1,7 +1,7 @@
-//! How many bytes of reports may be on their way at one time, from all agents and from each.
+//! Limits on bytes of report bodies in progress, in all and per agent.
 //!
-//! A body is read only when there is room for all that it announces; until then it stays with its sender. So agents that send
-//! as much as they may, all at once, cost no more memory than is set aside here. What a body says is not known here.
+//! A body is read only once its announced size fits within the limit; until then it stays with its sender. Agents that all send
+//! as much as they may at once thus cost no more memory than is set aside here. Bodies are not parsed here.
 
 use super::Sender;
 use crate::extender::request::BadRequest;
@@ -13,22 +13,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Two thousand ordinary reports at a time, or sixteen of the largest: as they are read in a fraction of a millisecond each,
-/// agents of a cluster of any size meet this bound only if some send what none has to send.
+/// Two thousand ordinary reports at a time, or sixteen of the largest. Each is read in a fraction of a millisecond, so agents
+/// of a cluster of any size reach this limit only if some send far more than any agent needs to.
 const IN_ALL: usize = 12 << 20;
-/// An agent sends one report after the other; the one before may be broken off and not known to be yet.
+/// An agent sends one report after the other; the previous one may be broken off without the server knowing yet.
 const PER_AGENT: usize = 2;
-/// Longer than it takes to read all that may be under way, and shorter than an agent waits for its answer.
+/// Longer than it takes to read everything that may be in progress, and shorter than an agent waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct Bodies {
     bytes: Arc<Semaphore>,
-    /// Bodies under way of each agent that has any.
+    /// Bytes in progress of each agent that has any.
     by_agent: Mutex<HashMap<NodeName, usize>>,
 }
 
-/// Room for one body, until this is dropped.
+/// The permit for one body; dropping it frees its bytes.
 #[derive(Debug)]
 pub struct BodyPermit {
     _bytes: OwnedSemaphorePermit,
@@ -45,7 +45,7 @@ impl Default for Bodies {
 }
 
 impl Bodies {
-    /// Waits a little for room for so many bytes of that sender.
+    /// Waits a little until this many bytes of that sender fit within the limits.
     pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<BodyPermit, BadRequest> {
         let turn = self.turn(sender)?;
         let waiting = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
@@ -73,7 +73,7 @@ impl Bodies {
     }
 }
 
-/// How long a body says it is; one that does not say may be `largest`.
+/// The announced length of a body; one without a length may be `largest`.
 pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
     let announced = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
     announced.unwrap_or(largest).min(largest)

@@ -69,7 +69,7 @@ fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
     PODS_PER_RUN.set(0);
     assert_eq!(take_report(&extender, &report(2, 1)).accepted, 1);
     let looked_at = PODS_PER_RUN.get();
-    // Each of the node's pods some times over, and nobody else of the 1,600.
+    // Each of the node's pods several times, and none of the other 1,600.
     assert!(looked_at <= 20 * PODS_PER_NODE, "{looked_at} entries were looked at");
 }
 

@@ -1,12 +1,12 @@
-//! Agents' reports in: what each node's agent sees of it.
+//! Receives agents' reports: what each node's agent measured on it.
 //!
 //! ```text
-//!  head ─► auth ─► room ─► body ─► one report after the other: parse ─► own node? ─► validate ─► board (order) ─► apply
+//!  head ─► auth ─► byte limit ─► body ─► each report: parse ─► own node? ─► validate ─► board (order) ─► apply
 //! ```
 //!
-//! A report is taken whole or not at all, and of a batch each by itself. Reports are ordered by (the agent's boot, sequence
-//! number); one that is not later than what is known is dropped. Times are this process' own: when the request came in, and
-//! how old its figures were then. What a report changes begins at `apply`; nothing here decides about a pod.
+//! A report is taken as a whole or not at all, and each report of a batch by itself. Reports are ordered by (the agent's boot,
+//! sequence number); one that is not newer than the known one is dropped. Times are this process' own: when the request
+//! arrived, and how old its figures were then. A report changes state only from `apply` on; nothing here decides about a pod.
 
 pub mod auth;
 pub mod board;
@@ -35,17 +35,17 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
-/// Reports in one batch. An agent sends one; a batch is for whoever speaks for several nodes, such as a test.
+/// Maximum reports in one batch. An agent sends one; batches are for clients that report for several nodes, such as a test.
 const MAX_BATCH: usize = 1024;
-/// Refused reports of one batch that are explained one by one.
+/// Rejected reports of one batch that are explained one by one.
 const MAX_EXPLAINED: usize = 100;
 
-/// What became of each report of a body.
+/// The result of each report of a body.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportsResult {
     pub accepted: usize,
-    /// Older than what is known, and dropped.
+    /// Not newer than the latest known report, and dropped.
     pub dropped: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedReport>,
@@ -53,14 +53,14 @@ pub struct ReportsResult {
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct RefusedReport {
-    /// Its place in the batch, from 0.
+    /// Its index in the batch, from 0.
     pub report: usize,
     pub code: &'static str,
     pub error: String,
 }
 
-/// Takes the reports of one request. `received` is when its head came in: however long its body dripped, its figures are
-/// not younger.
+/// Takes the reports of one request. `received` is when its head arrived: however slowly its body arrives, its figures are not
+/// younger.
 pub fn reports(
     extender: &Extender,
     sender: &Sender,
@@ -68,7 +68,7 @@ pub fn reports(
     body: &[u8],
 ) -> Result<ReportsResult, BadRequest> {
     extender.service.metrics.report_bytes.inc_by(body.len() as u64);
-    // Looked at once as a whole, which costs less than string by string.
+    // The whole body is checked at once, which costs less than string by string.
     let body = std::str::from_utf8(body).map_err(|error| BadRequest::Malformed(error.to_string()))?;
     let mut result = ReportsResult::default();
     for (place, text) in split(body)?.into_iter().enumerate() {
@@ -82,7 +82,7 @@ pub fn reports(
         extender.service.metrics.reports.with_label_values(&[label]).inc();
     }
     if extender.board.is_to_be_tidied() {
-        // A statement of its own: the lock ends with it.
+        // A statement of its own, so that the lock is released with it.
         let books = extender.service.ledger().clone();
         tidy(&extender.board, &books);
     }
@@ -90,7 +90,7 @@ pub fn reports(
 }
 
 impl ReportsResult {
-    /// Notes what became of one report; answers that in a word.
+    /// Counts the result of one report; returns its name.
     fn note(&mut self, place: usize, outcome: Result<(), (&'static str, String)>) -> &'static str {
         match outcome {
             Ok(()) => {
@@ -110,7 +110,7 @@ impl ReportsResult {
         }
     }
 
-    /// A single report that was refused is the request's own error; of a batch the others count.
+    /// A single rejected report is the request's own error; of a batch the others still count.
     fn into_answer(mut self) -> Result<Self, BadRequest> {
         if self.accepted + self.dropped > 0 || self.refused.len() != 1 {
             return Ok(self);
@@ -123,7 +123,7 @@ impl ReportsResult {
     }
 }
 
-/// The reports in a body: the body itself, or each element of the array it is.
+/// The reports in a body: the body itself, or each element if it is an array.
 fn split(body: &str) -> Result<Vec<&str>, BadRequest> {
     if !body.trim_ascii_start().starts_with('[') {
         return Ok(vec![body]);
@@ -156,9 +156,9 @@ fn take(
     })
 }
 
-/// What a report that counts changes: it is whole, it is of its own node, and nothing later of that node is known. It
-/// changes nothing if it is refused here. `known_on` is where its boot of the agent was before; the machine that bears the
-/// node's name now is the answer.
+/// Applies a report that counts: it is complete, it is from its own node, and no later one of that node is known. If it is
+/// rejected here it changes nothing. `known_on` is the machine on which the same agent boot was seen before; returns the
+/// machine that has the node's name now.
 fn apply(
     extender: &Extender,
     report: &NodeReport,
@@ -178,7 +178,7 @@ fn apply(
         if known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now)) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
-        // Without its GPUs a report leaves them as they are known.
+        // A report without GPUs keeps the known ones.
         let Some(devices) = validate::devices(report) else { return Ok(machine) };
         let before = devices_of(&ledger, node);
         let waiting = ledger.report_devices(node, devices).map_err(|error| match error {
@@ -201,13 +201,13 @@ fn apply(
     Ok(machine)
 }
 
-/// The same list as long as nothing of it has changed.
+/// The same list as long as nothing in it has changed.
 fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
     ledger.node(node).map(|node| node.devices.clone())
 }
 
-/// The board forgets nodes that are gone, by a copy of the books. The books are not locked while a place on the board is:
-/// [`Board::take`] locks them in the other order.
+/// Removes nodes that are gone from the board, by a copy of the ledger. The ledger is not locked while an entry of the board
+/// is: [`Board::take`] locks them in the other order.
 pub fn tidy(board: &Board, books: &Ledger) {
     let mut gone = board.names();
     gone.retain(|name| !books.has_node(name));

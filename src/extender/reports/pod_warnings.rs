@@ -1,8 +1,7 @@
-//! What a report says of single pods, told to whoever looks at them: drift, use above the grant, and GPUs that were lost
-//! under them.
+//! Warnings about single pods in a report, recorded as Events: drift, use above the grant, and GPUs that were lost under them.
 //!
-//! Words only: nothing is decided or charged here. An agent is believed about pods that the books have on its own node, and
-//! of two replicas the one that leads speaks.
+//! Nothing is decided or charged here. An agent is trusted about pods that the ledger has on its own node only, and of several
+//! replicas only the leader records Events.
 
 use crate::extender::Extender;
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -12,8 +11,8 @@ use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::Bytes;
 
-/// Counts what is missing and what is found, and tells the pods of the latter. `found_before`: by the node's report before
-/// this.
+/// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
+/// node's previous report.
 pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
@@ -31,7 +30,7 @@ pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &N
     }
 }
 
-/// Tells the pods on GPUs that were there `before` this report and are not, or not as they were.
+/// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
 pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
     let Some(gpus) = report.gpus.as_deref() else { return };
     let lost: Vec<(&Device, String)> =
@@ -89,9 +88,9 @@ fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodSta
     matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
 }
 
-/// What has become of a device for the worse. One that was lost before has been told of.
+/// How a device changed for the worse. A device that was lost before has been reported already.
 fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
-    // Labels know indexes only: the first report replaces them.
+    // Node labels know indexes only: the first report replaces these devices.
     if device.uuid.index().is_some() || device.health == Health::Lost {
         return None;
     }

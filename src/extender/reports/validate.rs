@@ -1,7 +1,7 @@
-//! Whether a report can be true, and what can be placed on by it.
+//! Checks whether a report can be true, and extracts the devices for placement.
 //!
-//! Content only: who sent it, whether it is the latest, and what it changes are looked at elsewhere. Fields this version
-//! does not know have been left out before, and a field that is missing has been named.
+//! Checks the content only: the sender, the order and the effect of a report are handled elsewhere. Fields that this version
+//! does not know have been ignored before, and a missing field has been named.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::report::limits::{
@@ -48,7 +48,7 @@ impl ReportError {
     }
 }
 
-/// What cannot be, and where.
+/// An impossible value, and where it is.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Flaw {
     #[error("gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once")]
@@ -100,7 +100,7 @@ impl Flaw {
     }
 }
 
-/// The report as it counts: engines keep only the GPUs that the report lists.
+/// The report as it counts: engines keep only GPUs that the report lists.
 pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
     if let Err(flaw) = flawless(&report) {
         return Err(ReportError::Flawed { node: report.node, flaw });
@@ -111,7 +111,7 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
     Ok(report)
 }
 
-/// What can be placed on: MIG slices instead of the GPUs they are cut from. `None` if the agent could not see its GPUs.
+/// Devices for placement: MIG slices instead of the GPUs they are cut from. `None` if the agent could not read its GPUs.
 pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
     let gpus = report.gpus.as_deref()?;
     Some(placeable(gpus).into_iter().map(device).collect())
@@ -120,7 +120,7 @@ pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
 /// A GPU that left between two samples may still be named by its engine.
 fn keep_listed(engine: &mut EngineReport, listed: &[GpuReport]) {
     match &engine.gpus[..] {
-        // Most have one, and no set has to be made of all for it.
+        // Most engines have one GPU, for which no set over all GPUs has to be built.
         [only] if listed.iter().any(|gpu| gpu.uuid == *only) => {}
         _ => {
             let listed: BTreeSet<&GpuUuid> = listed.iter().map(|gpu| &gpu.uuid).collect();
@@ -183,7 +183,7 @@ fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
     if total == Bytes::ZERO {
         return Err(Flaw::NoMemory { place, uuid });
     }
-    // Drivers differ in whether their reserve counts as used: only what no reading allows is refused.
+    // Drivers differ in whether their reserve counts as used: only a value that is impossible in either reading is rejected.
     if let Some(used) = gpu.used_bytes.filter(|used| *used > total) {
         return Err(Flaw::UsedAboveTotal { place, uuid, used, total });
     }
@@ -203,7 +203,7 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
         text(&format_args!("engines[{place}].engine"), &engine.engine, MAX_TEXT)?;
         let problem = engine.problem.as_deref().unwrap_or_default();
         text(&format_args!("engines[{place}].problem"), problem, MAX_TEXT)?;
-        // Written so that no reading of a number that is none passes.
+        // Written so that NaN never passes.
         if let Some(usage) = engine.kv_cache_usage.filter(|usage| !(0.0..=1.0).contains(usage)) {
             return Err(Flaw::KvUsage { place, pod: engine.pod.clone(), usage });
         }

@@ -1,7 +1,7 @@
-//! The accept loop of one address: who is connected gets a place, a TLS handshake, HTTP/1, and an end.
+//! The accept loop of one address: admission, the TLS handshake, HTTP/1, and the end of a connection.
 //!
-//! HTTP is hyper's; when a connection has had its time is [`Peer`]'s, and who has a place [`ConnectionAdmission`]'s. Whatever is
-//! refused or ended by this side is counted by address and cause. Nothing here knows what is asked.
+//! HTTP is hyper's; [`Peer`] says when a connection has timed out, and [`ConnectionAdmission`] which connections are admitted.
+//! Every connection that is rejected or ended by this side is counted by address and cause. Requests are not interpreted here.
 
 use super::admission::{ConnectionAdmission, ConnectionSlot};
 use super::limits::ConnectionLimits;
@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-/// How long to leave the kernel alone that has no connection to give: doubled each time.
+/// Pause after the kernel failed to accept a connection: doubled each time.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// An address and its rules.
@@ -44,11 +44,11 @@ pub struct ServedAddress {
     pub name: &'static str,
     pub tls: Option<Tls>,
     pub limits: ConnectionLimits,
-    /// Connections in all. An eighth of them is left to those that are being closed.
+    /// Maximum connections in all. An eighth of them is reserved for connections that are being closed.
     pub most: usize,
-    /// For a request's head, and what is read of a body at once.
+    /// Read buffer: for a request's head, and for one read of a body.
     pub buffer: usize,
-    /// What the kernel keeps of an answer for a client that does not read; `None` leaves it to the kernel, which keeps megabytes.
+    /// Kernel send buffer for a client that does not read; `None` leaves it to the kernel, which keeps megabytes.
     pub unread: Option<usize>,
     pub metrics: EdgeMetrics,
 }
@@ -62,7 +62,7 @@ impl ServedAddress {
     }
 }
 
-/// Serves until `stop`; then what is under way may end, for a while.
+/// Serves until `stop`; then requests in progress may end, for a while.
 pub async fn serve(
     listener: std::net::TcpListener,
     address: ServedAddress,
@@ -70,7 +70,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     if let Some(bytes) = address.unread {
-        // Connections have it from their listener.
+        // Connections inherit it from their listener.
         SockRef::from(&listener).set_send_buffer_size(bytes)?;
     }
     let listener = TcpListener::from_std(listener)?;
@@ -103,7 +103,7 @@ async fn accept_all(
         let socket = sockets.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (stream, source) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // The client went away again.
+            // The client disconnected before it was accepted.
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
                 address.metrics.dropped(address.name, CloseCause::AcceptFailed.label());
@@ -140,7 +140,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// One source has one name, whichever way the listener was opened.
+/// An IPv4 client has one address, whichever way the listener was opened.
 fn canonical(source: SocketAddr) -> IpAddr {
     source.ip().to_canonical()
 }
@@ -150,7 +150,7 @@ struct ServedConnection {
     address: ServedAddress,
     router: Router,
     stop: CancellationToken,
-    /// The time to end in order is over.
+    /// The time for an orderly end is over.
     cut: CancellationToken,
 }
 
@@ -158,7 +158,7 @@ impl ServedConnection {
     async fn run(self, stream: TcpStream) {
         let ServedAddress { name, metrics, .. } = &self.address;
         let _open = metrics.open(name);
-        // An answer is one write; waiting for more would only delay it.
+        // An answer is one write; Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
         let ended = match self.secured(stream).await {
             Ok(Some(stream)) => {
@@ -173,7 +173,7 @@ impl ServedConnection {
         }
     }
 
-    /// The stream after its handshake, if this address has one; `None` if the process stops meanwhile.
+    /// The stream after its TLS handshake, if this address uses TLS; `None` if the process stops meanwhile.
     async fn secured(&self, stream: TcpStream) -> Result<Option<PeerStream>, CloseCause> {
         let Some(tls) = &self.address.tls else { return Ok(Some(PeerStream::Plain(stream))) };
         let shaking = TlsAcceptor::from(tls.current()).accept(stream);
@@ -191,13 +191,13 @@ impl ServedConnection {
         }
     }
 
-    /// Serves requests until the client goes, the process stops or a limit is met; says which.
+    /// Serves requests until the client disconnects, the process stops or a limit is reached; returns which.
     async fn http(&self, stream: PeerStream) -> Option<CloseCause> {
         let peer = self.peer();
         let io = TokioIo::new(TimedStream::new(stream, peer.clone()));
         let service = service_fn(|request: Request<Incoming>| answer(&self.router, peer, request));
         let mut builder = Builder::new();
-        // The limits on heads and idle connections are the peer's: hyper has one clock for both.
+        // The limits on heads and idle connections are the peer's: hyper has one timer for both.
         builder.timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(self.address.buffer);
         let mut connection = pin!(builder.serve_connection(io, service));
         let mut stop = pin!(self.stop.cancelled());
@@ -221,7 +221,7 @@ impl ServedConnection {
         .await
     }
 
-    /// Ends when the connection has had its time.
+    /// Ends when the connection has timed out.
     async fn watch(&self) -> Option<CloseCause> {
         let mut timer = pin!(sleep_until(self.peer().deadline(&self.address.limits).0));
         let mut displaced = pin!(self.peer().displaced.cancelled());
@@ -234,7 +234,7 @@ impl ServedConnection {
                 return Poll::Ready(None);
             }
             loop {
-                // A later deadline is looked at when the timer has run down: each request would set it anew.
+                // A later deadline is checked when the timer expires; otherwise each request would reset the timer.
                 let (deadline, cause) = self.peer().deadline(&self.address.limits);
                 if deadline <= Instant::now() {
                     return Poll::Ready(Some(cause));
@@ -259,7 +259,7 @@ impl ServedConnection {
     }
 }
 
-/// Hands one request to the router.
+/// Passes one request to the router.
 fn answer(
     router: &Router,
     peer: &Arc<Peer>,
@@ -275,7 +275,7 @@ fn answer(
     }
 }
 
-/// An answer's body, and something that lasts until it is written or given up.
+/// An answer's body, with a guard that lasts until the body is written or abandoned.
 pub struct GuardedBody<T> {
     body: Body,
     _lasts: T,

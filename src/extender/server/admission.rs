@@ -1,9 +1,10 @@
-//! Which connection has a place at an address, and which one gives its place up for a newer one.
+//! Admission of connections at an address: which ones are admitted, and which one is closed in favor of a newer one.
 //!
-//! An address is never full of connections that ask nothing: where the places of a source, or all places, are taken, a
-//! newcomer gets one from the source with the most connections: that of the oldest which had its time to ask and has sent no
-//! request, or else of the one that has been idle for longest. Only where all are in the middle of a request is it refused. So a
-//! client that asks as soon as it is connected is heard, however many connect and say nothing.
+//! An address is never filled by connections that send nothing. Where a source's limit or the total limit is reached, a new
+//! connection displaces one of the source with the most connections: the oldest that had its time to send a request and has
+//! sent none, or else the one that has been idle for longest. Only if all are in the middle of a request is the new one
+//! rejected. A client that sends its request as soon as it is connected is therefore served, however many connect and send
+//! nothing.
 
 use super::peer::{CloseCause, EvictionOrder, Peer};
 use parking_lot::Mutex;
@@ -25,7 +26,7 @@ struct ConnectionSlots {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// A connection's place, as long as it has it.
+/// A connection's slot, held as long as this exists.
 #[derive(Debug)]
 pub struct ConnectionSlot {
     admission: Arc<ConnectionAdmission>,
@@ -37,7 +38,7 @@ impl ConnectionAdmission {
         Arc::new(Self { per_source: per_source.max(1), in_all: in_all.max(1), places: Mutex::default() })
     }
 
-    /// A place for a connection from there, or why there is none.
+    /// A slot for a connection from that source, or why there is none.
     pub fn admit(self: &Arc<Self>, source: IpAddr) -> Result<ConnectionSlot, CloseCause> {
         let peer = Peer::new(source);
         let mut places = self.places.lock();
@@ -62,7 +63,7 @@ impl ConnectionSlots {
         self.by_source.get(&source).copied().unwrap_or(0)
     }
 
-    /// Ends the connection that can best be missed.
+    /// Ends the connection that is most expendable.
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
         let standings = self.peers.iter().enumerate().filter(|(_, peer)| may(peer)).map(|(place, peer)| {
             let (standing, since) = peer.standing();
@@ -91,7 +92,7 @@ impl ConnectionSlots {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut places = self.admission.places.lock();
-        // Who was displaced has none any more.
+        // A displaced connection has no slot any more.
         if let Some(place) = places.peers.iter().position(|peer| Arc::ptr_eq(peer, &self.peer)) {
             places.peers.swap_remove(place);
             places.left(self.peer.source);

@@ -1,8 +1,8 @@
-//! An address that is served on a thread of its own, which steps back for the others.
+//! Serves an address on a thread of its own with a lower scheduling priority.
 //!
-//! On one core, five thousand reports a second are hundreds that are ready whenever a filter comes, and one runtime would
-//! take its turn with each of them; a page with every pod on it takes a good part of a second. Here the kernel decides: a
-//! filter interrupts them at once. Nothing here knows HTTP.
+//! On one core, five thousand reports a second are hundreds that are ready whenever a filter request arrives, and one runtime
+//! would take its turn with each of them; a page with every pod takes a good part of a second. Here the kernel decides: a
+//! filter request preempts them at once. Nothing here knows HTTP.
 
 use rustix::process::{getpriority_process, setpriority_process};
 use std::future::Future;
@@ -11,14 +11,14 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// More than there are pages that are made at one time.
+/// More than the number of pages that are rendered at one time.
 const BLOCKING: usize = 16;
 
-/// How much nicer the thread is to the others: it gets a tenth of a core they all want, and a core that is idle as before.
+/// The thread's niceness: it gets a tenth of a contended core, and all of an idle one.
 const NICER: i32 = 10;
 
-/// Serves on a thread of its own, and so do the threads it hands blocking work to. It ends with what `serve` gives, which is
-/// told to stop if this is dropped.
+/// Serves on a thread of its own, and so do the threads that it hands blocking work to. Ends with the result of `serve`, which
+/// is told to stop if this is dropped.
 pub async fn apart<F>(
     name: &str,
     stop: CancellationToken,
@@ -34,13 +34,13 @@ where
         step_back();
         let mut runtime = Builder::new_current_thread();
         let runtime = runtime.enable_all().max_blocking_threads(BLOCKING).on_thread_start(step_back).build();
-        // Nobody hears it if this future was dropped.
+        // The receiver is gone if this future was dropped.
         let _ = end.send(runtime.and_then(|runtime| runtime.block_on(serving)));
     })?;
     ended.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread for {name} has failed"))))
 }
 
-/// On Linux a thread has a niceness of its own. Without it reports are taken all the same.
+/// On Linux each thread has a niceness of its own. If it cannot be set, reports are served all the same.
 fn step_back() {
     let now = getpriority_process(None);
     if let Err(error) = now.and_then(|now| setpriority_process(None, now + NICER)) {
@@ -48,7 +48,8 @@ fn step_back() {
     }
 }
 
-/// To be called there between two pieces of work: who waits for this core has it now, and not when the kernel next looks.
+/// Call it on such a thread between two pieces of work: threads that wait for this core run now, and not at the kernel's next
+/// tick.
 pub fn give_way() {
     std::thread::yield_now();
 }

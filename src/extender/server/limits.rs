@@ -1,7 +1,7 @@
-//! What connections to an address may cost: how long each step may take, and how many there may be.
+//! Limits of connections to an address: how long each step may take, and how many there may be.
 //!
-//! Each address has limits of its own for how many; how long is the same for all. What the process has of descriptors
-//! bounds the sum ([`ConnectionLimits::fit`]). Nothing here reads or writes.
+//! Each address has numbers of its own; the times are the same for all. The process' file descriptors bound the sum
+//! ([`ConnectionLimits::fit`]). Nothing here reads or writes.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
@@ -10,20 +10,20 @@ use std::time::Duration;
 pub struct ConnectionLimits {
     /// For a TLS handshake.
     pub handshake: Duration,
-    /// From there to the first byte of a request.
+    /// From the handshake to the first byte of a request.
     pub first_byte: Duration,
     /// From a head's first byte to its last.
     pub head: Duration,
-    /// Between two requests. Go's client and the agents' own keep an idle connection for 90 s: who closes sooner than they
-    /// closes one that is about to be used.
+    /// Between two requests. Go's client and the agents keep an idle connection for 90 s: a server that closes sooner closes
+    /// connections that are about to be used.
     pub idle: Duration,
-    /// Without the client reading any of its answer.
+    /// While the client reads none of its answer.
     pub write: Duration,
-    /// For a request and its answer as a whole: no page and no verb takes longer, over a slow port-forward either.
+    /// For a request and its answer as a whole: no page and no verb takes longer, even over a slow port-forward.
     pub request: Duration,
     /// From one source, on each address. Agents behind one NAT count as one source.
     pub per_source: usize,
-    /// In all, on the scheduler's address. kube-scheduler had 29 binds under way at the most.
+    /// In all, on the scheduler's address. kube-scheduler had 29 binds in progress at the most.
     pub scheduler: usize,
     /// Each agent has one, in clusters three times the size that Kubernetes supports.
     pub agents: usize,
@@ -51,8 +51,8 @@ impl Default for ConnectionLimits {
 const RESERVE: (u64, u64) = (64, 1024);
 
 impl ConnectionLimits {
-    /// No more connections than a process with so many descriptors can have beside what it needs for itself: half of few
-    /// descriptors is kept back, 1,024 of many. The two small addresses get at most a quarter of the rest each.
+    /// Reduces the limits to what a process with this many descriptors can have beside its own needs: half of a small number is
+    /// kept back, 1,024 of a large one. The two small addresses get at most a quarter of the rest each.
     pub fn fit(mut self, descriptors: u64) -> Self {
         let reserve = (descriptors / 2).clamp(RESERVE.0, RESERVE.1);
         let room = usize::try_from(descriptors.saturating_sub(reserve)).unwrap_or(usize::MAX).max(3);
@@ -64,7 +64,7 @@ impl ConnectionLimits {
     }
 }
 
-/// Lets this process have as many descriptors as it may, and says how many those are; `None` for no limit.
+/// Raises this process' limit of descriptors as far as allowed, and returns it; `None` for no limit.
 pub fn raise_descriptors() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current != before.maximum {

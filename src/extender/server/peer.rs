@@ -1,4 +1,4 @@
-//! One connection as the limits see it: where it comes from, how far it is, and until when it may stay there.
+//! One connection as the limits see it: its source, its state, and its deadline in that state.
 //!
 //! ```text
 //!  handshake ─► silent ─► head ─► request ─► idle ─┐
@@ -6,8 +6,8 @@
 //!                          └───────────────────────┘
 //! ```
 //!
-//! The stream that is read and written notes each step ([`TimedStream`]); who drives the connection asks when its time is up.
-//! Nothing here accepts, closes or counts.
+//! The stream records each step ([`TimedStream`]); the task that drives the connection asks when it times out. Nothing here
+//! accepts, closes or counts.
 
 use super::limits::ConnectionLimits;
 use parking_lot::Mutex;
@@ -24,26 +24,26 @@ use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-/// Why a connection is refused or ended by this side; the label in metrics.
+/// Why this side rejected or ended a connection; the label in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseCause {
     /// The address has as many connections as it may have, and each is in the middle of a request.
     AddressFull,
     /// The same of one source.
     SourceFull,
-    /// It made room for a newer connection.
+    /// It was displaced by a newer connection.
     Displaced,
-    /// The kernel has no connection to give, such as for want of descriptors.
+    /// The kernel could not accept a connection, such as for lack of descriptors.
     AcceptFailed,
     HandshakeTimeout,
     HandshakeFailed,
-    /// Not one byte of a request came.
+    /// No byte of a request arrived.
     NoRequest,
     /// The head of a request came too slowly.
     SlowHead,
-    /// What came is no HTTP/1 request.
+    /// The received bytes are no HTTP/1 request.
     BadHttp,
-    /// Between two requests for too long.
+    /// Idle between two requests for too long.
     Idle,
     /// The client does not read its answer.
     NotReading,
@@ -88,9 +88,9 @@ impl CloseCause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PeerStage {
     Handshake,
-    /// Connected, and nothing of a request has come.
+    /// Connected, and no byte of a request has arrived.
     Silent,
-    /// Some of a request's head has come.
+    /// Part of a request's head has arrived.
     Head,
     /// A request is being read or answered.
     Request,
@@ -98,27 +98,27 @@ enum PeerStage {
     Idle,
 }
 
-/// A handshake and a head take two or three times the way there and back.
+/// A handshake and a head take two or three round trips.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
-/// How readily a connection makes room for a newer one.
+/// How expendable a connection is when a newer one needs its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EvictionOrder {
     /// It has had its time to send a whole head, and has not.
     Unproven,
-    /// Between two requests, or so new that its first may be on its way.
+    /// Idle between two requests, or so new that its first may be on its way.
     Idle,
-    /// It never makes room.
+    /// It is never displaced.
     Busy,
 }
 
 #[derive(Debug)]
 pub struct Peer {
     pub source: IpAddr,
-    /// Another connection has its place.
+    /// Another connection has its slot.
     pub displaced: CancellationToken,
     state: Mutex<PeerState>,
-    /// What is unsent is not worth the kernel's memory.
+    /// Unsent data is not worth the kernel's memory.
     is_cut: AtomicBool,
 }
 
@@ -156,7 +156,7 @@ impl Peer {
         self.enter(PeerStage::Silent);
     }
 
-    /// How readily it makes room, and since when it is as it is.
+    /// How expendable it is, and since when it has been in its state.
     pub fn standing(&self) -> (EvictionOrder, Instant) {
         let state = self.state.lock();
         let standing = match state.stage {
@@ -169,12 +169,12 @@ impl Peer {
         (standing, state.since)
     }
 
-    /// Nothing is being asked or answered.
+    /// No request is being read or answered.
     pub fn is_quiet(&self) -> bool {
         matches!(self.state.lock().stage, PeerStage::Handshake | PeerStage::Silent | PeerStage::Idle)
     }
 
-    /// Until when it may be as it is, and what it is guilty of afterwards.
+    /// The deadline of the present state, and the cause that is reported after it.
     pub fn deadline(&self, limits: &ConnectionLimits) -> (Instant, CloseCause) {
         let state = self.state.lock();
         let (time, reason) = match state.stage {
@@ -189,14 +189,14 @@ impl Peer {
         of_write.filter(|(at, _)| *at < of_stage.0).unwrap_or(of_stage)
     }
 
-    /// From now until the answer is written or given up.
+    /// Records a request in progress until its answer is written or abandoned.
     pub fn begin_request(self: &Arc<Self>) -> Underway {
         let mut state = self.state.lock();
         (state.stage, state.since, state.is_proven) = (PeerStage::Request, Instant::now(), true);
         Underway(self.clone())
     }
 
-    /// It ends now, and what the client has not read it never gets.
+    /// Ends the connection now; unsent data is discarded.
     pub fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
     }
@@ -222,7 +222,7 @@ impl Peer {
     }
 }
 
-/// A request under way; its connection is idle when this is dropped.
+/// A request in progress; its connection is idle when this is dropped.
 #[derive(Debug)]
 pub struct Underway(Arc<Peer>);
 
@@ -238,7 +238,7 @@ pub enum PeerStream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A stream of which each step is noted.
+/// A stream that records each step.
 #[derive(Debug)]
 pub struct TimedStream {
     stream: PeerStream,
@@ -258,7 +258,7 @@ impl Drop for TimedStream {
                 PeerStream::Plain(stream) => stream,
                 PeerStream::Tls(stream) => stream.get_ref().0,
             };
-            // Where it cannot be set the kernel keeps what is unsent for a while.
+            // Where it cannot be set the kernel keeps unsent data for a while.
             let _ = tcp.set_zero_linger();
         }
     }
@@ -318,7 +318,7 @@ impl AsyncWrite for TimedStream {
             PeerStream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             PeerStream::Tls(stream) => Pin::new(stream).poll_flush(cx),
         };
-        // A plain stream has nothing to flush, and would always say that it is done.
+        // A plain stream has nothing to flush, and would always report success.
         if outcome.is_pending() {
             self.peer.wrote(&outcome);
         }

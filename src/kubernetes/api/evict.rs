@@ -1,6 +1,6 @@
-//! An eviction, from the word to the victim to what became of it.
+//! One eviction: the victim's condition, the Eviction request, and its outcome.
 //!
-//! One try, and the only thing repeated here is a question. When to try again, and when to give up, is the planner's.
+//! It is tried once here; only reads are repeated. The planner decides when to try again and when to give up.
 
 use super::failure::{ApiFailure, FailureCause};
 use super::{ApiControlPlane, post, within};
@@ -24,12 +24,12 @@ impl ApiControlPlane {
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
-        // A victim that cannot be told leaves all the same: the Event says it too.
+        // The victim is evicted even if its condition cannot be written: the Event has the reason too.
         let told = self.mark(key, uid, EvictionCondition::Leaving(why.clone())).await;
         if told == Err(ControlPlaneError::Gone) {
             return EvictionOutcome::Gone;
         }
-        // Telling may have taken long.
+        // Writing the condition may have taken long.
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
@@ -40,7 +40,7 @@ impl ApiControlPlane {
         match outcome {
             EvictionOutcome::Evicted => self.record_event(evicted(key, uid, why)),
             EvictionOutcome::Refused { .. } => {
-                // Should it fail, the condition is wrong about a pod that nobody evicts; the Events are not.
+                // If this fails, the condition is wrong about a pod that is not evicted; the Events are right.
                 let _ = self.mark(key, uid, EvictionCondition::CalledOff).await;
             }
             _ => {}
@@ -57,13 +57,14 @@ impl ApiControlPlane {
         self.write_status(key, uid, &StatusChange::eviction(mark)).await
     }
 
-    /// The Eviction API, and past it only where a budget that the pod's class ignores is all that refuses.
+    /// Uses the Eviction API, and deletes the pod only if nothing but a budget that the pod's class ignores refuses the
+    /// eviction.
     async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let refused = match self.post_eviction(key, uid).await {
             Err(failure) if matches!(failure.why, FailureCause::TooMany { .. }) => failure,
             answer => return answer,
         };
-        // Of one statement, so that the lock is not held while the API server is asked.
+        // A statement of its own, so that the lock is not held while the API server is asked.
         let waits = self.service.ledger().waits_for_budgets(uid);
         if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
     }

@@ -1,10 +1,10 @@
-//! What an answer that is no success says of a write: whether it was written, and why not.
+//! Classifies the API server's error to a write: whether it was written, and why not.
 
 use crate::kubernetes::port::{BindOutcome, ControlPlaneError};
 use kube::core::Status;
 use std::time::Duration;
 
-/// A request that came to nothing, or may have.
+/// A request that failed, or whose result is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiFailure {
     pub why: FailureCause,
@@ -13,11 +13,11 @@ pub struct ApiFailure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureCause {
-    /// 404, or a patch that names a UID met another pod of the name.
+    /// 404, or a patch that names a UID found another pod of that name.
     Gone,
-    /// 409: what was written before or meanwhile; of what takes a UID as precondition also another UID.
+    /// 409: a conflicting write; for requests with a UID as precondition also another UID.
     Conflict,
-    /// 429, and how long to wait, if it says.
+    /// 429, and how long to wait, if the answer says so.
     TooMany { after: Option<Duration> },
     /// Nothing was written: it was refused, or never sent.
     Refused,
@@ -40,7 +40,7 @@ impl From<kube::Error> for ApiFailure {
     }
 }
 
-/// Whatever leaves it open is unknown, and has to be read.
+/// An answer that leaves it open is unknown, and has to be read.
 fn why(error: &kube::Error) -> FailureCause {
     match error {
         kube::Error::Api(status) => match status.code {
@@ -50,19 +50,19 @@ fn why(error: &kube::Error) -> FailureCause {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
                 FailureCause::TooMany { after: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
             }
-            // An overloaded server or a proxy before it answers this, whatever became of the request.
+            // An overloaded server or a proxy in front of it answers this, whatever happened to the request.
             408 => FailureCause::Unknown,
             422 if is_about_uid(status) => FailureCause::Gone,
             400..500 => FailureCause::Refused,
             _ => FailureCause::Unknown,
         },
-        // It was never sent.
+        // The request was never sent.
         kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => FailureCause::Refused,
         _ => FailureCause::Unknown,
     }
 }
 
-/// A patch cannot change a UID, and so it is refused where it names another than the pod has.
+/// A patch cannot change a UID, so it is refused if it names another UID than the pod has.
 fn is_about_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.into_iter().any(|cause| cause.field == "metadata.uid")
@@ -73,7 +73,7 @@ impl From<ApiFailure> for BindOutcome {
         match why {
             FailureCause::Conflict => Self::Conflict,
             FailureCause::Gone | FailureCause::Refused => Self::Refused { message },
-            // A proxy may say so after it has passed the request on, and a Binding is not to be repeated unread.
+            // A proxy may answer this after it has passed the request on, and a Binding must not be repeated without a read.
             FailureCause::TooMany { .. } | FailureCause::Unknown => Self::Unknown { message },
         }
     }

@@ -1,8 +1,8 @@
-//! The control plane that is a real API server: what Stowage asks of it, each in one request with a limit of its own.
+//! The control plane of a real API server: each operation is one request with its own deadline.
 //!
-//! No list, and a read only where a caller asks for one or a conflict has to be told from another. Nothing here decides:
-//! an outcome says what is known of a write, and who asked for it knows what to do. The client is not throttled: the
-//! scheduler sets the pace.
+//! It never lists, and reads only where a caller asks for it or two kinds of conflict have to be told apart. Nothing here
+//! decides: an outcome says what is known about a write, and the caller decides what to do. The client is not throttled:
+//! kube-scheduler sets the pace.
 
 mod evict;
 mod failure;
@@ -26,7 +26,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who wrote, in `managedFields`.
+/// The writer's name in `managedFields`.
 const FIELD_MANAGER: &str = "stowage";
 
 pub struct ApiControlPlane {
@@ -89,8 +89,8 @@ impl ApiControlPlane {
         self.patch(key, uid, Subresource::None, &status::scheduling_gate_patch(uid)).await
     }
 
-    /// A patch conflicts with writes at the same time when the API server has tried several times to go around them: once
-    /// more is worth it if the pod is still the one that is meant.
+    /// A patch conflicts with concurrent writes after the API server has retried it several times: one more attempt is
+    /// worthwhile if the pod is still the intended one.
     async fn patch(
         &self,
         key: &PodKey,
@@ -127,12 +127,12 @@ impl ApiControlPlane {
         answer.map(drop)
     }
 
-    /// Whether the pod is there and is the one that is meant.
+    /// Whether the pod exists and has this UID.
     async fn is_still(&self, key: &PodKey, uid: &PodUid) -> Result<bool, ControlPlaneError> {
         Ok(self.get_pod(key).await?.is_some_and(|pod| pod.uid == *uid))
     }
 
-    /// As whom a write that begins now is made, or why none may begin: the Lease may have ended since it was decided.
+    /// The epoch of a write that begins now, or why none may begin: the Lease may have ended since the decision.
     fn open(&self) -> Result<LeaderEpoch, &'static str> {
         let gate = &self.service.gate;
         match gate.reason_not_leading() {
@@ -155,7 +155,7 @@ impl ApiControlPlane {
     }
 }
 
-/// Which part of a pod a patch goes to.
+/// The part of a pod that a patch changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subresource {
     None,
@@ -256,7 +256,7 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
     Ok(PodOnRecord { uid, node, devices: objects::recorded_devices(pod), refusal: refusal(pod) })
 }
 
-/// The scheduler's condition, as long as it says that the pod is not scheduled.
+/// kube-scheduler's condition, while it says that the pod is not scheduled.
 fn refusal(pod: &Pod) -> Option<Arc<str>> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let says = conditions.iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?;

@@ -1,6 +1,6 @@
-//! A change of a pod's status as one patch of `pods/status`, and the patch that takes the planner's gate off.
+//! Builds the patch of `pods/status` for a status change, and the patch that removes the planner's gate.
 //!
-//! Both name the pod's UID, which no patch can change: another pod of the same name refuses them and is left alone. Pure.
+//! Both name the pod's UID, which no patch can change: another pod of the same name rejects them and stays unchanged. Pure.
 
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::kubernetes::objects;
@@ -10,10 +10,10 @@ use crate::service::Clock;
 use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 
-/// The condition's reason once nothing is held any more.
+/// The condition's reason once the reservation has ended.
 const RESERVATION_ENDED: &str = "Ended";
 
-/// A strategic merge patch: conditions merge by type, and what is not named stays.
+/// A strategic merge patch: conditions merge by type, and fields that are not named stay.
 pub fn status_patch(
     uid: &PodUid,
     change: &StatusChange,
@@ -37,7 +37,7 @@ pub fn status_patch(
     match &change.nomination {
         None => {}
         Some(NominationChange::To(node)) => status["nominatedNodeName"] = json!(node),
-        // A null takes the field away.
+        // A null removes the field.
         Some(NominationChange::Cleared) => status["nominatedNodeName"] = Value::Null,
     }
     json!({ "metadata": { "uid": uid }, "status": status })

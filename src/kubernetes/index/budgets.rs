@@ -1,4 +1,4 @@
-//! Disruption budgets into the ledger, listed anew like pods and nodes, and what it means when they may not be read.
+//! Brings disruption budgets into the ledger, relisted like pods and nodes, and handles clusters where they may not be read.
 
 use super::ClusterIndex;
 use crate::kubernetes::objects;
@@ -19,7 +19,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The same of budgets.
+    /// The same for budgets.
     pub fn expect_budgets(&mut self, term: u64) {
         self.budgets_list.expect(term);
     }
@@ -30,7 +30,7 @@ impl ClusterIndex {
         self.unlisted_budgets = named.collect();
     }
 
-    /// The list is complete: these are all there are.
+    /// Ends the list: these are all budgets.
     pub fn end_budgets(&mut self, service: &Service) {
         let mut ledger = service.ledger();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
@@ -40,7 +40,7 @@ impl ClusterIndex {
         self.budgets_list.is_complete = true;
     }
 
-    /// They may not be read. Nobody waits for them: pods are placed without, and nobody is evicted. Answers whether that is new.
+    /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted. Returns whether that is new.
     pub fn forbid_budgets(&mut self, service: &Service) -> bool {
         self.budgets_list.is_complete = true;
         let mut ledger = service.ledger();

@@ -1,11 +1,11 @@
-//! Pods into the continuous audit, as the watch shows them. What the ledger makes of them is not asked.
+//! Brings pods into the continuous audit as the watch shows them, independently of the ledger.
 
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 
-/// A pod that asks for a GPU and has not ended.
+/// A pod that requests a GPU and has not ended.
 pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
     let shown = objects::observed_binding(pod, key).or_else(|| reservation(service, key, pod));
     service.conflicts().see(uid, shown);
@@ -16,7 +16,7 @@ fn reservation(
     key: &PodKey,
     pod: &Pod,
 ) -> Option<crate::scheduling::audit::conflicts::AuditedPod> {
-    // Few pods hold room; of the others the policy is not asked.
+    // Few pods have a reservation; for the others the policy is not needed.
     objects::ReservationMessage::read(pod)?;
     let policy = service.ledger().policy().clone();
     objects::observed_reservation(pod, key, &policy, |deadline| service.clock.to_moment(deadline))

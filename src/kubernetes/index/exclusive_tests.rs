@@ -92,7 +92,7 @@ impl IndexedReplica {
 
     fn demand(&self, name: &str) -> Option<Demand> {
         let demand = self.service.ledger().pod_state(&uid(name)).map(|entry| entry.demand.clone());
-        // Which policy of its process judged it is each process's own.
+        // The policy version of the classification differs by process.
         demand.map(|demand| Demand { classified_by: 0, ..demand })
     }
 

@@ -1,13 +1,14 @@
-//! Every pod into the stock view, those without a GPU as well: they take CPU, memory and ports of their nodes.
+//! Brings every pod into the view of kube-scheduler's filters, including pods without a GPU: they use CPU, memory and ports of
+//! their nodes.
 //!
-//! Of it the ledger is told what CPU and memory a node has left; else it is fed elsewhere. No lock is taken under another.
+//! From here the ledger only learns how much CPU and memory a node has left. No lock is taken under another.
 
 use crate::ids::{NodeName, PodUid};
 use crate::kubernetes::objects;
 use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 
-/// A pod as it is now. What a waiting pod asks of its node is kept only where Stowage may have to answer for it.
+/// Applies a pod's present state. What a pending pod requires of its node is stored only if Stowage may have to evaluate it.
 pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
     let before = node_of(service, uid);
     enter(service, uid, pod);
@@ -16,14 +17,14 @@ pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
     before.iter().filter(|node| Some(*node) != after.as_ref()).for_each(|node| tell_free_host(service, node));
 }
 
-/// The pod has ended or is gone.
+/// The pod has ended or was deleted.
 pub fn forget(service: &Service, uid: &PodUid) {
     let before = node_of(service, uid);
     service.kube_filters().remove_pod(uid);
     before.iter().for_each(|node| tell_free_host(service, node));
 }
 
-/// Tells the ledger what a node has left beside its GPUs.
+/// Updates the ledger's free CPU and memory of a node.
 pub fn tell_free_host(service: &Service, node: &NodeName) {
     let free_host = service.kube_filters().free_host(node);
     service.ledger().set_free_host(node, free_host);
@@ -34,7 +35,7 @@ fn node_of(service: &Service, uid: &PodUid) -> Option<NodeName> {
 }
 
 fn enter(service: &Service, uid: &PodUid, pod: &Pod) {
-    // Read before the view is locked: a plan may be waiting for it.
+    // Read before the view is locked: a plan may be waiting for the lock.
     if let Some(footprint) = objects::kube_filters::footprint(pod) {
         let movable = may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
         let mut kube_filters = service.kube_filters();
@@ -48,7 +49,7 @@ fn enter(service: &Service, uid: &PodUid, pod: &Pod) {
     }
 }
 
-/// Where the policy moves nobody, nothing has to be known of successors.
+/// If the policy moves no pods, requirements of successors are not needed.
 fn may_move(service: &Service, pod: &Pod) -> bool {
     objects::asks_for_vram(pod) && service.ledger().policy().planning.consolidation.is_some()
 }

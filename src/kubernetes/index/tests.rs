@@ -63,7 +63,7 @@ struct IndexFixture {
 impl IndexFixture {
     /// Node `a` with two GPUs, seen by an empty index.
     fn new() -> Self {
-        // Nobody runs these pods: an engine among them would start for ever.
+        // No kubelet runs these pods: an engine among them would be starting for ever.
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
@@ -140,7 +140,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
     assert_eq!(bench.phase("1"), None);
     assert!(matches!(bench.phase("2"), Some(PodPhase::Waiting(_))));
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
-    // The end of the old one, told late, does not touch the new one.
+    // The late deletion of the old one does not affect the new one.
     let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
     bench.index.delete_pod(&bench.service, &late);
     assert!(bench.phase("2").is_some());
@@ -193,7 +193,7 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
 #[test]
 fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
     let mut bench = IndexFixture::new();
-    let unplannable_pod = bound("stray", "1", 40, "a", None);
+    let unplannable_pod = bound("unmanaged", "1", 40, "a", None);
     let event = bench.apply(&unplannable_pod).unwrap();
     assert_eq!((event.kind, event.uid.as_str()), (PodEventReason::Unplaced, "1"));
     assert!(event.text.contains("40.0 GiB are charged on every GPU"), "{}", event.text);
@@ -449,7 +449,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     let pods = [
         bound("a", "1", 40, "a", Some("index-0")),
         bound("b", "2", 20, "a", Some("index-1,index-0")),
-        bound("stray", "3", 10, "a", None),
+        bound("unmanaged", "3", 10, "a", None),
         pod("waits", "4", 30),
     ];
     let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];

@@ -1,5 +1,5 @@
-//! Pods behind the planner's gate that it will never place: they ask for no GPU, or nobody understands for what. The ledger does
-//! not know them, and nobody else would let them through.
+//! Pods behind the planner's gate that it will never place: they request no GPU, or their request is invalid. The ledger does
+//! not have them, and nothing else would lift their gate.
 
 use super::ClusterIndex;
 use crate::ids::{PodKey, PodUid};
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use std::ops::Bound;
 
 impl ClusterIndex {
-    /// The next of them in order of UID, after one or from the first, at most so many.
+    /// The next of them in order of UID, after a given one or from the first, at most this many.
     pub fn unplannable_pods_after(
         &self,
         after: Option<&PodUid>,

@@ -1,10 +1,10 @@
-//! Which replica acts. It opens and shuts the gate; nobody else does.
+//! Leader election: the only code that opens and closes leadership.
 //!
-//! Beside a kube-scheduler its Lease decides: who acts for a scheduler that does not schedule would answer nobody. Away
-//! from it Stowage has a Lease of its own. Either way the replica begins no write later than two thirds of the Lease's
-//! duration after its latest renewal, and a successor begins none before the last of those can have landed
-//! ([`WriteTimes::latest_landing`]). The judgements are in `neighbour`, `candidate` and `tenure`, pure; here is only who
-//! asks, how often, and what becomes of the gate.
+//! Beside a kube-scheduler the Lease of that kube-scheduler decides, because a replica whose scheduler does not schedule would
+//! have no requests to answer. Otherwise Stowage has a Lease of its own. Either way the replica begins no write later than two
+//! thirds of the Lease's duration after its latest renewal, and a successor begins none before the last of those can have
+//! landed ([`WriteTimes::latest_landing`]). The decisions are in `neighbour`, `candidate` and `tenure`, pure; here is only who
+//! asks, how often, and what becomes of leadership.
 
 mod own_lease;
 mod scheduler_lease;
@@ -26,27 +26,27 @@ use std::time::Duration;
 use tenure::Succession;
 use tokio_util::sync::CancellationToken;
 
-/// kube-scheduler renews every two seconds: each renewal is seen, and counts from a second before it at the worst.
+/// kube-scheduler renews every two seconds: each renewal is seen, and counts from at most a second before it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Five renewals fit into the ten seconds before we step down.
+/// Five renewals fit into the ten seconds before this replica steps down.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
-/// A look that takes longer is worth less than the next.
+/// A read that takes longer is worth less than the next one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// How late the gate may open. It shuts by itself when the Lease's safe end has come.
+/// How late leadership may begin. It ends by itself at the Lease's safe end.
 const JUDGE_EVERY: Duration = Duration::from_millis(100);
-/// What a Lease without a duration lasts: Kubernetes' default.
+/// Duration of a Lease that has none: Kubernetes' default.
 const DEFAULT_DURATION: Millis = Millis::seconds(15);
 
 /// What decides whether this replica acts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeadWith {
-    /// The kube-scheduler in our pod. `hostname` is the pod's, which its identity begins with.
+    /// The kube-scheduler in the same pod. `hostname` is the pod's, with which its identity begins.
     KubeScheduler { lease: LeaseName, hostname: String },
-    /// A Lease of our own. `identity` tells the replicas apart.
+    /// A Lease of Stowage's own. `identity` distinguishes the replicas.
     Lease { lease: LeaseName, identity: String },
-    /// There is one replica, and it acts once nothing of a process before it can land any more.
+    /// There is one replica, and it acts once no write of an earlier process can land any more.
     Always,
-    /// There is one replica, and none was before it: the cluster is as old as this process.
+    /// There is one replica, and there was none before it: the cluster is as old as this process.
     FromTheStart,
 }
 
@@ -57,7 +57,7 @@ pub struct LeaseName {
 }
 
 impl LeaseName {
-    /// Where kube-scheduler keeps its Lease unless it is told otherwise.
+    /// The Lease of kube-scheduler by default.
     pub fn of_kube_scheduler() -> Self {
         Self { namespace: "kube-system".into(), name: "kube-scheduler".into() }
     }
@@ -68,21 +68,21 @@ impl LeaseName {
     }
 }
 
-/// What matters of a Lease. Two that are equal show no renewal between them.
+/// The relevant fields of a Lease. Two equal readings show no renewal between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LeaseReading {
-    /// `None` if nobody holds it.
+    /// `None` if it has no holder.
     holder: Option<String>,
     term: LeaseTerm,
-    /// By its holder's clock: compared with itself only.
+    /// By its holder's clock: compared only with itself.
     renewed: Option<jiff::Timestamp>,
     duration: Millis,
 }
 
-/// One tenure of one holder of one Lease.
+/// One holder's uninterrupted tenure of one Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LeaseTerm {
-    /// The Lease's UID: one that is deleted and created anew counts its transitions from zero.
+    /// The Lease's UID: one that is deleted and recreated counts its transitions from zero.
     lease: String,
     transitions: i32,
     holder: Option<String>,
@@ -107,12 +107,12 @@ impl LeaseReading {
     }
 }
 
-/// How long a holder may act on a Lease: all but the margin.
+/// How long a holder may act after a renewal: the duration without the margin.
 fn safe_duration(duration: Millis) -> Millis {
     Millis(duration.0 - duration.0 / 3)
 }
 
-/// Opens and shuts the gate until `shutdown`; then it is shut, and a Lease of ours given up.
+/// Updates leadership until `shutdown`; then ends it, and gives up a Lease of Stowage's own.
 pub async fn run(
     client: Client,
     service: Arc<Service>,
@@ -138,7 +138,7 @@ pub async fn run(
             let neighbour = Mutex::new(Neighbour::new(hostname, succession));
             let tenure = |now| neighbour.lock().tenure(now);
             tokio::select! {
-                // In this order, so that a simulation can be had again.
+                // In this order, so that a simulation is reproducible.
                 biased;
                 () = look(&client, &service, &lease, &neighbour) => {}
                 () = classify(&service, tenure) => {}
@@ -162,13 +162,13 @@ pub async fn run(
     set_tenure(&service, Tenure::Standby);
 }
 
-/// What tells this process from any other that has acted or will.
+/// Distinguishes this process from every other that has acted or will act.
 fn nonce() -> String {
     // The keys of the standard library's hash maps are drawn from the system's random numbers.
     format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
 }
 
-/// Sets the gate to what is true now, again and again: a request that hangs must not keep it open.
+/// Sets leadership to the present state again and again: a hanging request must not extend it.
 async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
     loop {
         set_tenure(service, tenure(service.now()));
@@ -194,7 +194,7 @@ fn set_tenure(service: &Service, tenure: Tenure) {
     }
 }
 
-/// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
+/// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
 async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut complaint = LeaseLog::default();
@@ -240,7 +240,7 @@ async fn attempt(
             limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
         }
         (LeaseStep::Create(spec) | LeaseStep::Replace(spec), Some(found)) => {
-            // With the resourceVersion that was read: of two candidates one is refused.
+            // With the resourceVersion that was read: of two candidates one is rejected.
             limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
         }
     };
@@ -249,7 +249,7 @@ async fn attempt(
     Ok(())
 }
 
-/// Gives the Lease up, so that another replica need not wait for it to run out.
+/// Gives up the Lease, so that another replica need not wait until it expires.
 async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let Ok(Some(found)) = limited(leases.get_opt(&name.name)).await else { return };
@@ -264,7 +264,7 @@ async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate:
     }
 }
 
-/// Says when a Lease becomes out of reach and when it is back, not at every try between.
+/// Logs when a Lease becomes unreachable and when it is back, not each attempt between.
 #[derive(Default)]
 struct LeaseLog {
     made: bool,

@@ -1,8 +1,8 @@
 //! Stowage's own Lease: when to take it, when to renew it, and how long it can be relied on. Pure.
 //!
-//! A write of ours counts from when it was sent, somebody else's from when we saw it: both err on the side of nobody
-//! leading. Two candidates agree on a Lease by its resourceVersion; that is the caller's to pass on, and it is why a rival
-//! that is outwaited cannot have renewed between our last look and our write.
+//! A write of this replica counts from when it was sent, another replica's from when it was seen: both err towards no leader.
+//! Two candidates are ordered by the Lease's resourceVersion, which the caller passes on; therefore a rival that is outwaited
+//! cannot have renewed between the last read and the write.
 
 use super::tenure::Succession;
 use super::{LeaseReading, LeaseTerm, safe_duration};
@@ -11,19 +11,19 @@ use crate::units::{Millis, Moment};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-/// What Kubernetes' own components use: long enough to outlive a busy API server, short enough to wait for.
+/// Kubernetes components' own default: long enough to outlive a busy API server, short enough to wait for.
 const DURATION_SECONDS: i32 = 15;
 const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
 
 #[derive(Debug)]
 pub struct LeaseCandidate {
-    /// No other process has it, a replica of the same name included.
+    /// Unique to this process; a replica of the same name has another.
     identity: String,
     succession: Succession,
-    /// Somebody else's latest renewal, and when we saw it.
+    /// Another replica's latest renewal, and when it was seen.
     rival: Option<(LeaseReading, Moment)>,
     until: Option<Moment>,
-    /// From when on nothing of the holder before can land, once the Lease is ours.
+    /// When no write of the previous holder can land any more, once the Lease is this replica's.
     inherits: Moment,
     term: Option<LeaseTerm>,
 }
@@ -44,7 +44,7 @@ impl LeaseCandidate {
     /// What to do about a Lease seen at `now`; `None` if there is none.
     pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> LeaseStep {
         let Some(lease) = lease else {
-            // Whoever held one that is gone may not have noticed yet.
+            // The previous holder of a deleted Lease may not have noticed yet.
             self.inherits = self.succession.after_a_renewal_at(now, DURATION);
             return LeaseStep::Create(self.acquired(0, wall));
         };
@@ -54,7 +54,7 @@ impl LeaseCandidate {
         match reading.holder.as_deref() {
             Some(holder) if holder == self.identity => LeaseStep::Replace(renewed(&spec, wall)),
             None => {
-                // Its holder has stopped before it gave it up.
+                // Its holder had stopped writing before it gave the Lease up.
                 self.inherits = self.succession.after_a_last_send_at(now);
                 LeaseStep::Replace(self.acquired(next, wall))
             }
@@ -71,7 +71,7 @@ impl LeaseCandidate {
         }
     }
 
-    /// A write that was sent at `sent` went through, and this is the Lease since.
+    /// Records that a write sent at `sent` succeeded, and the Lease since.
     pub fn wrote(&mut self, sent: Moment, lease: &Lease) {
         self.rival = None;
         self.term = Some(LeaseReading::of(lease).term);
@@ -85,11 +85,11 @@ impl LeaseCandidate {
         }
     }
 
-    /// Gives the Lease up. Answers what to write, if it is ours.
+    /// Gives the Lease up. Returns what to write if this replica holds it.
     pub fn resign(&mut self, lease: &LeaseSpec) -> Option<LeaseSpec> {
         (self.until, self.term) = (None, None);
         let is_ours = lease.holder_identity.as_deref() == Some(self.identity.as_str());
-        // As client-go releases it: nobody holds it, and it runs out at once.
+        // As client-go releases it: without a holder, and expiring at once.
         is_ours.then(|| LeaseSpec {
             holder_identity: Some(String::new()),
             lease_duration_seconds: Some(1),
@@ -97,7 +97,7 @@ impl LeaseCandidate {
         })
     }
 
-    /// Once the rival's latest renewal has been seen for its whole duration: from when on nothing of the rival can land.
+    /// Once the rival's latest renewal has been seen for its whole duration: when no write of the rival can land any more.
     fn outwaited(&mut self, reading: LeaseReading, now: Moment) -> Option<Moment> {
         match &self.rival {
             Some((known, seen)) if *known == reading => {

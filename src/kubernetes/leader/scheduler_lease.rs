@@ -1,11 +1,11 @@
-//! Whether the kube-scheduler beside us holds its Lease, judged by our own monotonic clock. Pure.
+//! Whether the kube-scheduler in the same pod holds its Lease, by this process' monotonic clock. Pure.
 //!
-//! The Lease is looked at again and again. A renewal that shows between two looks was made after the first of them was
-//! asked for, whatever the network did to either, so that moment is where its time is counted from: too early, never
-//! too late. Wall clocks are not compared; `renewTime` only says whether there was a renewal.
+//! The Lease is read again and again. A renewal that appears between two reads was made after the first of them was sent,
+//! whatever the network did to either, so its time counts from that moment: too early, never too late. Wall clocks are not
+//! compared; `renewTime` only shows whether there was a renewal.
 //!
-//! A term begins with the first look that shows it. Its predecessor may have seen a renewal until then, so it may have sent
-//! writes for as long as it could rely on that, and those may land for a while: the term is acted in from then on.
+//! A term begins with the first read that shows it. Its predecessor may have seen a renewal until then, so it may have sent
+//! writes for as long as it could rely on that, and those may land for a while: this replica acts in the term from then on.
 
 use super::tenure::Succession;
 use super::{LeaseReading, LeaseTerm};
@@ -14,13 +14,13 @@ use crate::units::Moment;
 
 #[derive(Debug)]
 pub struct Neighbour {
-    /// What its identity begins with: `<hostname>_<uuid>`, and our pod's hostname is its own.
+    /// The prefix of its identity `<hostname>_<uuid>`; the containers of a pod share the hostname.
     hostname: String,
     succession: Succession,
-    /// The latest look that succeeded: what was seen, and when it was asked for.
+    /// The latest successful read: what it showed, and when it was sent.
     last: Option<(LeaseReading, Moment)>,
     until: Option<Moment>,
-    /// The term in which it holds the Lease now, and from when on it is acted in.
+    /// The term in which it holds the Lease now, and when this replica may begin to act in it.
     term: Option<(LeaseTerm, Moment)>,
 }
 
@@ -29,7 +29,7 @@ impl Neighbour {
         Self { hostname, succession, last: None, until: None, term: None }
     }
 
-    /// What a look showed that was asked for and answered then; `None` if there is no such Lease.
+    /// Applies a read that was sent and answered at these times; `None` if there is no such Lease.
     pub fn see(&mut self, reading: Option<LeaseReading>, asked: Moment, answered: Moment) {
         let last = self.last.take();
         let Some(reading) = reading else {
@@ -46,7 +46,7 @@ impl Neighbour {
                 (self.term, self.until) = (Some((reading.term.clone(), from)), None);
             }
             if let Some((_, asked_before)) = last.filter(|(before, _)| *before != reading) {
-                // Nobody knows how old what the first look shows is: it takes a change to lead.
+                // The age of what the first read shows is unknown: it takes a change to lead.
                 self.until = Some(asked_before + super::safe_duration(reading.duration));
             }
         }

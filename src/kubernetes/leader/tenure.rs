@@ -1,4 +1,4 @@
-//! When a replica may act, and as which epoch: what follows from a Lease once it is known which term of it began when. Pure.
+//! Tenure: when a replica may act and as which epoch, given the Lease's term and when it began. Pure.
 
 use super::{LeaseTerm, safe_duration};
 use crate::ids::LeaderEpoch;
@@ -6,10 +6,10 @@ use crate::service::Tenure;
 use crate::units::{Millis, Moment};
 use std::time::Duration;
 
-/// What a new leader has to know of how its predecessor writes, and what makes its own epoch unlike all others.
+/// How long the predecessor's writes can land, and what makes this leader's epoch unique.
 #[derive(Debug, Clone)]
 pub struct Succession {
-    /// How long after it was begun a write can land at the latest.
+    /// How long after it began a write can land at the latest.
     landing: Millis,
     /// Of this process.
     nonce: String,
@@ -20,12 +20,12 @@ impl Succession {
         Self { landing, nonce: nonce.into() }
     }
 
-    /// From when on nothing can land of a leader that may have renewed a Lease of this duration until `renewed`.
+    /// When no write can land any more of a leader that may have renewed a Lease of this duration until `renewed`.
     pub fn after_a_renewal_at(&self, renewed: Moment, duration: Millis) -> Moment {
         self.after_a_last_send_at(renewed + safe_duration(duration))
     }
 
-    /// The same of one that began its last write at `sent` or before.
+    /// The same for a leader that began its last write at `sent` or before.
     pub fn after_a_last_send_at(&self, sent: Moment) -> Moment {
         sent + self.landing
     }
@@ -42,7 +42,8 @@ impl Succession {
         LeaderEpoch::new(&term.lease, term.transitions, &self.nonce)
     }
 
-    /// Of a replica that needs no Lease, because there is no other; what a process before it sent lands within `landed`.
+    /// The tenure of a replica that needs no Lease, because it is the only one; writes of an earlier process land within
+    /// `landed`.
     pub fn alone(&self, now: Moment, landed: Duration) -> Tenure {
         let no_lease = LeaseTerm { lease: "no-lease".into(), transitions: 0, holder: None };
         self.tenure(&no_lease, now + Millis(landed.as_millis() as u64), Moment(u64::MAX), now)

@@ -1,5 +1,5 @@
-//! A pod as the continuous audit reads it: what its Binding recorded, or its hold. From the object alone; what the ledger makes
-//! of the pod is not asked.
+//! A pod as the continuous audit reads it: what its Binding or its reservation records. From the object alone; the ledger's
+//! state of the pod is not used.
 
 use super::{
     ReservationMessage, annotation, asks_device_plugin, demand, granted, granted_exclusive, recorded_devices,
@@ -14,11 +14,11 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::Arc;
 
-/// A bound pod; `None` if it has no node. One without a record that can be read has no GPUs.
+/// A bound pod; `None` if it has no node. A pod without a readable record has no GPUs.
 pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
     let node = NodeName::parse(node).ok()?;
-    // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
+    // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
     let gpus: Arc<[GpuUuid]> = recorded_devices(pod).filter(|_| !asks_device_plugin(pod)).unwrap_or_default();
     let granted = granted(pod).filter(|_| !gpus.is_empty()).unwrap_or_default();
     let grant = Grant {
@@ -32,8 +32,8 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Bound(grant) })
 }
 
-/// What a waiting pod's hold keeps; `None` if it has none that stands, or nobody understands what the pod asks for. `moment`
-/// says when a wall time is.
+/// The GPUs of a pending pod's reservation; `None` if it has no active one, or the pod's request is invalid. `moment` converts
+/// a wall time.
 pub fn observed_reservation(
     pod: &Pod,
     key: &PodKey,
@@ -60,8 +60,8 @@ fn hundredths(pod: &Pod) -> Option<u8> {
     Some(whole * 100 + part).filter(|hundredths| *hundredths <= 100)
 }
 
-/// Whether a container of the pod runs or has run. Containers that only prepare do not count: a pod that still fetches its
-/// model has nothing on a GPU.
+/// Whether a container of the pod runs or has run. Init containers do not count: a pod that still downloads its model has
+/// nothing on a GPU.
 fn has_started(status: &PodStatus) -> bool {
     let is_pending = status.phase.as_deref().is_none_or(|phase| phase == "Pending");
     let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");

@@ -1,6 +1,6 @@
-//! What the planner's acts look like on a pod: the gate, the nomination, and the conditions that say what is going on.
+//! The planner's marks on a pod: the gate, the nomination, and the conditions that show its progress.
 //!
-//! Words and shapes only. Which of them are written, and when, is decided elsewhere.
+//! Texts and shapes only. Which of them are written, and when, is decided elsewhere.
 
 use super::{RESERVED_CONDITION, RETRY_CONDITION};
 use crate::ids::NodeName;
@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 /// The scheduling gate under which a pod waits for the planner.
 pub const PLAN_GATE: &str = "stowage.dev/plan";
 
-/// The pod condition that says how far the planner is with a gated pod.
+/// The pod condition that shows the planner's progress with a gated pod.
 pub const PLAN_CONDITION: &str = "stowage.dev/Plan";
 
-/// The pod condition that tells a victim's owner why it leaves.
+/// The pod condition that shows a victim's owner why it is evicted.
 pub const EVICTED_CONDITION: &str = "stowage.dev/Evicted";
 
-/// Every condition that Stowage writes. The admission policy keeps others from the first two.
+/// All conditions that Stowage writes. The admission policy keeps others from writing the first two.
 pub const CONDITIONS: [&str; 4] = [RESERVED_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
 
-/// Which scheduling gates a pod is under.
+/// The scheduling gates of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gates {
     /// [`PLAN_GATE`].
@@ -30,7 +30,7 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Whether the planner's gate is all that keeps the scheduler from the pod.
+    /// Whether the planner's gate is the only one.
     pub fn only_ours(self) -> bool {
         self.ours && !self.others
     }
@@ -49,7 +49,7 @@ pub fn nominated(pod: &Pod) -> Option<NodeName> {
     NodeName::parse(pod.status.as_ref()?.nominated_node_name.as_deref()?).ok()
 }
 
-/// Takes [`PLAN_GATE`] off and leaves other gates on, whatever their order: gates merge by name.
+/// Removes [`PLAN_GATE`] and keeps other gates, whatever their order: gates merge by name.
 pub fn without_our_gate() -> Value {
     json!({ "schedulingGates": [{ "$patch": "delete", "name": PLAN_GATE }] })
 }
@@ -76,7 +76,7 @@ pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
     }
 }
 
-/// Without a time of its own, so that an eviction tried again writes nothing anew; the pod's deletion has one.
+/// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.
 pub fn evicted_condition(mark: &EvictionCondition) -> PodCondition {
     let (status, reason, message) = match mark {
         EvictionCondition::Leaving(why) => ("True", why.reason(), why.to_string()),

@@ -1,6 +1,6 @@
 //! A PodDisruptionBudget, and the label selectors of Kubernetes objects.
 //!
-//! What the API server's controller says of a budget is taken over; nothing is counted here.
+//! A budget's status is taken as the API server's controller computed it; nothing is counted here.
 
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::label_selector::{Requirement, Selector, UnreadableRule};
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// A budget as the core takes it, or `None` if it has no name.
 ///
-/// A selector that cannot be read covers the whole namespace: better to spare a pod too many.
+/// A selector that cannot be parsed covers the whole namespace: better to protect one pod too many.
 pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
     let wanted = found.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     Some(DisruptionBudget {
@@ -20,7 +20,7 @@ pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
     })
 }
 
-/// A status older than the budget says nothing of it: none.
+/// A status older than the budget's spec is outdated: it allows no disruption.
 fn allowed(status: &PodDisruptionBudgetStatus, generation: Option<i64>) -> u32 {
     let is_current = status.observed_generation.unwrap_or(0) >= generation.unwrap_or(0);
     let allowed = status.disruptions_allowed.filter(|_| is_current).unwrap_or(0);

@@ -1,7 +1,7 @@
-//! The keys by which a pod shows what its eviction depends on, read into a [`ObservedDisruptionInfo`].
+//! Reads the keys on which a pod's eviction depends into an [`ObservedDisruptionInfo`].
 //!
-//! Most are other projects': a pod that already says so for them need not say it again. What cannot be read counts as not
-//! said; nothing here refuses a pod.
+//! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
+//! nothing here rejects a pod.
 
 use super::annotation;
 use crate::ids::OwnerUid;
@@ -12,20 +12,20 @@ use crate::units::Millis;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-/// When the pod last saved its work, RFC 3339; ours first.
+/// When the pod last saved its work, RFC 3339; Stowage's own key first.
 const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Kueue labels so what it has admitted, and what is queued for it.
+/// Kueue's labels on pods that it has admitted, and on pods that are queued for it.
 const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
 const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
-/// One way to say to which group a pod belongs.
+/// One label that names a pod's group.
 struct GroupLabel {
     kind: GroupKind,
     name: MetadataKey,
-    /// A label that tells several groups of that name apart.
+    /// A second label that distinguishes several groups of that name.
     part: Option<&'static str>,
     size: Option<MetadataKey>,
 }
@@ -36,7 +36,7 @@ enum MetadataKey {
     Annotation(&'static str),
 }
 
-/// In the order in which they are believed: our own, then what names one gang, then what names a whole job.
+/// In order of precedence: Stowage's own, then labels that name one gang, then labels that name a whole job.
 const GROUPS: [GroupLabel; 10] = [
     words(
         GroupKind::Stowage,
@@ -73,7 +73,7 @@ const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) ->
     GroupLabel { kind, name, part: None, size }
 }
 
-/// What the pod shows; its ages are told by wall time, `now`.
+/// The pod's disruption info; ages are computed by wall time, `now`.
 pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
     ObservedDisruptionInfo {
@@ -124,7 +124,7 @@ fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
     }
 }
 
-/// The deletion's stamp is when its grace ends.
+/// The deletion timestamp is the end of the grace period.
 fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
@@ -137,7 +137,7 @@ fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     })
 }
 
-/// How long it is from `earlier` to `later`, or back, if they stand the other way round.
+/// The time from `earlier` to `later`, or as an error the time back if they are in the other order.
 fn millis_between(earlier: Timestamp, later: Timestamp) -> Result<Millis, Millis> {
     let millis = later.duration_since(earlier).as_millis();
     let length = Millis(u64::try_from(millis.unsigned_abs()).unwrap_or(u64::MAX));

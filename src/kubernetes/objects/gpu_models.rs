@@ -1,4 +1,4 @@
-//! On which GPU models a pod may run, as far as it says so by the label that GPU feature discovery puts on nodes.
+//! The GPU models that a pod may run on, as far as it restricts them by the label that GPU feature discovery puts on nodes.
 
 use super::discovered::PRODUCT;
 use crate::ids::GpuModel;
@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, PodSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// More models than a cluster has. What pods asked for is remembered longer than they live.
+/// More models than a cluster has. Requests are remembered longer than their pods live.
 const MAX_MODELS: usize = 64;
 
-/// The models that its node selector or its required node affinity names, in order; none if it may run on any, says it in
-/// other words, or names more than [`MAX_MODELS`].
+/// The models that its node selector or required node affinity names, in order; none if it may run on any, restricts them in
+/// another way, or names more than [`MAX_MODELS`].
 pub fn gpu_models(pod: &Pod) -> Arc<[GpuModel]> {
     let spec = pod.spec.as_ref();
     let named = spec.and_then(|spec| by_selector(spec).or_else(|| by_affinity(spec))).unwrap_or_default();
@@ -23,7 +23,7 @@ fn by_selector(spec: &PodSpec) -> Option<BTreeSet<&str>> {
     Some(BTreeSet::from([&**name]))
 }
 
-/// One term is enough, so each must name some.
+/// One term is enough for a node to match, so each term must name some.
 fn by_affinity(spec: &PodSpec) -> Option<BTreeSet<&str>> {
     let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;

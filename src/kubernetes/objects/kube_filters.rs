@@ -1,7 +1,7 @@
-//! Pods and nodes as the stock scheduler's own filters see them: objects into the words of `scheduling::kube_filters`.
+//! Pods and nodes as kube-scheduler's own filters see them: objects converted into the types of `scheduling::kube_filters`.
 //!
-//! Whatever of a pod filters nodes and has no word there is named as what cannot be judged. What cannot be read is taken at its
-//! worst: a pod takes all of its node, a rule is not understood. GPUs and VRAM are left to the ledger.
+//! A part of a pod that filters nodes and has no type there becomes an unsupported rule. What cannot be parsed is taken at its
+//! worst: such a pod takes all of its node, such a rule is unsupported. GPUs and VRAM are left to the ledger.
 
 mod amounts;
 mod rules;
@@ -30,7 +30,7 @@ pub fn machine(node: &Node) -> Option<FilterNode> {
     })
 }
 
-/// What a pod takes of its node, or `None` if it is on none, or has ended. One that is being deleted counts until it is gone.
+/// What a pod takes of its node, or `None` if it has no node or has ended. A pod that is being deleted counts until it is gone.
 pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
     let spec = pod.spec.as_ref().filter(|_| !is_finished(pod))?;
     Some(NodeFootprint {
@@ -41,7 +41,7 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
     })
 }
 
-/// What a pod asks of whichever node it comes to.
+/// What a pod requires of a node.
 pub fn requirements(pod: &Pod) -> Requirements {
     let preset = || {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
@@ -51,7 +51,7 @@ pub fn requirements(pod: &Pod) -> Requirements {
     Requirements { unjudged: preset().or(asks.unjudged), ..asks }
 }
 
-/// What a bound pod asked of its node, and its successor will ask again.
+/// What a bound pod required of its node, and its successor will require again.
 pub fn successor_requirements(pod: &Pod) -> Requirements {
     let Some(spec) = &pod.spec else { return Requirements::default() };
     let (node_affinity, unread) = rules::node_affinity(spec);
@@ -68,7 +68,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
     }
 }
 
-/// The first of what filters nodes in ways not known here.
+/// The first part of the pod that filters nodes in a way not supported here.
 fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     let spreads = || {
         let mut constraints = spec.topology_spread_constraints.iter().flatten();
@@ -89,7 +89,7 @@ fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     }
 }
 
-/// All but those that any node can provide. Claims are bound to places, and some disks can be mounted once only.
+/// All but those that any node can provide. Claims may be bound to a zone or node, and some disks can be mounted only once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()
@@ -104,13 +104,13 @@ fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     !is_anywhere
 }
 
-/// Ports of the node itself, of all containers that run beside each other.
+/// Host ports of all containers that run at the same time.
 fn ports(spec: &PodSpec) -> impl Iterator<Item = HostPort> {
     let is_on_host = spec.host_network == Some(true);
     let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
     let ports = sidecars.chain(&spec.containers).flat_map(|container| &container.ports).flatten();
     ports.filter_map(move |port| {
-        // On the host's network every port is one of the host's.
+        // With `hostNetwork` every container port is a host port.
         let number = port.host_port.filter(|port| *port > 0).or(is_on_host.then_some(port.container_port));
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         Some(HostPort {

@@ -1,6 +1,7 @@
-//! The contract with pods and nodes: which keys mean what, and the way between Kubernetes objects and the core's types.
+//! The contract with pods and nodes: the keys and their meaning, and the conversion between Kubernetes objects and the core's
+//! types.
 //!
-//! The one place that knows both sides. It decides nothing and talks to nobody.
+//! The only place that knows both sides. It decides nothing and sends no request.
 
 mod audited_pod;
 mod conditions;
@@ -35,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The extended resource a pod asks for and a node offers.
+/// The extended resource that a pod requests and a node advertises.
 pub const VRAM: &str = "stowage.dev/vram";
 
 /// Annotations a user sets on a pod.
@@ -52,20 +53,20 @@ pub mod asked {
 pub mod written {
     pub const DEVICES: &str = "stowage.dev/devices";
     pub const GRANTED: &str = "stowage.dev/vram-granted";
-    /// `true` if the pod's GPUs are its own, `false` if it shares them.
+    /// `true` if the pod has its GPUs to itself, `false` if it shares them.
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
-    /// Which leader wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
+    /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
-    /// Followed by a container's name: what the NVIDIA NRI plugin injects there.
+    /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
 }
 
-/// The pod condition that makes a hold durable.
+/// The pod condition that makes a reservation durable.
 pub const RESERVED_CONDITION: &str = "stowage.dev/Hold";
 
-/// The pod condition whose change wakes a refused pod: the scheduler looks again at a pod of which anything changed.
+/// The pod condition whose change wakes a rejected pod: kube-scheduler retries a pod of which anything changed.
 pub const RETRY_CONDITION: &str = "stowage.dev/Retry";
 
 /// Labels that GPU feature discovery sets on nodes.
@@ -75,7 +76,7 @@ mod discovered {
     pub const PRODUCT: &str = "nvidia.com/gpu.product";
 }
 
-/// What Kubernetes uses where a pod names none.
+/// Kubernetes' default for pods without one.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,7 +87,7 @@ pub enum Unidentified {
     Invalid(#[from] InvalidName),
 }
 
-/// Who a pod is.
+/// A pod's UID, and its namespace and name.
 pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
     let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
     let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
@@ -94,12 +95,12 @@ pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
     Ok((PodUid::parse(uid)?, PodKey::parse(namespace, name)?))
 }
 
-/// What a pod asks for.
+/// A pod's demand.
 pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
     classified_demand(pod, |traits| policy.classify(traits))
 }
 
-/// The same, with someone who may know such pods already to judge it.
+/// The same, with a classifier that may have the classification cached.
 pub fn classified_demand(
     pod: &Pod,
     classify: impl FnOnce(&PodTraits) -> Classification,
@@ -119,17 +120,17 @@ pub fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether the pod is being deleted and has no node: the scheduler does not look at it any more, whatever finalizers keep it.
+/// Whether the pod is being deleted and has no node: kube-scheduler ignores it from then on, whatever finalizers keep it.
 pub fn waits_for_its_end(pod: &Pod) -> bool {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     pod.metadata.deletion_timestamp.is_some() && node.is_none_or(str::is_empty)
 }
 
-/// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `reservation` is the one
-/// its condition describes.
+/// A pod as the ledger takes it, or `None` if it requests no GPU or cannot be identified. `reservation` is the one that its
+/// condition describes.
 ///
-/// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
-/// all it could mean. For how long it has run is told by wall time, `now`.
+/// A pending pod with an invalid request is left out: the answer to its filter request has the reason. A bound one counts with
+/// the most that it could mean. How long it has run is computed by wall time, `now`.
 pub fn observation(
     pod: &Pod,
     policy: &Policy,
@@ -149,7 +150,7 @@ pub fn observation(
     };
     let node = NodeName::parse(node).ok()?;
     let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
-    // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
+    // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
     let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
     let ran =
@@ -158,7 +159,7 @@ pub fn observation(
     Some(PodObservation { uid, key, demand, state, observed })
 }
 
-/// What keeps a pod without a node from the scheduler, and where it is to go; without its hold.
+/// What keeps a pending pod from the scheduler, and where it is nominated; without its reservation.
 pub fn waiting(pod: &Pod) -> ObservedWaiting {
     let Gates { ours, others } = gates(pod);
     let gate = match (ours, others) {
@@ -169,12 +170,12 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
     ObservedWaiting { reservation: None, gate, nominated: nominated(pod) }
 }
 
-/// All that a pod could mean, for one that must be counted although it cannot be understood.
+/// The most that a pod could mean, for a pod that must be counted although its request is invalid.
 pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
     with_request(pod, |request| Demand::worst_case(request, policy))
 }
 
-/// In shadow mode nobody refuses a pod that asks a device plugin: what cannot be understood is let through as well.
+/// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
 fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
     match demand(pod, policy) {
         Ok(demand) => Some(demand),
@@ -187,9 +188,9 @@ fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
     Millis(u64::try_from(now.duration_since(start).as_millis()).unwrap_or(0))
 }
 
-/// Whether a bound pod's engine may be in its start: it is not ready, and no container of it has been restarted. One that
-/// has failed once profiles memory again whenever it likes; waiting for it would keep the GPU shut for ever. One without a
-/// status is on no real node.
+/// Whether a bound pod's engine may be starting: the pod is not ready, and none of its containers has been restarted. A
+/// container that has failed once profiles memory again at any time; waiting for it would close the GPU to engine starts for
+/// ever. A pod without a status is on no real node.
 fn is_starting(pod: &Pod) -> bool {
     let Some(status) = &pod.status else { return false };
     let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
@@ -198,7 +199,7 @@ fn is_starting(pod: &Pod) -> bool {
     !status.conditions.iter().flatten().any(is_ready) && !was_restarted
 }
 
-/// The GPUs its Binding recorded, if it recorded any that can be read. More than a node can have were written by somebody else.
+/// The GPUs that its Binding recorded, if the record is readable. A list longer than a node's GPUs was not written by Stowage.
 pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
     let names = || annotation(pod, written::DEVICES).map(|text| text.split(','));
     if names()?.nth(MAX_GPUS as usize).is_some() {
@@ -220,21 +221,21 @@ pub fn asks_device_plugin(pod: &Pod) -> bool {
         .any(|(_, container)| asked_for(container).any(PluginResource::is_one))
 }
 
-/// Whether the pod asks for a GPU in either way, so that the books keep it.
+/// Whether the pod requests a GPU in either way, so that the ledger tracks it.
 pub fn asks_for_gpu(pod: &Pod) -> bool {
     asks_for_vram(pod) || asks_device_plugin(pod)
 }
 
-/// Whether its Binding granted it its GPUs alone; `None` if the Binding says nothing, as one written by an older version.
+/// Whether its Binding granted it exclusive GPUs; `None` if the Binding does not say, as one written by an older version.
 pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
     annotation(pod, written::EXCLUSIVE)?.parse().ok()
 }
 
-/// What a bound pod was granted counts, not what its annotations have been edited to since.
+/// For a bound pod the grant counts, not what its annotations were edited to since.
 fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     let (gpus, granted) = (devices.len() as u32, granted(pod));
-    // Where no record says so, a pod is exclusive if anything does: that it was granted more than it asked for, or what it
-    // asks for now.
+    // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
+    // now.
     let may_be_exclusive = || {
         let asked = annotation(pod, asked::EXCLUSIVE);
         granted.is_some_and(|granted| granted > demand.vram()) || asked.is_some_and(|text| text != "false")
@@ -251,7 +252,7 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     }
 }
 
-/// What device plugins offer on a node, for pods to be placed by.
+/// The devices that device plugins advertise on a node, for placement.
 pub fn plugin_devices(node: &Node) -> PluginDevices {
     let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
     let devices = allocatable.filter_map(|(name, amount)| {
@@ -261,7 +262,7 @@ pub fn plugin_devices(node: &Node) -> PluginDevices {
     devices.collect()
 }
 
-/// Which Node object it is, and which machine it stands for; `None` for an object without a UID.
+/// The Node object, and the machine it stands for; `None` for an object without a UID.
 pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
     let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
@@ -269,7 +270,7 @@ pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine })
 }
 
-/// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.
+/// The GPUs of a node from feature discovery's labels: enough for placement until an agent reports.
 pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
     let labels = node.metadata.labels.as_ref()?;
     let number = |key| labels.get(key)?.parse::<u64>().ok();
@@ -290,8 +291,8 @@ pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
     Some((0..count).map(device).collect())
 }
 
-/// The Binding that puts a pod on its node, with everything the pod's containers need to find their GPUs. One write. A pod
-/// that asks a device plugin gets a plain one: the kubelet tells its containers where their GPUs are.
+/// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
+/// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs.
 pub fn binding(
     key: &PodKey,
     uid: &PodUid,
@@ -338,7 +339,7 @@ fn annotations(
     annotations
 }
 
-/// What a hold condition's message says; JSON, so that a person and a program can read it.
+/// The message of a reservation's condition: JSON, readable by people and programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservationMessage {
@@ -347,7 +348,7 @@ pub struct ReservationMessage {
     pub victims: Arc<[PodUid]>,
     /// RFC 3339.
     pub deadline: jiff::Timestamp,
-    /// Which leader holds it.
+    /// The leader that made the reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<LeaderEpoch>,
 }
@@ -364,7 +365,7 @@ impl ReservationMessage {
         }
     }
 
-    /// The hold a pod's condition describes, if it has one that stands.
+    /// The active reservation that a pod's condition describes, if any.
     pub fn read(pod: &Pod) -> Option<Self> {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
         let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
@@ -372,20 +373,20 @@ impl ReservationMessage {
     }
 }
 
-/// Says when there was room for the pod that it should try again.
+/// Tells the scheduler to retry the pod, with the time at which its demand began to fit.
 pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
     PodCondition {
         type_: RETRY_CONDITION.into(),
         status: "True".into(),
         reason: Some("RoomAppeared".into()),
-        // The second is not enough: two wakes within one would be the same write, and wake nobody.
+        // Seconds are not enough: two wakes within one would be the same write, and the second would wake no pod.
         message: Some(now.to_string()),
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()
     }
 }
 
-/// The condition of a hold that has ended.
+/// The condition of a reservation that has ended.
 pub fn ended_reserved_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
     PodCondition {
         type_: RESERVED_CONDITION.into(),
@@ -464,7 +465,7 @@ fn plugin_amount(container: &Container) -> PluginAmount<'_> {
     }
 }
 
-/// Names of the resources a container asks for.
+/// Names of the resources that a container requests.
 fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
     let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
     lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)

@@ -1,5 +1,5 @@
-//! Holds that ended before their pods were bound: the room is open to others again, the nomination is taken back, and a group
-//! that is not whole gives back what it has, where the policy says so.
+//! Reservations that ended before their pods were bound: the GPUs are free again, the nomination is cleared, and an incomplete
+//! group releases what it has if the policy says so.
 
 use super::Planner;
 use super::reservation_progress::ReservationProgress;
@@ -14,28 +14,28 @@ const NOT_BOUND_IN_TIME: &str =
     "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
 const LANDED_LATE: &str =
     "A hold of an earlier leader reached the pod after another replica had begun to act; it is ended.";
-/// Where the scheduler says nothing of the pod.
+/// The reason if kube-scheduler gives none for the pod.
 const NOT_BOUND: &str = "it was not bound there in time";
 
-/// What is left of a group of which one member's room was not taken in time.
+/// The rest of a group of which one member was not bound in time.
 pub(super) struct BrokenGroup {
-    /// Waiting with room of their own.
+    /// Pending members with reservations.
     holding: Vec<(PodUid, PodKey)>,
     bound: Vec<(PodUid, PodKey)>,
-    /// On their way.
+    /// Assumed members.
     assumed: usize,
 }
 
-/// Why a hold ended.
+/// Why a reservation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReservationEnd {
     Late,
-    /// Another of its group came to nothing.
+    /// Another member of its group failed.
     WithGroup,
 }
 
 impl Planner {
-    /// The ledger has ended these pods' holds.
+    /// Handles reservations that the ledger has ended.
     pub fn end(&mut self, ended: Vec<PodUid>) {
         let mut groups = BTreeMap::new();
         for uid in ended {
@@ -51,8 +51,8 @@ impl Planner {
         }
     }
 
-    /// These pods show holds that this leader did not make: an earlier one's write landed late. A pod with a hold of this
-    /// leader's shows it again.
+    /// Handles pods whose conditions show a reservation that this leader did not make: a late write of an earlier leader. A pod
+    /// that has a reservation of this leader gets its condition written again.
     pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             let ledger = self.service.ledger();
@@ -67,10 +67,10 @@ impl Planner {
             self.control_plane.record_event(event);
             let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
             self.writes.add(uid.clone(), async move {
-                // The pod may have got a hold while this waited for its turn.
+                // The pod may have got a reservation while this write was queued.
                 let own = service.ledger().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
                 let change = own.map_or_else(StatusChange::end_reservation, StatusChange::reservation);
-                // Should it fail, the condition shows at the pod's next change and is ended then.
+                // If it fails, the condition is seen at the pod's next change and ended then.
                 if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                     tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
                 }
@@ -96,7 +96,7 @@ impl Planner {
             if let Some(node) = refused_on {
                 change.plan = refused(&*control_plane, &key, &uid, node).await;
             }
-            // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
+            // If it fails, the condition is seen at the pod's next change, expires at once and is cleared again.
             if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                 tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
             }
@@ -104,7 +104,7 @@ impl Planner {
         });
     }
 
-    /// One of the group could not be bound in time. Told once, to that one.
+    /// One member of the group could not be bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
         let mut ledger = self.service.ledger();
         let Some(broken) = broken(&ledger, group) else { return };
@@ -127,7 +127,7 @@ impl Planner {
     }
 }
 
-/// What a pod keeps that was placed by the planner and then not bound: the scheduler's own words. Nothing, if it was bound after
+/// Records why a pod that the planner had placed was not bound, in kube-scheduler's words. Writes nothing if it was bound after
 /// all.
 async fn refused(
     control_plane: &dyn ControlPlane,
@@ -142,7 +142,7 @@ async fn refused(
     Some(PlanState::Refused { node, why: why.unwrap_or_else(|| NOT_BOUND.into()) })
 }
 
-/// `None`, if the group has all that it takes without the one that is missing.
+/// `None` if the group has enough members without the missing one.
 pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
     let mut broken = BrokenGroup { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
     let mut size = None;
@@ -156,7 +156,7 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
             _ => {}
         }
     }
-    // Of a group that does not say how many it takes nobody knows that it is not whole.
+    // A group without a declared size is never known to be incomplete.
     let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed < size as usize);
     is_broken.then_some(broken)
 }

@@ -1,18 +1,19 @@
-//! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`progress`]) until the
-//! pod is bound or its room is given up ([`ended`]); for whom there is no place is told so ([`waits`]). It has others leave engines under pressure ([`relieve`]), and what is left of
-//! a group that will not be whole ([`orphaned_members`]). What did not work is tried again later ([`attempt`]); of one pod nothing is
-//! written before what was asked for earlier ([`writes`]).
+//! The planner's driver. It plans pending pods ([`seek`]) and follows each reservation ([`progress`]) until the pod is bound or
+//! the reservation ends ([`ended`]). A pod that cannot be placed gets the reason in its condition ([`waits`]). It evicts
+//! neighbours of engines under pressure ([`relieve`]), and the rest of a group that stays incomplete ([`orphaned_members`]).
+//! Failed actions are retried later ([`attempt`]); the writes of one pod are made in the order in which they were requested
+//! ([`writes`]).
 //!
 //! ```text
-//!  pending pods ─► plan (pure, on a copy of the books) ─► hold, checked again under the lock
-//!     nobody leaves for it ───────────────────────────────────────────► nominate + touch, lift the gate
-//!     others leave ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
+//!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
+//!     no victims ─────────────────────────────────────────────────────► nominate + touch, lift the gate
+//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
 //! ```
 //!
-//! A plan is made beside the ticks ([`run`]): whatever else is to be seen to does not wait for it.
+//! Plans run beside the ticks ([`run`]), so nothing else waits for them.
 //!
-//! Everything but the counts of attempts follows from the ledger, tick after tick: a replica that begins to lead goes on where
-//! the last one stopped. It writes through the port and names no client.
+//! Everything except the counts of attempts follows from the ledger, tick after tick: a new leader continues where the previous
+//! one stopped. The planner writes through the port and knows no client.
 
 mod ended_reservations;
 mod orphaned_members;
@@ -49,16 +50,16 @@ use writes::Writes;
 pub struct Planner {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
-    /// How far each hold is, beyond what the ledger says.
+    /// Progress of each reservation, beyond what the ledger has.
     progress_of: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     said: BTreeMap<PodUid, ToldReason>,
-    /// How far what was said has been looked through.
+    /// The pod up to which recorded wait reasons have been checked.
     said_after: Option<PodUid>,
     writes: Writes,
     pressure: PressureWatch,
-    /// Neighbours of engines under pressure whose eviction came to nothing.
+    /// Neighbours of engines under pressure whose eviction failed.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
     released: ReleasedPods,
@@ -82,9 +83,9 @@ impl Planner {
         }
     }
 
-    /// Looks at everyone who waits. Only for a replica that may act.
+    /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self) {
-        // In shadow mode nobody is placed, and nobody kept.
+        // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.ledger().policy().mode == Mode::Shadow {
             return self.release_all();
         }
@@ -94,7 +95,7 @@ impl Planner {
         self.seek();
     }
 
-    /// A replica that may not act forgets how far it was: another goes on.
+    /// A replica that may not act forgets its progress: another one continues.
     pub fn rest(&mut self) {
         self.progress_of.clear();
         self.orphaned_members.clear();
@@ -105,7 +106,7 @@ impl Planner {
         self.pressure = PressureWatch::default();
     }
 
-    /// Waits for a write or the planning run to end, and goes on from what came of it. Never ends while none is under way.
+    /// Waits until a write or the planning run ends, and handles its result. Never ends while none is in progress.
     pub async fn go_on(&mut self) {
         tokio::select! {
             biased;

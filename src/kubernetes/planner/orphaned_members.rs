@@ -1,7 +1,7 @@
-//! Pods of a group that will not be whole leave, where the policy keeps no part of one: each is evicted like any other, within
-//! the rates, and asked again with back-off until it leaves.
+//! Evicts the members of a group that stays incomplete, if the policy keeps no part of one: each like any other victim, within
+//! the rate limits, and retried with back-off until it is gone.
 //!
-//! Not durable: a replica that begins to lead knows of no group that was broken before.
+//! Not durable: a new leader does not know which groups were given up before.
 
 use super::Planner;
 use super::ended_reservations::broken;
@@ -15,7 +15,7 @@ use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
 use tracing::warn;
 
-/// A disruption budget that gives nothing for so long will not. The pod stays, and is told so.
+/// A disruption budget that allows nothing for this long is not expected to. The pod stays, and its condition says so.
 const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct OrphanedMember {
     key: PodKey,
     group: GroupKey,
     since: Moment,
-    /// It counts in the rates once, however often it is asked.
+    /// It counts towards the rate limits once, however often the eviction is retried.
     is_ordered: bool,
     attempt: RetryState,
 }
@@ -48,7 +48,7 @@ impl Planner {
         let is_there = ledger
             .pod_state(uid)
             .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
-        // Another member may have been bound in the missing one's place.
+        // Another member may have been bound in place of the missing one.
         if !is_there || broken(&ledger, &remnant.group).is_none() {
             self.orphaned_members.remove(uid);
             return;

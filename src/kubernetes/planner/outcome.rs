@@ -1,4 +1,4 @@
-//! What came of the planner's writes, brought back into its state.
+//! Applies the results of the planner's writes to its state.
 
 use super::Planner;
 use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
@@ -8,10 +8,10 @@ use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
-/// Of one write, or of two that belong together.
+/// The result of one write, or of two that belong together.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    /// A hold's condition, before anyone is evicted for it.
+    /// A reservation's condition, written before any victim is evicted.
     Held {
         key: PodKey,
         uid: PodUid,
@@ -23,7 +23,7 @@ pub enum WriteOutcome {
         victim: PodUid,
         outcome: EvictionOutcome,
     },
-    /// One that leaves though nobody has room held for it.
+    /// An eviction that serves no reservation.
     EvictedAlone {
         by: EvictionTask,
         key: PodKey,
@@ -37,7 +37,7 @@ pub enum WriteOutcome {
     },
 }
 
-/// What an eviction is for that makes room for nobody who waits.
+/// Why a pod is evicted when no pending pod needs its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EvictionTask {
     Relief,
@@ -105,7 +105,7 @@ impl Planner {
         progress.note_told(now, told.is_ok());
         match told {
             Ok(()) => {}
-            // The watch says so, too.
+            // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
             Err(error) => warn!(pod = %key, %error, "a pod was not told that there is room for it"),
         }
@@ -117,8 +117,8 @@ impl Planner {
     }
 }
 
-/// Notes what came of an eviction, and when to ask again, if the pod is still there by then. An error is what the API server
-/// refuses for good.
+/// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
+/// the API server.
 pub(super) fn tried(
     attempt: &mut RetryState,
     key: &PodKey,

@@ -1,6 +1,6 @@
-//! Has preemptible neighbours leave engines that are under pressure.
+//! Evicts preemptible neighbours of engines under pressure.
 //!
-//! Whose eviction comes to nothing is asked again later and later; as long as it is not, another neighbour may go.
+//! A failed eviction is retried at growing intervals; meanwhile another neighbour may be evicted.
 
 use super::Planner;
 use super::outcome::{EvictionTask, WriteOutcome, tried};
@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 
 /// Agents report once a second: more often there is nothing new.
 const LOOK_EVERY: Millis = Millis::seconds(1);
-/// Nobody waits for a room: what a disruption budget refuses is seldom given within seconds, and a pod that is told twice a minute
-/// that it leaves is told nothing.
+/// No pending pod waits for this eviction. What a disruption budget refuses is seldom allowed within seconds, and a condition
+/// that changes twice a minute is of no use to the pod's owner.
 const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
 impl Planner {
@@ -49,7 +49,7 @@ impl Planner {
         });
     }
 
-    /// Should the pressure last, its turn comes again after a pause, or another's does before.
+    /// If the pressure lasts, this pod is tried again after a pause, or another one before.
     pub(super) fn note_relief(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
         let attempt = self.staying.entry(uid.clone()).or_default();
         if tried(attempt, key, outcome, now, PAUSES).is_err() {

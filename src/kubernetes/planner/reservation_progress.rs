@@ -1,4 +1,4 @@
-//! One hold, from the first eviction to the moment when its pod has been told where to go.
+//! Progress of one reservation, from the first eviction to the nomination of its pod.
 
 use super::Planner;
 use super::outcome::WriteOutcome;
@@ -16,44 +16,44 @@ use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-/// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
-/// or took another way.
+/// How long kube-scheduler has to evict the victims of a preemption, which it does at once. Victims left after that are never
+/// evicted by it: it restarted, or chose another node.
 const SCHEDULERS_TURN: Millis = Millis::seconds(3);
-/// What was accepted shows in the watch; if it does not, it is asked for again.
+/// An accepted eviction shows in the watch; if it does not, it is requested again.
 pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
-/// Between attempts that failed.
+/// Pauses between failed attempts.
 pub const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
-/// What the scheduler may need from being told to the Binding: its longest back-off, ten seconds, and a bind that takes as long as
-/// one may, five.
+/// The time that kube-scheduler may need from the nomination to the Binding: its longest back-off, ten seconds, and the longest
+/// bind, five.
 const TIME_TO_BIND: Millis = Millis::seconds(15);
-/// A nomination that the scheduler clears each time is not wanted there.
+/// If kube-scheduler clears a nomination this often, it does not want the pod on that node.
 const NOMINATIONS: u32 = 3;
 
-/// How far a hold is, beyond what the ledger says of it. All of it may be lost.
+/// Progress of a reservation beyond what the ledger has. All of it may be lost.
 #[derive(Debug)]
 pub struct ReservationProgress {
-    /// When the planner first saw the hold.
+    /// When the planner first saw the reservation.
     since: Moment,
-    /// It made the hold itself: nobody else evicts for it.
+    /// The planner made the reservation itself: nothing else evicts for it.
     is_own: bool,
     by: EvictionRight,
-    /// The condition says so already, as far as it needs to.
+    /// The condition shows it already, as far as necessary.
     pub is_written: bool,
-    /// A write for the pod itself is under way.
+    /// A write for the pod itself is in progress.
     pub is_writing: bool,
     told: u32,
-    /// The node that it was nominated to behind the gate.
+    /// The node to which it was nominated behind the gate.
     placed_on: Option<NodeName>,
     tell_again: Moment,
-    /// It was given time to be bound in. Once: who is told again and again is not wanted there.
+    /// Its deadline was extended for the bind. Only once: a pod that has to be nominated again and again is not wanted there.
     is_extended: bool,
-    /// The API server has shown what the pod was told.
+    /// The API server has shown the nomination.
     was_shown: bool,
     evictions: BTreeMap<PodUid, RetryState>,
 }
 
 impl ReservationProgress {
-    /// Of a hold that somebody else made, or this replica's predecessor.
+    /// For a reservation made by another component, or by this replica's predecessor.
     pub fn found(since: Moment) -> Self {
         Self {
             since,
@@ -70,18 +70,18 @@ impl ReservationProgress {
         }
     }
 
-    /// Of a hold of the planner's own, of which nothing is written yet.
+    /// For a reservation of the planner's own that is not written yet.
     pub fn own(since: Moment, by: EvictionRight) -> Self {
         Self { is_own: true, by, is_written: false, ..Self::found(since) }
     }
 
-    /// To evict this victim.
+    /// The eviction of this victim.
     pub fn attempt(&mut self, victim: &PodUid) -> &mut RetryState {
         self.evictions.entry(victim.clone()).or_default()
     }
 
-    /// What came of telling the pod. What was written shows, later if the API server is busy; to write it again would keep it
-    /// busier.
+    /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
+    /// again would keep it busier.
     pub fn note_told(&mut self, now: Moment, is_ok: bool) {
         self.is_writing = false;
         self.was_shown = false;
@@ -89,7 +89,7 @@ impl ReservationProgress {
         self.told += u32::from(is_ok);
     }
 
-    /// What was told stands: the next time that it does not, somebody has taken it back.
+    /// The nomination has been seen: if it is missing later, another component has cleared it.
     fn note_shown(&mut self, now: Moment) {
         if !self.was_shown && self.told > 0 {
             self.was_shown = true;
@@ -97,12 +97,12 @@ impl ReservationProgress {
         }
     }
 
-    /// Where the planner has placed the pod before the scheduler saw it, if it was told so.
+    /// The node on which the planner placed the pod before kube-scheduler saw it, if the pod was nominated.
     pub fn placed_on(self) -> Option<NodeName> {
         self.placed_on.filter(|_| self.told > 0)
     }
 
-    /// It knows where to go.
+    /// Whether it has been nominated.
     pub fn waits_to_be_bound(&self) -> bool {
         self.told > 0
     }
@@ -112,7 +112,7 @@ impl ReservationProgress {
         (self.is_written || is_shown) && is_its_turn && self.attempt(&victim.uid).is_due(now)
     }
 
-    /// Whether the pod has to be told (again) that it can go where its room is.
+    /// Whether the pod must be nominated (again) to the node of its reservation.
     fn must_tell(&self, reservation_status: &ReservationStatus, now: Moment) -> bool {
         let is_nominated =
             reservation_status.nominated.as_ref() == Some(&reservation_status.reservation.node);
@@ -124,14 +124,14 @@ impl ReservationProgress {
 }
 
 impl Planner {
-    /// Evicts for, and tells, whoever has room held.
+    /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self) {
         let ledger = self.service.ledger();
         let (now, reservation_status) = (ledger.now(), ledger.reservation_status());
         drop(ledger);
         self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
         let service = self.service.clone();
-        // Most ticks evict nobody.
+        // Most ticks evict no pod.
         let kube_filters = LazyCell::new(|| service.kube_filters().snapshot());
         for reservation_status in reservation_status {
             self.advance_reservation(&reservation_status, now, &kube_filters);
@@ -178,7 +178,7 @@ impl Planner {
             progress.note_shown(now);
         }
         let tells = reservation_status.is_free && progress.must_tell(reservation_status, now);
-        // The node may have been cordoned or tainted since the hold was taken, or since the last attempt.
+        // The node may have been cordoned or tainted since the reservation was made, or since the last attempt.
         if let Some(reason) =
             (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
         {
@@ -197,8 +197,8 @@ impl Planner {
         }
     }
 
-    /// Why the stock filters would refuse the pod on the node of its hold, once its victims have left; `None` where they would
-    /// not, or nobody can say.
+    /// Why kube-scheduler's filters would reject the pod on the node of its reservation once its victims are gone; `None` if
+    /// they would not, or that is unknown.
     fn refusal(
         &self,
         reservation_status: &ReservationStatus,
@@ -237,13 +237,13 @@ impl Planner {
         });
     }
 
-    /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
+    /// Nominates the pod to the node of its reservation and touches it, in one write; then lifts its gate.
     pub(super) fn tell(&mut self, reservation_status: &ReservationStatus) {
         let reservation = self.with_time_to_bind(reservation_status);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
         progress.is_writing = true;
         let node = reservation.node.clone();
-        // Whoever reads the condition after a restart goes by its deadline. A hold for which nobody leaves is written nowhere.
+        // After a restart the condition's deadline applies. A reservation without victims is not written.
         let is_news = reservation != reservation_status.reservation && !reservation.victims.is_empty();
         let change =
             if is_news { StatusChange::reservation(reservation.clone()) } else { StatusChange::default() };
@@ -257,7 +257,7 @@ impl Planner {
             (self.control_plane.clone(), reservation_status.key.clone(), reservation_status.uid.clone());
         let service = self.service.clone();
         self.writes.add(uid.clone(), async move {
-            // It may have waited for its turn, and the room may be gone since.
+            // It may have been queued, and the reservation may have ended since.
             let stands = service
                 .ledger()
                 .pod_state(&uid)
@@ -274,7 +274,7 @@ impl Planner {
         });
     }
 
-    /// The hold, which lasts at least until the scheduler has had time to bind the pod.
+    /// The reservation, extended until kube-scheduler has had time to bind the pod.
     fn with_time_to_bind(&mut self, reservation_status: &ReservationStatus) -> Reservation {
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {
             return reservation_status.reservation.clone();
@@ -291,7 +291,7 @@ impl Planner {
         }
     }
 
-    /// Gives the room up before its time, with nobody evicted for it in vain from here on.
+    /// Releases the reservation before its deadline. No further victim is evicted for it.
     pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str) {
         let mut ledger = self.service.ledger();
         if !reservation_status.reservation.victims.is_empty() {
@@ -327,18 +327,18 @@ impl Planner {
         let control_plane = self.control_plane.clone();
         let change = StatusChange::end_reservation_and_nomination();
         self.writes.add(uid.clone(), async move {
-            // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
+            // If it fails, the condition lasts until its deadline, and the next reader ends it again.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
         });
     }
 
-    /// It was told that it leaves, and does not.
+    /// Records that a pod that was to be evicted stays.
     pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
         let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
         let change = StatusChange::eviction(EvictionCondition::CalledOff);
         self.writes.add(uid.clone(), async move {
-            // Should it fail, its owner reads of an eviction that was not; it runs all the same.
+            // If it fails, the condition shows an eviction that did not happen; the pod keeps running.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
         });

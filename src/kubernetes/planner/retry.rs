@@ -1,4 +1,4 @@
-//! When something that did not work is tried again. No clock of its own: whoever asks says what time it is.
+//! Retries with back-off. Has no clock: the caller passes the time.
 
 use crate::units::{Millis, Moment};
 
@@ -9,7 +9,7 @@ pub struct Backoff {
     pub longest: Millis,
 }
 
-/// To do one thing, however often it takes.
+/// The retry state of one action.
 #[derive(Debug, Clone, Default)]
 pub struct RetryState {
     was_begun: bool,
@@ -19,7 +19,7 @@ pub struct RetryState {
 }
 
 impl Backoff {
-    /// After so many failures.
+    /// The pause after this many failures.
     pub fn after(self, failed: u32) -> Millis {
         self.first.times(1 << failed.min(16)).min(self.longest)
     }
@@ -38,13 +38,13 @@ impl RetryState {
         (self.was_begun, self.is_under_way) = (true, true);
     }
 
-    /// It was done, and shows by then; if it does not, it is tried again.
+    /// It was done, and shows in the watch by then; if it does not, it is retried.
     pub fn done(&mut self, shows_by: Moment) {
         self.is_under_way = false;
         self.again = shows_by;
     }
 
-    /// Nothing came of it. `at_least` is the pause that whoever refused asks for.
+    /// It failed. `at_least` is the pause that the API server asks for.
     pub fn failed(&mut self, now: Moment, pauses: Backoff, at_least: Millis) {
         self.is_under_way = false;
         self.again = now + pauses.after(self.failed).max(at_least);

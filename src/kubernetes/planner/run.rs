@@ -1,8 +1,8 @@
-//! The planning run that is under way beside the ticks: one at a time, on a thread of its own.
+//! The planning run in progress beside the ticks: one at a time, on a thread of its own.
 //!
-//! While it thinks, hints run out, readings age and writes come back as ever. What it says is of the moment when it began;
-//! whoever puts it into force checks it again. A run whose plan is not wanted any more is stopped: the process does not end before
-//! its threads do.
+//! Meanwhile soft reservations expire, readings age and writes are answered as usual. A plan describes the moment at which its
+//! run began; the caller checks each step again before it takes effect. A run whose plan is not needed any more is stopped: the
+//! process does not end before its threads do.
 
 use crate::scheduling::planning::Plan;
 use crate::units::{Millis, Moment};
@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinSet;
 
-/// Runs shorter than this follow each other as they may. Longer ones leave the processor to others for as long as they took.
+/// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, to leave the processor
+/// to others.
 const SHORT: Millis = Millis(200);
-/// A pod that has just come does not wait longer than this for a run to begin.
+/// A pod that has just arrived waits no longer than this for a run to begin.
 const LONGEST_REST: Millis = Millis::seconds(1);
 
 #[derive(Debug, Default)]
@@ -21,19 +22,19 @@ pub struct PlanningRun {
     task: JoinSet<Plan>,
     begun: PlanBasis,
     is_void: bool,
-    /// Raised, the run under way ends at the next node that it looks at.
+    /// When set, the run ends at the next node that it considers.
     stop: Arc<AtomicBool>,
     rests_until: Moment,
 }
 
-/// The books that a run goes by.
+/// The ledger state that a run is based on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlanBasis {
     pub at: Moment,
     pub generation: u64,
 }
 
-/// What a run came to, and when it began.
+/// The result of a run, and when it began.
 #[derive(Debug)]
 pub struct FinishedPlan {
     pub plan: Plan,
@@ -45,30 +46,30 @@ impl PlanningRun {
         self.task.is_empty() && self.rests_until <= now
     }
 
-    /// `plan` is told how to ask whether it is to stop.
+    /// `plan` gets a function that tells whether to stop.
     pub fn begin(&mut self, began: PlanBasis, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
         self.begun = began;
         self.is_void = false;
         self.stop = Arc::default();
         let stop = self.stop.clone();
-        // The threads that answer filter are not for this.
+        // Planning does not run on the threads that answer filter.
         self.task.spawn_blocking(move || plan(&|| stop.load(Ordering::Relaxed)));
     }
 
-    /// Whatever it says is not wanted any more.
+    /// Stops the run; its result is not needed any more.
     pub fn give_up(&mut self) {
         self.is_void = true;
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// What came of it; `None` if it was given up. Never ends while none is under way.
+    /// The result; `None` if it was stopped. Never ends while no run is in progress.
     pub async fn end(&mut self) -> Option<FinishedPlan> {
         let Some(done) = self.task.join_next().await else { return std::future::pending().await };
         let plan = done.ok().filter(|_| !self.is_void)?;
         Some(FinishedPlan { plan, began: self.begun })
     }
 
-    /// It ended now. Answers how long it took.
+    /// Records that it ended now. Returns how long it took.
     pub fn rest(&mut self, now: Moment) -> Millis {
         let took = now.since(self.begun.at);
         if took > SHORT {
@@ -95,7 +96,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// Says that it has begun, goes on until it is stopped, and says that it has ended.
+    /// Signals that it has begun, runs until it is stopped, and signals that it has ended.
     fn endless(says: mpsc::Sender<&'static str>) -> impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static {
         move |is_stopped| {
             let _ = says.send("begun");

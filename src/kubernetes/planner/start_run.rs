@@ -1,5 +1,5 @@
-//! Has waiting pods planned beside the ticks, and puts the steps into force: each hold is taken in the ledger itself, which
-//! checks it again, before anything is written.
+//! Starts planning runs beside the ticks, and applies their steps: the ledger checks and makes each reservation before anything
+//! is written.
 
 use super::Planner;
 use super::outcome::WriteOutcome;
@@ -13,21 +13,21 @@ use crate::scheduling::policy::Mode;
 use crate::units::Millis;
 use tracing::{info, warn};
 
-/// Pods of each kind that one run is given, the gated and the refused. Of fifty thousand that find no place each has its turn within
-/// five seconds.
+/// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand that cannot be placed each is tried within five
+/// seconds.
 pub(super) const PODS_PER_RUN: usize = 2048;
-/// Pods that get a place in one run: all of them are put into force at once.
+/// Maximum pods placed in one run: all of them take effect at once.
 const PLACED_AT_ONCE: usize = 256;
-/// Steps of one run, for free places and for evictions; a step is one to two microseconds. A run of both takes less than a quarter of
-/// a second at 5,000 nodes, whatever waits.
+/// Step limits of one run, for placements and for evictions; a step is one to two microseconds. A run with both takes less than
+/// a quarter of a second at 5,000 nodes, however many pods are pending.
 const STEPS: u64 = 50_000;
-/// Gated pods that have been told where to go and are not bound. The scheduler binds some hundreds a second: of so many it has
-/// enough for now, and each that waits for its turn keeps room from others.
+/// Gated pods that are nominated and not bound. kube-scheduler binds some hundreds a second, so this many are enough for now,
+/// and each one that waits keeps VRAM from others.
 const TOLD_AT_ONCE: usize = 512;
 
 impl Planner {
-    /// Begins a planning run, if anyone is due and none is under way. Nobody is due twice as long as neither the books nor
-    /// their time have changed.
+    /// Starts a planning run if a pod is due and none is in progress. No pod is due again until the ledger or its time has
+    /// changed.
     pub(super) fn seek(&mut self) {
         let mut ledger = self.service.ledger();
         if !self.run.may_begin(ledger.now()) {
@@ -54,7 +54,7 @@ impl Planner {
         });
     }
 
-    /// What a run came to. It is nobody's business any more if this replica has stopped leading, or stopped placing, meanwhile.
+    /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
     pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>) {
         let ledger = self.service.ledger();
         let (now, mode) = (ledger.now(), ledger.policy().mode);
@@ -94,10 +94,10 @@ impl Planner {
         metrics.left_over.set(left_over as i64);
     }
 
-    /// Holds the places, all or none.
+    /// Reserves the placements, all or none.
     fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis) {
         let mut ledger = self.service.ledger();
-        // The deadlines are of when the run began.
+        // The deadlines count from when the run began.
         let took = ledger.now().since(began.at);
         places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
         if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
@@ -113,7 +113,7 @@ impl Planner {
         }
     }
 
-    /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
+    /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
     fn begin(&mut self, place: PlannedPlacement) {
         let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
         let node = &reservation.node;
@@ -154,7 +154,7 @@ impl Planner {
 
     fn wake(&mut self, uid: PodUid, key: PodKey) {
         let mut ledger = self.service.ledger();
-        // It may have asked again while the plan was made.
+        // It may have been requested again during the run.
         if !ledger
             .pod_state(&uid)
             .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
@@ -173,7 +173,7 @@ impl Planner {
         }
         let control_plane = self.control_plane.clone();
         self.writes.add(uid.clone(), async move {
-            // Should it fail, the pod's turn comes again.
+            // If it fails, the pod is tried again.
             if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
                 warn!(pod = %key, %error, "a pod was not told that there is room for it");
             }
@@ -183,7 +183,7 @@ impl Planner {
 }
 
 impl Planner {
-    /// Too many writes are under way for one that can wait. Its turn comes again.
+    /// Too many writes are in progress for one that can wait. It is tried again.
     pub(super) fn put_off(&self, kind: &str) {
         self.service.metrics.planner.postponed.with_label_values(&[kind]).inc();
     }

@@ -96,7 +96,7 @@ fn node(name: &str) -> Value {
     json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
 }
 
-/// As the API server shows a hold of the node's only GPU.
+/// A condition that reserves the node's only GPU, as the API server shows it.
 fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
     let devices = [crate::ids::GpuUuid::from_index(0)];
@@ -234,7 +234,7 @@ async fn another_replica_goes_on_where_the_last_one_stopped() {
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
-    assert!(bench.tick().await.is_empty(), "whoever made the hold may still be at it");
+    assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
     bench.pass(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.gone("job");
@@ -259,7 +259,7 @@ async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
     assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
 }
 
-/// A pod that shows a hold on the node's only GPU, and nobody who would have to leave.
+/// A pod whose condition reserves the node's only GPU, without victims.
 fn shows_hold(name: &str, priority: i32) -> Value {
     let mut pod = waiting(name, 50, priority);
     pod["status"]["conditions"] = reservation_observed(&[], 60);
@@ -479,7 +479,7 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
 async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
     let mut bench = PlannerFixture::new(&["n"]);
     for n in 0..UNPLANNABLE_AT_ONCE + 40 {
-        let mut unplannable_pod = gated(&format!("stray-{n:03}"), 40, 0);
+        let mut unplannable_pod = gated(&format!("unplannable-{n:03}"), 40, 0);
         unplannable_pod["spec"]["containers"][0]["resources"] = json!({});
         bench.show(unplannable_pod);
     }
@@ -490,7 +490,7 @@ async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
         looks.push(lifted(bench.tick().await));
     }
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
-    bench.gone("stray-007");
+    bench.gone("unplannable-007");
     bench.released();
     assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
 }

@@ -1,4 +1,4 @@
-//! Lets through who came behind the planner's gate and is nobody that it places.
+//! Lifts the planner's gate from pods that the planner never places.
 
 use super::Planner;
 use crate::ids::{PodKey, PodUid};
@@ -7,12 +7,12 @@ use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// A pod that was let through shows without its gate soon; if not, it is let through again.
+/// The watch soon shows the pod without its gate; if not, the gate is lifted again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
-/// Looked at in one tick, however many there are.
+/// Maximum pods handled in one tick.
 pub const UNPLANNABLE_AT_ONCE: usize = 256;
 
-/// Since when each was let through, and the last that was looked at: the next tick goes on after it.
+/// When each pod's gate was lifted, and the last pod handled: the next tick continues after it.
 #[derive(Debug, Default)]
 pub struct ReleasedPods {
     at: BTreeMap<PodUid, Moment>,
@@ -27,12 +27,12 @@ impl ReleasedPods {
 }
 
 impl Planner {
-    /// After whom the next strays to look at come.
+    /// The UID after which the next unplannable pods begin.
     pub fn unplannable_pods_after(&self) -> Option<&PodUid> {
         self.released.after.as_ref()
     }
 
-    /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`] there are; fewer, if there are no more.
+    /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`]; fewer if there are no more.
     pub fn released(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) {
         let now = self.now();
         let last = unplannable_pods
@@ -49,7 +49,7 @@ impl Planner {
         self.released.after = last;
     }
 
-    /// Of those between the strays of the last tick and `last` who are none any more nothing is to be remembered.
+    /// Forgets the pods between the last tick's unplannable pods and `last` that are not unplannable any more.
     fn forget_let_through(
         &mut self,
         unplannable_pods: &[(PodUid, PodKey, WaitReason)],

@@ -1,5 +1,5 @@
-//! Pods behind the gate for which there is no place: they are told why, and let through when they have waited long enough, or
-//! would wait for ever.
+//! Gated pods that cannot be placed: their condition gets the reason, and their gate is lifted when they have waited long
+//! enough, or would wait for ever.
 
 use super::Planner;
 use super::ended_reservations::is_nominated;
@@ -14,15 +14,15 @@ use std::ops::Bound;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Most pods have a place by then, and word that they wait would be a write for nothing.
+/// Most pods are placed by then, and a condition that they wait would be a useless write.
 const TELL_AFTER: Millis = Millis::seconds(2);
-/// With each reading another node may be the nearest to have room, for another reason. Nobody reads faster than this.
+/// With each reading another node may be the nearest to fit, for another reason. No person reads faster than this.
 const REPEAT_AFTER: Millis = Millis::seconds(30);
 
-/// What was said is looked through in turn, so many at a time.
+/// Recorded reasons are checked in turn, this many at a time.
 const SWEPT: usize = 512;
 
-/// What a pod was last told of why it waits.
+/// The last wait reason in a pod's condition.
 #[derive(Debug)]
 pub struct ToldReason {
     why: Arc<str>,
@@ -30,8 +30,8 @@ pub struct ToldReason {
 }
 
 impl Planner {
-    /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
-    /// never be placed there.
+    /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
+    /// planner would never place it.
     pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
         let mut ledger = self.service.ledger();
         ledger.note_no_placement(&uid, began.generation);
@@ -60,7 +60,8 @@ impl Planner {
         }
     }
 
-    /// What keeps a refused pod waiting the scheduler says on it, but for this. In an Event: a change of its status would wake it.
+    /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of
+    /// its status would wake the pod.
     fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could leave for the pod, but {limit}.");
@@ -68,7 +69,7 @@ impl Planner {
         }
     }
 
-    /// Once for each reason, however often it is looked for a place.
+    /// Once for each reason, however often the pod is planned.
     fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
         let (at, why) = (self.now(), Arc::<str>::from(why.describe()));
         let is_news = match self.said.get(&uid) {
@@ -85,13 +86,13 @@ impl Planner {
         let (control_plane, change) =
             (self.control_plane.clone(), StatusChange::plan(PlanState::Waiting { why }));
         self.writes.add(uid.clone(), async move {
-            // Should it fail, the pod says why it waits when the reason is another.
+            // If it fails, the condition is written when the reason changes.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
         });
     }
 
-    /// Of those who do not wait behind the gate any more nothing is to be remembered. Some are looked at each time, in turn.
+    /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
     pub(super) fn forget_told_reasons(&mut self) {
         let after = self.said_after.take();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -116,7 +117,7 @@ impl Planner {
         gone.for_each(|uid| drop(said.remove(uid)));
     }
 
-    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
+    /// In shadow mode no pod is placed; a pod behind the gate would wait for ever.
     pub(super) fn release_all(&mut self) {
         let pending = self.service.ledger().pending(PODS_PER_RUN);
         for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
@@ -128,8 +129,8 @@ impl Planner {
         }
     }
 
-    /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    /// Answers whether that is under way.
+    /// Lifts a pod's gate without a placement: autoscalers and users only see pods that kube-scheduler has rejected. Returns
+    /// whether the write is in progress.
     pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
         if self.writes.concern(&uid) {
             return true;
@@ -146,7 +147,7 @@ impl Planner {
             text,
         });
         let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.describe()) });
-        // Of an earlier plan, which came to nothing.
+        // From an earlier plan that failed.
         if is_nominated(&self.service.ledger(), &uid) {
             change = change.and_clear_nomination();
         }
@@ -156,7 +157,7 @@ impl Planner {
                 control_plane.write_status(&key, &uid, &change).await?;
                 control_plane.remove_scheduling_gate(&key, &uid).await
             };
-            // Should it fail, the pod's turn comes again.
+            // If it fails, the pod is tried again.
             if let Err(error) = released.await {
                 warn!(pod = %key, %error, "a gated pod was not let through");
             }

@@ -1,7 +1,8 @@
-//! The planner's writes under way: many at once, but of each pod one after the other, in the order in which they were asked for.
+//! The planner's writes in progress: many at once, but for each pod one after the other, in the order in which they were
+//! requested.
 //!
-//! Two patches of one pod's status that are sent at once may arrive in any order, and the last one stands: a hold that was
-//! written and given up would be back. Nothing here knows what is written.
+//! Two patches of one pod's status that are sent at once may arrive in any order, and the last one wins: a reservation that was
+//! written and released would be back. The queue does not know what is written.
 
 use super::outcome::WriteOutcome;
 use crate::ids::PodUid;
@@ -13,9 +14,10 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::{Id, JoinSet};
 
-/// Of all pods together: as many as keep an API server at work, and few beside what others ask of it.
+/// Limit for all pods together: enough to keep an API server busy, and few beside its other load.
 const AT_ONCE: usize = 32;
-/// Writes under way and waiting for a place. Beyond these only what a hold needs is added: a pod that waits can be told so later.
+/// Limit of writes in progress and queued. Beyond it only writes that a reservation needs are added: a pending pod's condition
+/// can wait.
 const MANY: usize = 1024;
 
 type PendingWrite = BoxFuture<'static, Option<WriteOutcome>>;
@@ -23,14 +25,14 @@ type PendingWrite = BoxFuture<'static, Option<WriteOutcome>>;
 #[derive(Debug)]
 pub struct Writes {
     under_way: JoinSet<Option<WriteOutcome>>,
-    /// Whom each of them is about.
+    /// The pods of the writes in progress.
     about: FxHashMap<Id, PodUid>,
-    /// What comes after it, of each pod that has one under way.
+    /// The queue behind a pod's write in progress.
     next: BTreeMap<PodUid, WriteQueue>,
     places: Arc<Semaphore>,
 }
 
-/// Acts that have not begun.
+/// Writes that have not begun.
 #[derive(Default)]
 struct WriteQueue(VecDeque<PendingWrite>);
 
@@ -48,7 +50,7 @@ impl Default for Writes {
 }
 
 impl Writes {
-    /// Does it, after all that was asked for about this pod before.
+    /// Runs the write after all earlier writes of this pod.
     pub fn add(&mut self, about: PodUid, act: impl Future<Output = Option<WriteOutcome>> + Send + 'static) {
         match self.next.get_mut(&about) {
             Some(queue) => queue.0.push_back(act.boxed()),
@@ -59,17 +61,17 @@ impl Writes {
         }
     }
 
-    /// Whether a write that can wait should.
+    /// Whether a write that can wait should be postponed.
     pub fn are_too_many(&self) -> bool {
         self.about.len() >= MANY
     }
 
-    /// Whether anything about the pod is under way or to come.
+    /// Whether any write of the pod is in progress or queued.
     pub fn concern(&self, uid: &PodUid) -> bool {
         self.next.contains_key(uid)
     }
 
-    /// What came of the next that ends. Never ends while none is under way.
+    /// The result of the next write that ends. Never ends while none is in progress.
     pub async fn next(&mut self) -> Option<WriteOutcome> {
         let Some(done) = self.under_way.join_next_with_id().await else {
             return std::future::pending().await;
@@ -84,7 +86,7 @@ impl Writes {
         outcome
     }
 
-    /// What has not begun is not done any more.
+    /// Drops all writes that have not begun.
     pub fn forget_what_is_to_come(&mut self) {
         self.next.values_mut().for_each(|queue| queue.0.clear());
     }

@@ -1,6 +1,6 @@
-//! What Stowage asks of a control plane, whichever it is: a real API server or a dump in memory.
+//! The control plane port: what Stowage asks of a control plane, which is a real API server or a dump in memory.
 //!
-//! The edge that decides (`extender`) and the edges that write (`cluster`) meet here and nowhere else.
+//! The edge that decides (`extender`) and the edges that write (`kubernetes`) meet here and nowhere else.
 
 mod status_change;
 mod write_times;
@@ -22,21 +22,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub trait ControlPlane: Send + Sync + 'static {
-    /// How long after it was begun a write whose answer was lost may still land.
+    /// How long after it began a write whose answer was lost may still land.
     fn latest_landing(&self) -> Duration {
         WriteTimes::default().latest_landing()
     }
 
-    /// Writes the Binding, with everything Stowage records, in one request.
+    /// Writes the Binding, with everything that Stowage records, in one request.
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome>;
 
-    /// Reads one pod by name, past every cache. `None` if there is none. Only for settling what a write left open.
+    /// Reads one pod by name, past every cache. `None` if there is none. Only to settle the result of an unanswered write.
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
     ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>>;
 
-    /// Writes some of the pod's status, all of it in one request. A pod of another UID is left alone.
+    /// Changes the pod's status in one request. A pod of another UID is left alone.
     fn write_status<'a>(
         &'a self,
         key: &'a PodKey,
@@ -44,9 +44,9 @@ pub trait ControlPlane: Send + Sync + 'static {
         change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
-    /// Evicts through the Eviction API, disruption budgets and all. Before it, the pod is told why in its status; after
-    /// it, in an Event. A pod of another UID is left alone. Until it is tried again the pod keeps what it was told; whoever
-    /// gives up writes [`EvictionCondition::CalledOff`].
+    /// Evicts through the Eviction API, subject to disruption budgets. Writes the reason into the pod's condition before, and
+    /// records an Event after it. A pod of another UID is left alone. Until the eviction is retried the pod keeps its
+    /// condition; a caller that gives up writes [`EvictionCondition::CalledOff`].
     fn evict<'a>(
         &'a self,
         key: &'a PodKey,
@@ -54,42 +54,42 @@ pub trait ControlPlane: Send + Sync + 'static {
         why: &'a EvictionReason,
     ) -> BoxFuture<'a, EvictionOutcome>;
 
-    /// Takes the gate `stowage.dev/plan` off the pod, and no other. It is no error where there is none. A pod of another
-    /// UID is left alone.
+    /// Removes the gate `stowage.dev/plan` from the pod, and no other. A pod without it is no error. A pod of another UID is
+    /// left alone.
     fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
-    /// Tells whoever looks at the pod (an Event). Never waits; drops the notice rather than hold anyone up.
+    /// Records an Event on the pod. Never waits; drops the Event instead.
     fn record_event(&self, event: PodEvent);
 }
 
-/// One pod, to be bound.
+/// One pod to bind.
 #[derive(Debug, Clone)]
 pub struct BindOrder {
     pub key: PodKey,
     pub uid: PodUid,
     pub demand: Demand,
     pub placement: Placement,
-    /// Whether the room was held for it.
+    /// Whether it had a reservation.
     pub held: bool,
     /// The policy that chose the placement.
     pub policy: Digest,
 }
 
-/// What became of a Binding.
+/// The result of a Binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindOutcome {
     Written,
-    /// 409: the pod has a node already, or is not the pod that was meant.
+    /// 409: the pod has a node already, or another UID.
     Conflict,
-    /// It was refused for good, and nothing was written.
+    /// It was refused permanently, and nothing was written.
     Refused {
         message: String,
     },
-    /// No answer, or one that does not say: it may have been written.
+    /// No answer, or an inconclusive one: it may have been written.
     Unknown {
         message: String,
     },
@@ -101,11 +101,11 @@ pub struct PodOnRecord {
     pub uid: PodUid,
     pub node: Option<NodeName>,
     pub devices: Option<Arc<[GpuUuid]>>,
-    /// What the scheduler last said of why it does not bind the pod.
+    /// kube-scheduler's latest reason for not binding the pod.
     pub refusal: Option<Arc<str>>,
 }
 
-/// Why a read or a write came to nothing, or may have.
+/// Why a read or a write failed, or may have failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlPlaneError {
     #[error("the pod is gone, or another one has its name now")]
@@ -113,49 +113,49 @@ pub enum ControlPlaneError {
     /// Nothing was written.
     #[error("{0}")]
     Refused(String),
-    /// No answer, or one that does not say: it may have been written.
+    /// No answer, or an inconclusive one: it may have been written.
     #[error("{0}")]
     Unknown(String),
 }
 
-/// Something a person who looks at the pod should read.
+/// An Event about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodEvent {
     pub key: PodKey,
     pub uid: PodUid,
     pub kind: PodEventReason,
-    /// With figures; may differ from one notice to the next of the same kind.
+    /// With figures; may differ between Events of the same kind.
     pub text: String,
 }
 
-/// One Event is published per pod and kind in a while, of most kinds.
+/// The kind of an Event. For most kinds one Event per pod is published in a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodEventReason {
     Refused,
     NotUnderstood,
     RoomHeld,
     HoldEnded,
-    /// Told to the one who leaves.
+    /// Recorded on the victim.
     Evicted,
-    /// No place was found while it was gated.
+    /// No placement was found while it was gated.
     PlanFailed,
-    /// Its group could not be placed whole.
+    /// Its group could not be placed as a whole.
     GroupFailed,
-    /// Others could leave for it, but no more may be evicted within the minute.
+    /// Victims exist, but no more may be evicted within the minute.
     EvictionLimit,
     Unplaced,
     EditIgnored,
-    /// Its processes run on other GPUs than were recorded.
+    /// Its processes run on other GPUs than recorded.
     Drift,
     /// Its processes use more VRAM than it was granted.
     OverGrant,
-    /// A GPU it is on is gone, out of order, smaller or cut into slices.
+    /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
-    /// What it was promised of a GPU was promised to another pod as well.
+    /// VRAM allocated to it on a GPU was also allocated to another pod.
     Conflict,
-    /// Told to Stowage's own pod.
+    /// Recorded on Stowage's own pod.
     PolicyInForce,
-    /// Told to Stowage's own pod.
+    /// Recorded on Stowage's own pod.
     PolicyRefused,
 }
 
@@ -186,16 +186,16 @@ impl PodEventReason {
         !matches!(self, Self::RoomHeld | Self::PolicyInForce | Self::EvictionLimit)
     }
 
-    /// Whether two of the kind soon after each other may be about the same. Each change of a policy is news of its own.
+    /// Whether Events of this kind may repeat. Each change of a policy is a new Event.
     pub fn repeats(self) -> bool {
         !matches!(self, Self::PolicyInForce | Self::PolicyRefused)
     }
 }
 
-/// Who says whose a token is: the API server, in one question.
+/// Reviews agents' tokens: the API server, in one request.
 pub trait AgentAuthority: Send + Sync + 'static {
-    /// What a token says of itself that rules it out, before anyone is asked. Nobody has verified it: it can refuse a token,
-    /// and lets none in.
+    /// Rejects a token by its own claims, before the API server is asked. The claims are not verified: they can reject a token,
+    /// and never admit one.
     fn refuses_unasked(&self, _token: &str) -> Option<AuthError> {
         None
     }
@@ -203,21 +203,21 @@ pub trait AgentAuthority: Send + Sync + 'static {
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>>;
 }
 
-/// An agent, as its token shows it.
+/// An agent, as its token identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentIdentity {
-    /// The node of the pod that the token was made for: the only one it may speak for.
+    /// The node of the pod that the token was issued for: the only one it may report for.
     pub node: NodeName,
-    /// How much longer the token is good; `None` if it does not say.
+    /// How much longer the token is valid; `None` if it does not say.
     pub remaining: Option<Millis>,
 }
 
-/// Something operators look at.
+/// A page of the operators' address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperatorPage {
-    /// It shows the whole cluster: its path.
+    /// A page about the whole cluster: its path.
     OfCluster(&'static str),
-    /// It is about this pod.
+    /// A page about this pod.
     OfPod(PodKey),
 }
 
@@ -230,9 +230,9 @@ impl std::fmt::Display for OperatorPage {
     }
 }
 
-/// Who says whether the holder of a token may see a page: the API server, in two questions.
+/// Reviews access to a page: the API server, in two requests.
 pub trait PageAuthority: Send + Sync + 'static {
-    /// If so, how much longer the token is good; `None` if it does not say.
+    /// If access is allowed, how much longer the token is valid; `None` if it does not say.
     fn may_see<'a>(
         &'a self,
         token: &'a str,
@@ -240,7 +240,7 @@ pub trait PageAuthority: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>>;
 }
 
-/// Why a token opens nothing. No text has the token in it.
+/// Why a token is rejected. No text contains the token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     #[error("the API server does not accept the token: {0}")]
@@ -262,10 +262,10 @@ pub enum AuthError {
     Expired,
     #[error("{user:?} may not {what}: a role of the cluster has to allow it")]
     NotAllowed { user: String, what: String },
-    /// Nothing is known of the token.
+    /// The API server did not answer; the token is unknown.
     #[error("the token cannot be checked now: {0}")]
     Unavailable(String),
-    /// Nothing is known of the token, and nobody is asked.
+    /// The token is unknown, and a limit allows no further review.
     #[error(
         "the token cannot be checked now: too many new tokens are shown, here or from this source; try again in a second"
     )]

@@ -1,5 +1,5 @@
-//! What the planner asks to be done to pods, and what may come of it: evictions with their reasons, and changes of a
-//! pod's status. Data and the words that people read of it; nothing here talks to anyone or decides.
+//! Changes that the planner makes to pods and their results: evictions with their reasons, and changes of a pod's status. Data
+//! and its texts; nothing here sends a request or decides.
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -7,27 +7,27 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a pod is evicted: whom it makes room for.
+/// Why a pod is evicted, and for which pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvictionReason {
     /// A pod of higher priority needs its GPU.
     Preempted { by: PodKey },
-    /// It used a share that its tenant had borrowed, and the owner of the share waits.
+    /// It used a share that its tenant had borrowed, and a pod of the share's owner is pending.
     Reclaimed { owner: Arc<str>, by: PodKey },
-    /// An engine on its GPU is short of KV cache or falls behind its queue.
+    /// An engine on its GPU is short of KV cache or has a growing queue.
     Pressure { engine: PodKey, gpu: GpuUuid },
-    /// It can run elsewhere, and a pod that waits fits nowhere but here.
+    /// It can run elsewhere, and a pending pod fits nowhere else.
     Consolidated { to_fit: PodKey },
-    /// Another pod of its group leaves, and a group leaves whole.
+    /// Another pod of its group is evicted, and the group is evicted as a whole.
     GroupLeaves { group: Arc<str>, by: PodKey },
     /// The rest of its group was not placed in time, and the policy keeps no part of one.
     GroupIncomplete { group: Arc<str> },
-    /// Its GPU was promised to another pod as well, and it has not started.
+    /// Its GPU was allocated to another pod as well, and it has not started.
     Conflict { with: PodKey, gpu: GpuUuid },
 }
 
 impl EvictionReason {
-    /// The condition's reason: one word for each kind, the same for ever.
+    /// The condition's reason: one word for each kind, which never changes.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Preempted { .. } => "Preempted",
@@ -41,7 +41,7 @@ impl EvictionReason {
     }
 }
 
-/// What the pod's owner reads.
+/// The message for the pod's owner.
 impl fmt::Display for EvictionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -76,25 +76,25 @@ impl fmt::Display for EvictionReason {
     }
 }
 
-/// What became of an eviction.
+/// The result of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvictionOutcome {
-    /// It has been told to leave; it is gone when the watch says so.
+    /// The eviction was accepted; the pod is gone when the watch says so.
     Evicted,
     /// There is no such pod any more.
     Gone,
-    /// Nothing was done: a disruption budget has nothing left, or the API server or this replica may not just now.
+    /// Nothing was done: a disruption budget allows none, or the API server or this replica cannot at the moment.
     TryLater {
-        /// What the API server asks for, if it says.
+        /// The pause that the API server asks for, if any.
         after: Option<Duration>,
     },
-    /// Nothing was done, and asking again will not help.
+    /// Nothing was done, and a retry will not help.
     Refused { message: String },
-    /// No answer, or one that does not say: it may have been evicted.
+    /// No answer, or an inconclusive one: it may have been evicted.
     Unknown { message: String },
 }
 
-/// What is to be written of one pod's status, all of it in one request. [`Default`] changes nothing.
+/// Changes of one pod's status, all written in one request. [`Default`] changes nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusChange {
     pub reservation: Option<ReservationChange>,
@@ -104,47 +104,47 @@ pub struct StatusChange {
     pub eviction: Option<EvictionCondition>,
 }
 
-/// What the condition `stowage.dev/Hold` is to say.
+/// The new value of the condition `stowage.dev/Hold`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservationChange {
     Held(Reservation),
     Ended,
 }
 
-/// What `status.nominatedNodeName` is to say.
+/// The new value of `status.nominatedNodeName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NominationChange {
     To(NodeName),
     Cleared,
 }
 
-/// Changes something about a waiting pod that nobody reads, so that the scheduler looks at it again: the condition
+/// Changes something that no reader uses about a pending pod, so that kube-scheduler retries it: the condition
 /// `stowage.dev/Retry`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Touch;
 
-/// How far the planner is with a pod under the gate, or was when it let go of it: the condition `stowage.dev/Plan`.
+/// The planner's progress with a gated pod, or its last state when the gate was lifted: the condition `stowage.dev/Plan`.
 ///
 /// A `why` has no figure that changes: each new text is a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanState {
-    /// It is nominated there.
+    /// It is nominated to that node.
     Placed { node: NodeName },
-    /// It goes there when others have left.
+    /// It will be nominated to that node when its victims are gone.
     MakingRoom { node: NodeName },
-    /// No place yet. Said once for each reason.
+    /// No placement yet. Written once for each reason.
     Waiting { why: Arc<str> },
-    /// It goes the scheduler's ordinary way, without a nomination.
+    /// Its gate was lifted without a nomination.
     Released { why: Arc<str> },
-    /// It was nominated, and not bound there in time. Said once; the `why` is the scheduler's own and may have figures.
+    /// It was nominated and not bound there in time. Written once; the `why` is kube-scheduler's own text and may have figures.
     Refused { node: NodeName, why: Arc<str> },
 }
 
-/// What the condition `stowage.dev/Evicted` is to say.
+/// The new value of the condition `stowage.dev/Evicted`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvictionCondition {
     Leaving(EvictionReason),
-    /// It stays after all.
+    /// It is not evicted after all.
     CalledOff,
 }
 
@@ -161,7 +161,7 @@ impl StatusChange {
         Self { nomination: Some(NominationChange::Cleared), ..Self::end_reservation() }
     }
 
-    /// So that the scheduler looks at the pod again.
+    /// Makes kube-scheduler retry the pod.
     pub fn touch() -> Self {
         Self::default().and_touch()
     }
@@ -202,7 +202,7 @@ impl StatusChange {
         *self == Self::default()
     }
 
-    /// The part that the write is for, as a label of metrics.
+    /// The part that the write is for, as a metric label.
     pub fn kind(&self) -> &'static str {
         match self {
             Self { reservation: Some(_), .. } => "hold",

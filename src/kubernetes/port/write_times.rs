@@ -1,4 +1,4 @@
-//! How long a write may take, part by part, and when the last of them can land: every deadline of a write derives from here.
+//! How long each part of a write may take, and when it can land at the latest. Every deadline of a write is derived from here.
 //!
 //! ```text
 //!  checked ──────────────► sent ─────────────► received ─────────────► given up ─────► committed
@@ -7,22 +7,23 @@
 //! ```
 //!
 //! Three things are not bounded by any of these: a proxy before the API server that buffers a request for longer than its
-//! client lives, an API server that stands still between receiving a request and reading it, and a process here that stands
-//! still between the check and the first byte. The audit of bound pods reports what lands later still.
+//! Three things are not bounded by any of these: a proxy in front of the API server that buffers a request for longer than its
+//! client lives, an API server that stalls between receiving a request and reading it, and a process here that stalls between
+//! the check and the first byte. The audit of bound pods reports writes that land even later.
 
 use std::time::Duration;
 
-/// What a write may take unless `--write-deadline` says otherwise.
+/// The time of a write unless `--write-deadline` sets another.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A store that has begun to commit finishes well within a fifth of the time that a whole request has.
+/// A store that has begun to commit finishes well within a fifth of the whole request's time.
 const COMMIT_PART: u32 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteTimes {
     /// From the check against the Lease's end until the client gives up and closes the connection.
     pub client: Duration,
-    /// How long the kernel goes on sending what the client has handed to it (`TCP_USER_TIMEOUT`).
+    /// How long the kernel keeps sending what the client has written (`TCP_USER_TIMEOUT`).
     pub transport: Duration,
     /// How long the API server works on a request (its `timeout` parameter), from receiving it.
     pub server: Duration,
@@ -31,13 +32,13 @@ pub struct WriteTimes {
 }
 
 impl WriteTimes {
-    /// All parts by one deadline.
+    /// All parts from one deadline.
     pub const fn of(deadline: Duration) -> Self {
         let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_PART as u64);
         Self { client: deadline, transport: deadline, server: deadline, commit }
     }
 
-    /// How long after it was checked a write can land at the latest, whatever became of its answer.
+    /// How long after the check a write can land at the latest, whatever its answer.
     pub fn latest_landing(self) -> Duration {
         self.client + self.transport + self.server + self.commit
     }

@@ -1,7 +1,7 @@
-//! The node agents of all machines: the rounds that `stowage agent` makes, over hardware that is simulated.
+//! The node agents of all machines: the rounds of `stowage agent`, over simulated hardware.
 //!
-//! Pods are watched at the API server, engines are asked over HTTP, and reports are posted to the agents' address. What an
-//! agent found reaches Stowage in no other way.
+//! Pods are watched at the API server, engines are probed over HTTP, and reports are posted to the agents' address. Stowage
+//! gets an agent's findings in no other way.
 
 use super::api_server::ApiServer;
 use super::hardware::{Hardware, SimulatedGpus, SimulatedModels, SimulatedOwners};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// An agent on a node does so once a second; a short story cannot wait that long.
+/// A real agent reports once a second; a short story cannot wait that long.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Running agents; dropping this stops them.
@@ -58,7 +58,7 @@ async fn run(mut rounds: Rounds, mut publisher: Publisher) {
     loop {
         ticks.tick().await;
         let round = rounds.next().await;
-        // What becomes of it is the publisher's to remember; the next report is half a second away.
+        // The publisher records the result; the next report is half a second away.
         publisher.publish(round.report, round.as_of).await;
     }
 }

@@ -1,5 +1,5 @@
-//! What happened since one last looked, read off the API server's objects and nothing else: a second pair of books, against
-//! which the ledger's can be held.
+//! Records what has changed since the last look, from the API server's objects alone: a second accounting with which the
+//! ledger's can be compared.
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
@@ -9,7 +9,7 @@ use crate::kubernetes::objects::{VRAM, written};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The share of a GPU that the default policy lets pods have, in per cent.
+/// The share of a GPU that the default policy allocates to pods, in percent.
 const PROMISABLE_PERCENT: u64 = 90;
 
 /// One pod as the API server shows it.
@@ -24,7 +24,7 @@ pub struct PodView {
     pub exclusive: bool,
     pub opportunistic: bool,
     pub leaving: bool,
-    /// Why it was refused, if it was.
+    /// Why it was rejected, if it was.
     pub refusal: Option<String>,
 }
 
@@ -36,7 +36,7 @@ pub enum News {
     Gone(PodView),
 }
 
-/// One GPU and who is on it.
+/// One GPU and its pods.
 #[derive(Debug, Clone)]
 pub struct GpuView {
     pub node: &'static str,
@@ -46,11 +46,11 @@ pub struct GpuView {
     pub promisable: u64,
     /// Name and bytes, in order of arrival.
     pub pods: Vec<(PodView, u64)>,
-    /// What agents say of its engines, for whoever asks them: the chronicle does not.
+    /// The agents' reports of its engines, for display; the chronicle does not use them.
     pub engines: Option<ReportedEngines>,
 }
 
-/// Remembers what it has told.
+/// Remembers what it has printed.
 #[derive(Debug, Default)]
 pub struct Chronicle {
     known: BTreeMap<String, PodView>,
@@ -103,7 +103,7 @@ impl Chronicle {
         self.known.get(pod).is_some_and(|pod| pod.node.is_some())
     }
 
-    /// Bound, or told why not.
+    /// Bound, or with the reason why not.
     pub fn is_answered(&self, pod: &str) -> bool {
         self.known.get(pod).is_some_and(|pod| pod.node.is_some() || pod.refusal.is_some())
     }
@@ -112,15 +112,15 @@ impl Chronicle {
         self.pods().filter(|pod| pod.node.is_none()).map(|pod| pod.name.clone()).collect()
     }
 
-    /// Who came first of those on a GPU that nobody may evict.
+    /// The pods on a GPU that may not be evicted, first come first.
     pub fn server_on(&self, gpu: &str) -> Option<&PodView> {
         let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
         bound.into_iter().find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
     }
 }
 
-/// What the API server's objects prove wrong: a GPU promised more than it has, a GPU shared that was to be somebody's own, a
-/// bound pod without its GPUs.
+/// Broken invariants that the API server's objects prove: a GPU with more allocated than it has, a shared GPU that was to be
+/// exclusive, a bound pod without its GPUs.
 pub fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
     let mut broken = Vec::new();
     for gpu in gpus {

@@ -1,6 +1,6 @@
-//! Engines that serve nobody: each prints the pages of a vLLM on a port of its own, and the story says how busy it is.
+//! Simulated engines that serve no requests: each serves vLLM's pages on a port of its own, with the load that the story sets.
 //!
-//! Their pages are all that is known of them. No figure goes from here to Stowage but by an agent that reads it.
+//! Their pages are all that is known of them. Figures reach Stowage only through an agent that reads the pages.
 
 use super::api_server::ApiServer;
 use axum::Router;
@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How busy an engine is.
+/// The load of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StubEngineLoad {
     pub kv_percent: u8,
@@ -54,7 +54,7 @@ impl FakeEngine {
         self.port
     }
 
-    /// Puts it on its page. Answers what stood there.
+    /// Sets the load on its page. Returns the previous one.
     pub fn set(&self, load: StubEngineLoad) -> StubEngineLoad {
         std::mem::replace(&mut *self.load.lock(), load)
     }
@@ -65,7 +65,7 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
     if runs { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-/// What a vLLM of version 0.12 or later prints, as far as anybody here reads it.
+/// The metrics of vLLM 0.12 or later, as far as they are read here.
 fn page(model: &str, load: StubEngineLoad) -> String {
     let StubEngineLoad { kv_percent, waiting, running } = load;
     let kv = f64::from(kv_percent) / 100.0;

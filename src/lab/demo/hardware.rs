@@ -1,8 +1,8 @@
-//! What a machine's driver, kernel and disk would show: the only part of an agent's surroundings that is made up here.
+//! Simulated output of a machine's driver, kernel and disk: the only part of an agent's surroundings that is made up here.
 //!
-//! Everything follows from the pods that run on the machine, as the API server shows them, and from those that were there
-//! and whose processes have not let go of their memory yet ([`dying`]). Engines are none of this: they have pages of their
-//! own, which the agent reads like any other.
+//! Everything follows from the pods that run on the machine, as the API server shows them, and from earlier ones whose
+//! processes have not freed their memory yet ([`dying`]). Engines are not part of it: they have pages of their own, which the
+//! agent reads like any other.
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
@@ -33,7 +33,7 @@ pub struct Hardware {
     api: Arc<ApiServer>,
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
     started: Arc<Mutex<Vec<PodUid>>>,
-    /// Pods whose processes live on for a while when they are gone.
+    /// Deleted pods whose processes still run for a while.
     clinging: Arc<Mutex<Vec<Clinging>>>,
 }
 
@@ -60,7 +60,7 @@ impl Hardware {
         Self { machine, api, started: Arc::default(), clinging: Arc::default() }
     }
 
-    /// A process for each pod that runs here, and for each that lives on without its pod.
+    /// A process for each pod that runs here, and for each deleted pod whose process still runs.
     fn running(&self) -> Vec<RunningProcess> {
         let pods = self.api.list("pods").into_iter();
         let here = |pod: &Arc<Value>| {

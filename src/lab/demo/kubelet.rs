@@ -1,8 +1,8 @@
-//! The kubelets of all nodes at once: they run what is bound, end what is deleted, and publish capacity.
+//! The kubelets of all nodes in one: they run bound pods, end deleted pods, and publish capacity.
 //!
-//! They start nothing and admit everything; a pod is a row of status writes here. A pod that names the port of its metrics
-//! is at that port of this machine; others have no address, so that nobody asks a stranger's port what it is. A pod may say
-//! how long it takes to die ([`dying`]).
+//! They start nothing and admit everything; a pod is a sequence of status writes here. A pod that names the port of its metrics
+//! has the address of this machine; others have no address, so that the agent does not probe ports of unrelated programs. A pod
+//! may say how long it takes to die ([`dying`]).
 
 use super::termination;
 use super::watching::{self, WatchNotice};
@@ -61,7 +61,7 @@ enum KubeletMessage {
     Pod(WatchNotice),
 }
 
-/// How far a pod has come: each step is begun once.
+/// A pod's progress: each step is begun once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PodStep {
     Starting,
@@ -100,7 +100,7 @@ async fn run(client: kube::Client, config: KubeletConfig) {
     }
 }
 
-/// What a node's allocatable lacks of its capacity.
+/// The part of a node's capacity that its allocatable lacks.
 fn missing_allocatable(node: &Value, resource: &str) -> Option<Value> {
     let status = &node["status"];
     let capacity = status["capacity"].get(resource)?;
@@ -133,7 +133,7 @@ fn next_step(pod: &Value, steps: &mut BTreeMap<String, PodStep>) -> Option<PodSt
 async fn advance(client: kube::Client, config: KubeletConfig, pod: Arc<Value>, step: PodStep) {
     let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
     let path = writes::pod_path(text("namespace"), text("name"));
-    // A pod that is gone or changed meanwhile needs nothing more of its kubelet.
+    // A pod that is gone or changed meanwhile needs nothing more from its kubelet.
     let _ = match step {
         PodStep::Starting => start(&client, &path, &pod, config.start_delay).await,
         PodStep::Stopping => {

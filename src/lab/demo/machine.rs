@@ -1,4 +1,4 @@
-//! What the demo's nodes are made of: their GPUs, and the models on their disks. Data only.
+//! The hardware of the demo's nodes: their GPUs, and the models on their disks. Data only.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
-//! `stowage demo`: a whole small cluster in one process, and a short story played on it.
+//! `stowage demo`: a small cluster in one process, and a short story on it.
 //!
-//! Stand-ins for the API server, the kube-scheduler, the kubelets, the GPUs and the engines surround the very same Stowage
-//! that `serve` runs and the very same rounds that `agent` makes, over real loopback HTTP. The integration tests drive it
-//! through the same stand-ins. They behave as kube-scheduler v1.36.2 was measured to behave; they are no Kubernetes, and
-//! nothing of Stowage's own deciding may live here.
+//! Stand-ins for the API server, the kube-scheduler, the kubelets, the GPUs and the engines surround the same Stowage that
+//! `serve` runs and the same rounds that `agent` makes, over real loopback HTTP. The integration tests use the same stand-ins.
+//! They behave as kube-scheduler v1.36.2 was measured to behave; they are not Kubernetes, and none of Stowage's own decisions
+//! may be made here.
 
 pub mod agents;
 pub mod api_server;

@@ -1,4 +1,4 @@
-//! What two ways of placing the same batch cost the scheduler: how often it asked, and about how many nodes.
+//! What two ways of placing the same batch cost the scheduler: the number of its requests, and of the nodes in them.
 
 use super::scheduler::observations::{Observations, Verb};
 use super::story::StoryPod;

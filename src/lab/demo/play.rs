@@ -1,4 +1,4 @@
-//! The story, played: what arrives is created, what happens is shown, and at every step the promises are checked.
+//! Plays the story: creates the pods that arrive, shows what happens, and checks the invariants at every step.
 
 use super::chronicle::{Chronicle, GpuView, News, broken_promises};
 use super::engines::{FakeEngine, StubEngineLoad};
@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
-/// Far longer than any act takes: a demo that hangs is a failed demo.
+/// Far longer than any chapter takes: a demo that hangs is a failed demo.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often the story looks whether it may go on. No API event tells of a report.
+/// How often the story checks whether it may continue. No API event announces a report.
 const LOOK: Duration = Duration::from_millis(10);
 
 pub struct Play {
@@ -30,9 +30,9 @@ pub struct Play {
     engines: BTreeMap<String, FakeEngine>,
     /// The GPU with the busy engine, since decisions know of it.
     crowd: Option<Crowd>,
-    /// Who is on its way to which node, and why it should be that one.
+    /// Pods that are being placed, with the expected node and the reason.
     expected: BTreeMap<String, String>,
-    /// Pods that leave because their owner says so.
+    /// Pods that their owner deletes.
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
@@ -45,7 +45,7 @@ struct Crowd {
     /// The pod whose engine it is, and its load before.
     engine: String,
     before: StubEngineLoad,
-    /// For whom it is too busy.
+    /// The pods for which it is too busy.
     newcomer: StoryPod,
 }
 
@@ -85,7 +85,7 @@ impl Play {
         played.with_context(|| format!("chapter {number} did not come to its end"))
     }
 
-    /// A chapter ends when the agents have seen what it brought.
+    /// A chapter ends when the agents have reported its changes.
     async fn acts(&mut self, acts: Vec<StoryStep>) -> Result<()> {
         for act in acts {
             self.act(act).await?;
@@ -210,7 +210,7 @@ impl Play {
         Ok(())
     }
 
-    /// Goes on when the condition holds, and meanwhile shows what happens.
+    /// Continues when the condition holds, and meanwhile shows what happens.
     async fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> Result<()> {
         let mut revisions = self.setup.api.subscribe();
         let mut ticks = tokio::time::interval(LOOK);
@@ -231,7 +231,7 @@ impl Play {
         }
     }
 
-    /// Shows what is new, and checks every promise as it stands.
+    /// Shows what is new, and checks every allocation.
     fn look(&mut self) {
         for news in self.chronicle.news(&self.setup.api) {
             match &news {
@@ -250,7 +250,7 @@ impl Play {
         self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
     }
 
-    /// Whether a pod that was just bound went where what was measured tells it to.
+    /// Whether a pod that was just bound went where the measurements say it should.
     fn check_seat(&mut self, pod: &str, node: Option<&str>, gpus: &[String]) {
         let joins = |crowd: &&Crowd| gpus.iter().any(|gpu| gpu == crowd.seat.gpu.as_str());
         let crowd = self.crowd.as_ref().filter(joins);

@@ -1,4 +1,4 @@
-//! What the agents last said of each GPU: the board, read as an operator would read it. Nothing is written there from here.
+//! The agents' latest report of each GPU: the board, read as an operator would read it. Nothing is written to it from here.
 
 use crate::extender::reports::Board;
 use crate::ids::{NodeName, PodUid};

@@ -1,4 +1,4 @@
-//! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
+//! The demo's output: a table of GPUs with bars that is updated in place, or plain lines without a terminal.
 
 use super::chronicle::{GpuView, News, PodView};
 use super::reported::ReportedEngines;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const BAR: usize = 16;
 /// `KV 97 % · 40 waiting · serving`, and a little.
 const ENGINES: usize = 31;
-/// What is left of 120 columns to name those who are on a GPU.
+/// The rest of 120 columns, for the names of the pods on a GPU.
 const TENANTS: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
@@ -19,7 +19,7 @@ const READING_TIME: Duration = Duration::from_millis(1800);
 pub struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
-    /// The table that stands at the bottom of the terminal.
+    /// The table at the bottom of the terminal.
     drawn: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ impl Screen {
         }
     }
 
-    /// For when stdout is for a program to read.
+    /// For when stdout is read by a program.
     pub fn stderr() -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
@@ -57,7 +57,7 @@ impl Screen {
         }
     }
 
-    /// Something that no object of the API server tells.
+    /// Prints a line about something that no API object shows.
     pub fn aside(&mut self, text: &str) {
         let styled = self.paint(&format!("   ~ {text}"), Style::new().bold());
         self.line(&styled);
@@ -89,7 +89,7 @@ impl Screen {
         self.line(&styled);
     }
 
-    /// On a terminal the table stays at the bottom and is drawn over; elsewhere nothing is drawn between chapters.
+    /// On a terminal the table stays at the bottom and is redrawn; elsewhere nothing is drawn between chapters.
     pub fn update(&mut self, gpus: &[GpuView]) {
         if self.is_terminal {
             let rows = self.rows(gpus);
@@ -99,14 +99,14 @@ impl Screen {
         }
     }
 
-    /// The table as it stands, to stay.
+    /// Prints the present table permanently.
     pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
         let rows = self.rows(gpus);
         self.table(rows);
         self.drawn.clear();
     }
 
-    /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to draw over it.
+    /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to redraw it.
     fn table(&mut self, rows: Vec<String>) {
         self.erase();
         let (cut, wrap) = if self.is_terminal { ("\x1b[?7l", "\x1b[?7h") } else { ("", "") };
@@ -145,7 +145,7 @@ impl Screen {
     fn erase(&mut self) {
         let up = self.drawn.len();
         if up > 0 {
-            // A screen that cannot be written to shows nothing; the demo's verdict does not depend on it.
+            // A screen that cannot be written to shows nothing; the demo's result does not depend on it.
             let _ = write!(self.out, "\x1b[{up}A\x1b[J");
             self.drawn.clear();
         }
@@ -161,7 +161,7 @@ impl Screen {
     }
 }
 
-/// `embedder ×3, llama-8b`: who is there, briefly.
+/// `embedder ×3, llama-8b`: the pods on a GPU, in short.
 fn tenants(gpu: &GpuView) -> String {
     let mut groups: Vec<(String, usize)> = Vec::new();
     for (pod, _) in &gpu.pods {
@@ -233,7 +233,7 @@ pub fn gpu_name(uuid: &str) -> String {
     format!("{node} GPU {index}")
 }
 
-/// The reasons alone: before them stands how many nodes there are, after them the same again about preemption.
+/// The reasons alone: the message begins with the number of nodes, and repeats the reasons about preemption.
 fn short_refusal(message: &str) -> &str {
     let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
     reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')

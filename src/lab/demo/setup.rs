@@ -1,6 +1,6 @@
-//! The whole cluster, put together: stand-ins around the very same Stowage that `serve` runs.
+//! Assembles the demo's cluster: stand-ins around the same Stowage that `serve` runs.
 //!
-//! Everything talks over loopback HTTP. Nothing here reaches past an interface that a real cluster has.
+//! All components communicate over loopback HTTP, and only through interfaces that a real cluster has.
 
 use super::agents::DemoAgents;
 use super::api_server::ApiServer;
@@ -31,7 +31,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Nodes of these machines, and everyone at work on them.
+    /// Starts nodes of these machines, and all stand-ins.
     pub async fn start(machines: &[DemoMachine]) -> Result<Self> {
         Self::by(Policy::default(), machines).await
     }
@@ -62,7 +62,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Kills Stowage, and starts another in its place that knows only what the API server keeps.
+    /// Kills Stowage, and starts another in its place that knows only what the API server has.
     pub async fn restart_stowage(self, policy: Policy) -> Result<Self> {
         let at = self.stowage.addresses;
         self.stowage.kill().await?;
@@ -77,7 +77,7 @@ impl Setup {
         self.stowage.stop().await
     }
 
-    /// The agents have reported, Stowage has advertised what they said, and the kubelets offer it.
+    /// Waits until the agents have reported, Stowage has advertised the capacity, and the kubelets have copied it.
     async fn until_nodes_offer_vram(&self, nodes: usize) {
         let offers = |api: &ApiServer| {
             let nodes = api.list("nodes").into_iter();
@@ -86,7 +86,7 @@ impl Setup {
         self.api.until(|api| (offers(api) == nodes).then_some(())).await;
     }
 
-    /// A pod that came before would be refused at first, and the story would begin in another order each time.
+    /// A pod created earlier would be rejected at first, and the story would begin in another order each time.
     pub async fn until_scheduler_knows_nodes(&self) {
         let version = |node: &Value| node["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
         let latest = self.api.list("nodes").iter().filter_map(|node| version(node)).max();

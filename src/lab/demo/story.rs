@@ -1,5 +1,4 @@
-//! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, who gets busy, and what a newcomer
-//! should see in it.
+//! The demo's story, chapter by chapter. Data only: which pods arrive, leave or get busy, and what a new user should notice.
 
 use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};
@@ -19,10 +18,10 @@ pub const MACHINES: [DemoMachine; 3] = [
     DemoMachine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48, models: &[] },
 ];
 
-/// Who may be pushed out for whom: a negative priority says "evict me first".
+/// Priorities for preemption: a negative one says "evict me first".
 pub const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
-/// More requests than an engine can take in: its KV cache is all but full, and they wait.
+/// More requests than an engine can handle: its KV cache is almost full, and requests wait.
 pub const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };
 
 pub struct Chapter {
@@ -31,25 +30,25 @@ pub struct Chapter {
     pub acts: Vec<StoryStep>,
 }
 
-/// One thing that happens, and when it is over.
+/// One step of the story, and when it ends.
 pub enum StoryStep {
-    /// They arrive together; over when all are bound and their engines are up.
+    /// They arrive together; ends when all are bound and their engines are up.
     Arrive(Vec<StoryPod>),
-    /// The same batch the ordinary way and planned, one after the other; over when all are bound.
+    /// The same batch without and with the planner, one after the other; ends when all are bound.
     Twice { ordinary: Vec<StoryPod>, planned: Vec<StoryPod> },
-    /// They arrive together; over when each is bound or was told why not.
+    /// They arrive together; ends when each is bound or has a reason why not.
     Fill(Vec<StoryPod>),
-    /// Services end; over when at least so many of the pods that waited are bound.
+    /// Services end; the step ends when at least this many of the pending pods are bound.
     Leave { who: &'static [&'static str], takers: usize },
-    /// The engine where this pod would go gets busy; over when decisions know.
+    /// The engine on the GPU that this pod would get becomes busy; ends when decisions take it into account.
     Crowd(StoryPod),
-    /// That engine has worked off what it had; over when decisions know.
+    /// That engine has finished its requests; ends when decisions take it into account.
     Calm,
-    /// Tells how long this pod's model would take to answer on each node.
+    /// Prints how long this pod's model would take to answer on each node.
     Compare(StoryPod),
 }
 
-/// A pod to be.
+/// A pod to create.
 #[derive(Debug, Clone)]
 pub struct StoryPod {
     pub name: String,
@@ -60,10 +59,10 @@ pub struct StoryPod {
     priority_class: &'static str,
     /// Behind the planner's gate.
     planned: bool,
-    /// In milliseconds, the time it takes to die, and the time its processes then keep its memory; it says nothing of it if
-    /// `None`.
+    /// In milliseconds: how long it takes to terminate, and how long its processes then keep their memory; without an
+    /// annotation if `None`.
     dies: Option<(u32, u32)>,
-    /// Of its engine; `None` for a job, which has none.
+    /// The load of its engine; `None` for a job, which has none.
     pub load: Option<StubEngineLoad>,
 }
 
@@ -163,7 +162,7 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
     }
 }
 
-/// Its weights are 9 GiB: much enough for the network to be felt.
+/// Its weights are 9 GiB: large enough for the network to matter.
 fn starcoder() -> StoryPod {
     StoryPod { kv_gib: Some(3), ..serving("starcoder", 12, 15) }
 }
@@ -177,19 +176,19 @@ fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<StoryPod> {
     (1..=count).map(job).collect()
 }
 
-/// It writes a checkpoint before it goes, and its memory is free a while later.
+/// It writes a checkpoint before it ends, and its memory is free a while later.
 fn dies_slowly(job: StoryPod) -> StoryPod {
     StoryPod { dies: Some((600, 400)), ..job }
 }
 
 impl StoryPod {
-    /// `llama-8b` of `llama-8b-2`: what its replicas have in common.
+    /// `llama-8b` of `llama-8b-2`: the common name of its replicas.
     pub fn model(&self) -> &str {
         let (stem, last) = self.name.rsplit_once('-').unwrap_or((&self.name, ""));
         if last.parse::<u32>().is_ok() { stem } else { &self.name }
     }
 
-    /// Its manifest, as its owner would write it; `port` is where its engine's pages are.
+    /// Its manifest, as its owner would write it; `port` is the port of its engine's pages.
     pub fn pod(&self, port: Option<u16>) -> Value {
         let mut annotations = json!({"stowage.dev/model": self.model()});
         if self.gpus > 1 {

@@ -1,6 +1,6 @@
-//! Stowage itself in the demo: the very same service that `serve` runs, on ports that it finds again when it is started anew.
+//! Stowage itself in the demo: the same service that `serve` runs, on ports that stay the same when it is restarted.
 //!
-//! It is stopped as `serve` stops, or dropped as a process dies: nothing that it knew outlives it but what the API server keeps.
+//! It is stopped as `serve` stops, or dropped as a process dies: only the state on the API server survives.
 
 use super::api_server::ApiServer;
 use crate::extender::reports::Board;
@@ -28,7 +28,7 @@ pub struct Addresses {
 /// A running one.
 pub struct Stowage {
     pub service: Arc<Service>,
-    /// To be read: what gets there is the agents' to post.
+    /// For reading: only the agents write to it.
     pub board: Arc<Board>,
     pub addresses: Addresses,
     http: JoinHandle<std::io::Result<()>>,
@@ -38,7 +38,7 @@ pub struct Stowage {
 }
 
 impl Stowage {
-    /// Starts it on free ports, or where another has been before it.
+    /// Starts it on free ports, or on those of an earlier one.
     pub fn start(api: &ApiServer, policy: Policy, at: Option<Addresses>) -> Result<Self> {
         let service = Service::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
@@ -60,7 +60,7 @@ impl Stowage {
         Ok(Self { service, board, addresses, http, tasks, stop_http, stop_cluster })
     }
 
-    /// Ends it as `serve` ends: the HTTP side first.
+    /// Stops it as `serve` stops: the HTTP side first.
     pub async fn stop(mut self) -> Result<()> {
         self.stop_http.cancel();
         self.http.await??;
@@ -69,11 +69,11 @@ impl Stowage {
         Ok(())
     }
 
-    /// Ends it as one that is killed: what the planner has begun is not finished, what the watches would show is not seen.
+    /// Ends it as a killed process ends: the planner's actions are not finished, and pending watch events are not seen.
     pub async fn kill(mut self) -> Result<()> {
         self.tasks.abort_all();
         while self.tasks.join_next().await.is_some() {}
-        // The ports are free only when the last answer is out.
+        // The ports are free only when the last answer has been sent.
         self.stop_http.cancel();
         self.http.await??;
         self.stop_cluster.cancel();

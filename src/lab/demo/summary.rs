@@ -1,4 +1,4 @@
-//! What came of the story, as data and as a few lines. Computed elsewhere.
+//! The story's summary, as data and as a few lines. Computed elsewhere.
 
 use super::placement_cost::PlacementManner;
 use crate::units::Millis;
@@ -17,11 +17,11 @@ pub struct Summary {
     pub promised_percent: f64,
     pub filter_calls: usize,
     pub bind_calls: usize,
-    /// The same batch, placed one way and the other.
+    /// The same batch, placed in both ways.
     pub ways: Vec<PlacementManner>,
-    /// From a full KV cache on an engine's page to the first view of a decision that had it.
+    /// From a full KV cache on an engine's page to the first decision that used it.
     pub kv_seen_after_millis: Option<Millis>,
-    /// What did not hold at some point; empty if all is well.
+    /// Broken invariants; empty if all held.
     pub violations: Vec<String>,
 }
 

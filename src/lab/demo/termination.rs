@@ -1,10 +1,10 @@
-//! How hard a pod of the demo dies: annotations that the stand-in kubelets and the simulated GPUs obey. No real node knows
-//! them. A victim that takes its time is what races are made of.
+//! How slowly a pod of the demo terminates: annotations that the stand-in kubelets and the simulated GPUs obey. No real node
+//! knows them. Slow victims are what races are made of.
 
 use serde_json::Value;
 use std::time::Duration;
 
-/// From its deletion until its kubelet lets it go, in milliseconds of this machine; without it, its grace period.
+/// From its deletion until its kubelet removes it, in milliseconds of this machine; without it, its grace period.
 pub const TAKES: &str = "demo.stowage.dev/dying-ms";
 
 /// How long its processes keep their GPU memory after the pod is gone, in milliseconds, or [`FOR_EVER`].

@@ -1,6 +1,6 @@
-//! Watches as the stand-ins use them: kube's own watcher over JSON, pumped into a channel.
+//! Watches for the stand-ins: kube's own watcher over JSON, forwarded into a channel.
 //!
-//! Shared by the scheduler and the kubelet. What the objects mean is theirs to say.
+//! Shared by the scheduler and the kubelet, which interpret the objects.
 
 use futures::StreamExt;
 use kube::api::{Api, ApiResource, DynamicObject};
@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedSender;
 /// One step of a watch.
 #[derive(Debug)]
 pub enum WatchNotice {
-    /// A list begins: what it does not name is gone.
+    /// A list begins: objects that it does not contain are gone.
     Relisting,
     Applied(Arc<Value>),
     Deleted(Arc<Value>),
@@ -32,7 +32,7 @@ pub fn core(kind: &str, plural: &str) -> ApiResource {
     }
 }
 
-/// Watches a kind in all namespaces until nobody listens any more.
+/// Watches a kind in all namespaces until the receiver is dropped.
 pub async fn pump<T>(
     client: kube::Client,
     resource: ApiResource,
@@ -42,7 +42,7 @@ pub async fn pump<T>(
     let api: Api<DynamicObject> = Api::all_with(client, &resource);
     let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
     while let Some(event) = events.next().await {
-        // An error is the watcher's own to recover from.
+        // The watcher recovers from errors by itself.
         let Some(notice) = event.ok().and_then(notice) else {
             continue;
         };

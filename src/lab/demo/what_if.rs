@@ -1,5 +1,5 @@
-//! What the core would answer for a pod that does not exist yet: the functions that `filter` runs, on the snapshot that it
-//! would read. Asking changes nothing.
+//! What the core would decide for a pod that does not exist yet: the functions that `filter` calls, on the snapshot that it
+//! would use. Changes nothing.
 
 use crate::ids::{GpuUuid, NodeName};
 use crate::kubernetes::objects;
@@ -37,13 +37,13 @@ impl Foresight {
         Ok(Self { snapshot: ledger.snapshot(), policy, demand })
     }
 
-    /// The same for a pod that does not say what it serves.
+    /// The same for a pod that does not name its model.
     pub fn without_model(mut self) -> Self {
         self.demand.model = None;
         self
     }
 
-    /// Where the pod would go, by its first GPU.
+    /// The pod's placement, by its first GPU.
     pub fn seat(&self) -> Option<ForeseenGpu> {
         let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
         let attempt = ScheduleAttempt {
@@ -78,7 +78,7 @@ impl Foresight {
     }
 }
 
-/// Whether an engine is starting anywhere: until it is ready, others keep off its GPU.
+/// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
 pub fn is_any_engine_starting(service: &Service) -> bool {
     let snapshot = service.ledger().snapshot();
     snapshot.nodes().iter().flat_map(|node| node.gpus.iter()).any(|gpu| gpu.starting)

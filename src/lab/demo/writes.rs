@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Why a write failed: what the API server said, or that it said nothing.
+/// Why a write failed: the API server's answer, or that there was none.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WriteError(String);

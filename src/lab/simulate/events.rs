@@ -1,5 +1,5 @@
-//! What happens when: the queue that is the simulation's clock. What comes at one moment happens in the order in which it was
-//! put in, so that a run is the same each time. What happens then is not known here.
+//! The event queue, which is the simulation's clock. Events at the same moment are handled in the order of their insertion, so
+//! that a run is reproducible. The meaning of events is not known here.
 
 use crate::units::Moment;
 use std::cmp::Reverse;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 #[derive(Debug)]
 pub struct EventQueue<T> {
     next: BinaryHeap<Reverse<(Moment, u64)>>,
-    /// By their place in the order in which they were put in.
+    /// By their order of insertion.
     what: BTreeMap<u64, T>,
     put_in: u64,
     now: Moment,
@@ -21,19 +21,19 @@ impl<T> Default for EventQueue<T> {
 }
 
 impl<T> EventQueue<T> {
-    /// The time of the latest event that was taken out.
+    /// The time of the latest event that was removed.
     pub fn now(&self) -> Moment {
         self.now
     }
 
-    /// It happens at `when`, or now, if that is over.
+    /// Inserts an event at `when`, or now if that is in the past.
     pub fn at(&mut self, when: Moment, what: T) {
         self.next.push(Reverse((when.max(self.now), self.put_in)));
         self.what.insert(self.put_in, what);
         self.put_in += 1;
     }
 
-    /// The next event; its time is the present from now on.
+    /// The next event; its time becomes the present.
     pub fn take(&mut self) -> Option<T> {
         let Reverse((when, place)) = self.next.pop()?;
         self.now = when;

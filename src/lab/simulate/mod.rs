@@ -1,9 +1,9 @@
-//! Simulated time: workloads played on the very functions that the extender and the planner call, so that what comes out here
-//! is a result of the code that ships. Pure: texts of traces come in, figures go out; time is the simulation's own, and
-//! whatever is random comes from a seed.
+//! Simulations: workloads in simulated time, with the same functions that the extender and the planner call, so that the
+//! results are those of the production code. Pure: texts of traces come in, figures go out; time is simulated, and random
+//! numbers come from a seed.
 //!
-//! [`openb`] reads a production trace, or makes one up where there is none; [`events`] is the order of what happens and
-//! [`random`] the dice. [`preemption`] asks what is lost by whom one evicts, [`packing`] how full GPUs become.
+//! [`openb`] reads a production trace, or generates one; [`events`] is the event queue and [`random`] the random numbers.
+//! [`preemption`] measures the work lost by eviction policy, [`packing`] the GPU allocation by placement policy.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -1,7 +1,8 @@
-//! Dice: seeded, so that a run can be had again, byte for byte. The simulators roll them, and whoever else draws by a seed.
+//! A seeded random number generator, so that a run is reproducible byte for byte. Used by the simulators and by all other code
+//! that draws from a seed.
 //!
 //! SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): one word of state, an addition and a mix per number, no bad seeds, and so
-//! short that nobody's next version rolls other numbers. Simulations ask no more of their dice; secrets would.
+//! short that no later version of a dependency draws other numbers. Simulations need no more; secrets would.
 
 use crate::units::Millis;
 

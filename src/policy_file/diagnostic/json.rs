@@ -1,4 +1,4 @@
-//! Diagnostics as a CI job reads them: flat objects with lines and columns.
+//! Diagnostics as JSON for CI: flat objects with lines and columns.
 
 use super::super::source::{PolicySources, Position, Span};
 use super::{Diagnostic, Severity};
@@ -23,7 +23,7 @@ pub struct JsonDiagnostic<'a> {
     pub related: Vec<Related<'a>>,
 }
 
-/// Another place that a diagnostic has to do with.
+/// A related place of a diagnostic.
 #[derive(Debug, Serialize)]
 pub struct Related<'a> {
     pub file: &'a str,

@@ -1,8 +1,6 @@
-//! What is wrong with a policy, said to the person who wrote it: which place, what is wrong there, what else it has to
-//! do with, and the way out.
+//! Diagnostics: a problem in a policy with its place, the related places, and the fix.
 //!
-//! Here it is data. How it looks on a terminal is in [`text`], what a CI job reads is in [`json`]. Nothing here knows
-//! what a policy is.
+//! Data only. [`text`] formats it for terminals, [`json`] for CI. Nothing here knows what a policy is.
 
 pub mod json;
 pub mod text;
@@ -10,7 +8,7 @@ pub mod text;
 use super::source::Span;
 use serde::Serialize;
 
-/// Whether a policy with this in it is refused.
+/// Whether a policy with this diagnostic is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -20,17 +18,17 @@ pub enum Severity {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Names the kind of mistake for ever, for whoever filters or looks it up: `unknown-field`.
+    /// Identifies the kind of mistake for filters and documentation, and never changes: `unknown-field`.
     pub code: &'static str,
     pub severity: Severity,
     /// One sentence without a full stop.
     pub message: String,
     pub span: Span,
-    /// What stands under the marked place; may be empty.
+    /// The text under the marked place; may be empty.
     pub label: String,
-    /// Other places it has to do with, in other files too, each with what it is.
+    /// Related places, in other files too, each with a note.
     pub others: Vec<(Span, String)>,
-    /// The way out.
+    /// The fix.
     pub help: Option<String>,
 }
 
@@ -58,7 +56,7 @@ impl Diagnostic {
     }
 }
 
-/// By file and place, so that a reader goes through each file once; the same mistake at one place is said once.
+/// By file and place, so that a reader goes through each file once; the same mistake at one place is reported once.
 pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.sort_by(|a, b| {
         let key = |d: &Diagnostic| (d.span, d.severity, d.code);
@@ -74,14 +72,14 @@ pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
 /// More than a name needs, and short enough for one line.
 const LONGEST_QUOTE: usize = 60;
 
-/// A piece of somebody's text inside a message: in backquotes, cut when long, with nothing in it that a terminal obeys.
+/// A part of a user's text inside a message: in backquotes, cut when long, without control characters for a terminal.
 pub fn quoted(text: &str) -> String {
     let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(printable).collect();
     let dots = if text.chars().nth(LONGEST_QUOTE).is_some() { "…" } else { "" };
     format!("`{cut}{dots}`")
 }
 
-/// All of a text, such as a file's name, with nothing in it that a terminal obeys.
+/// All of a text, such as a file's name, without control characters for a terminal.
 pub fn shown(text: &str) -> String {
     text.chars().flat_map(printable).collect()
 }

@@ -1,6 +1,6 @@
-//! Diagnostics as a person reads them: the message, the lines with the place marked, the way out, and a line that sums up.
+//! Diagnostics as text: the message, the lines with the marked place, the fix, and a summary line.
 //!
-//! No colours unless asked for: the same text goes into files, Events and golden tests.
+//! No colors unless requested: the same text is used in files, Events and golden tests.
 
 use super::super::source::{FileId, PolicySources, Span};
 use super::{Diagnostic, Severity, counted, has_errors};
@@ -13,18 +13,18 @@ pub enum Colours {
     On,
 }
 
-/// What fits beside another window. Only lines of source are cut to it.
+/// Fits beside another window. Only source lines are cut to it.
 const WIDTH: usize = 120;
-/// Nobody reads more before mending some.
+/// Maximum number of diagnostics shown: no reader fixes more at once.
 const MOST_SHOWN: usize = 50;
-/// Other places further away than this in the same file are shown as a piece of their own.
+/// Related places further away than this in the same file are shown as a separate snippet.
 const FAR: usize = 12;
 
 /// All of them, sorted as they come, and a summary line.
 pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colours: Colours) -> String {
     let renderer = match colours {
         Colours::Off => Renderer::plain(),
-        // A hyperlink would have to know the documentation's address.
+        // A hyperlink would need the address of the documentation.
         Colours::On => Renderer::styled().hyperlink(false),
     };
     let renderer = renderer.term_width(WIDTH);
@@ -58,7 +58,7 @@ pub fn summary(diagnostics: &[Diagnostic]) -> String {
     }
 }
 
-/// Errors first where not all can be shown.
+/// Errors first if not all can be shown.
 fn shown(diagnostics: &[Diagnostic]) -> Vec<&Diagnostic> {
     let mut all: Vec<&Diagnostic> = diagnostics.iter().collect();
     if all.len() > MOST_SHOWN && has_errors(diagnostics) {
@@ -81,7 +81,7 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> Grou
     }
 }
 
-/// Marks of one file that stand close together.
+/// Marks of one file that are close together.
 struct Piece<'a> {
     file: FileId,
     marks: Vec<(AnnotationKind, Span, &'a str)>,
@@ -112,14 +112,14 @@ fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Pi
     pieces
 }
 
-/// A mark never runs over several lines: its first line says which thing is meant.
+/// A mark never spans several lines: its first line identifies the thing.
 fn first_line_end(span: Span, sources: &PolicySources<'_>) -> usize {
     let line = sources.slice(span).lines().next().unwrap_or_default();
     span.start as usize + line.trim_end().len()
 }
 
 fn snippet<'a>(piece: Piece<'a>, sources: &'a PolicySources<'_>) -> Snippet<'a, Annotation<'a>> {
-    // A line around what is marked tells where one is in the file.
+    // One line of context on each side.
     let from = piece.from.saturating_sub(1).max(1);
     let lines = sources.lines(piece.file, from, piece.to + 1);
     let text = sources.text(piece.file).get(lines.clone()).unwrap_or_default().trim_end_matches(['\r', '\n']);

@@ -13,32 +13,34 @@ use std::collections::BTreeMap;
 pub struct ClassSpec {
     /// Shown in every decision and metric.
     pub name: Name,
-    /// Which pods it takes. Left out: all that reach it.
+    /// Which pods belong to it. Default: all that no earlier class has.
     #[serde(rename = "match")]
     pub matches: Option<MatchSpec>,
-    /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at once break each other, so
-    /// they start one by one.
+    /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at the same time break each other,
+    /// so they start one by one.
     pub engine: Option<bool>,
-    /// Classes it shares a GPU with, if they do too. Left out: all; `[]`: none.
+    /// Classes it shares a GPU with, if they allow it too. Default: all; `[]`: none.
     pub may_share_with: Option<Vec<Name>>,
     pub limits: Option<EngineLimitsSpec>,
     /// How long one of its engines may keep others from starting on its GPU.
     pub start_gate: Option<KeptRange>,
-    /// Whether pods of higher priority may take its pods' place.
+    /// Whether pods of higher priority may evict its pods.
     pub preemptible: Option<bool>,
     /// How long a pod runs before it may be evicted.
     pub min_runtime: Option<Duration>,
     /// How long its pods need to finish beyond their grace period.
     pub drain_time: Option<Duration>,
-    /// Whether `karpenter.sh/do-not-disrupt: "true"` keeps its pods from being evicted. Whoever may annotate a pod may say so.
+    /// Whether `karpenter.sh/do-not-disrupt: "true"` protects its pods from eviction. Any user who can annotate the pod can set
+    /// this.
     pub do_not_disrupt: Option<Protection>,
-    /// Whether disruption budgets keep its pods from being evicted. Whoever may create a budget in a pod's namespace may say so.
+    /// Whether disruption budgets protect its pods from eviction. Any user who can create a budget in the pod's namespace can
+    /// use this.
     pub disruption_budgets: Option<Protection>,
-    /// The most that work counts which one of its pods loses since its last checkpoint.
+    /// The maximum cost of the work that one of its pods loses since its last checkpoint.
     pub lost_work_at_most: Option<Duration>,
 }
 
-/// Which pods: all that is said must hold.
+/// Which pods: all given conditions must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchSpec {
@@ -50,9 +52,9 @@ pub struct MatchSpec {
     /// With any of these.
     pub priority_classes: Option<Vec<Subdomain>>,
     pub priority: Option<PriorityRange>,
-    /// With a container that asks for any of these.
+    /// With a container that requests any of these.
     pub resources: Option<Vec<QualifiedName>>,
-    /// Whether the pod wants its GPUs to itself.
+    /// Whether the pod requires exclusive GPUs.
     pub sharing: Option<Sharing>,
     /// A condition in CEL over `pod`: `namespace`, `labels`, `priority`, `priorityClass`, `resources`, `gpus`, `vram` and
     /// `kvCache` in MiB, `exclusive`, `model`, `serviceAccount`.
@@ -60,7 +62,7 @@ pub struct MatchSpec {
     pub expression: Option<Cel>,
 }
 
-/// Both ends belong to it.
+/// Inclusive at both ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PriorityRange {
@@ -68,13 +70,13 @@ pub struct PriorityRange {
     pub at_most: Option<i32>,
 }
 
-/// How busy engines on a GPU may be for a pod of this class to join them.
+/// The maximum load of the engines on a GPU for a pod of this class to be placed there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineLimitsSpec {
-    /// How full their KV cache may be.
+    /// Maximum KV cache usage.
     pub kv_cache: Option<Percentage<100>>,
-    /// How many requests may wait.
+    /// Maximum number of waiting requests.
     pub queue: Option<u32>,
 }
 
@@ -82,8 +84,8 @@ pub struct EngineLimitsSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KeptRange {
-    /// It stays closed that long, however soon the engine is ready.
+    /// It stays closed at least this long, however soon the engine is ready.
     pub at_least: Option<Duration>,
-    /// It opens then, whatever the engine does.
+    /// It opens at the latest then, whatever the engine does.
     pub at_most: Option<Duration>,
 }

@@ -1,7 +1,7 @@
-//! A policy as it is written: every setting may be missing. These types are the format: the JSON Schema is made from
-//! them, files are checked against that schema, and their comments are what an editor shows.
+//! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
+//! against it, and editors show the doc comments.
 //!
-//! Nothing here decides anything. What is missing gets its default in [`parse`](super::lower).
+//! Nothing here decides anything. [`parse`](super::lower) fills in defaults.
 
 mod classes;
 mod planning;
@@ -32,33 +32,33 @@ use crate::scheduling::policy::{ConflictRule, Mode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the owner of a cluster decides about its GPUs. Everything may be left out: the empty policy is a good policy.
+/// What the owner of a cluster decides about its GPUs. Everything is optional: the empty policy is a good policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
-    /// Which version of this format the file is written in.
+    /// The version of this format.
     pub api_version: Option<ApiVersion>,
-    /// What the file is.
+    /// The kind of this file.
     pub kind: Option<PolicyKind>,
-    /// Whether decisions are put into force or only recorded and counted.
+    /// Whether decisions are enforced, or only recorded and counted.
     pub mode: Option<Mode>,
     pub headroom: Option<HeadroomSpec>,
     pub telemetry: Option<Telemetry>,
     pub loading: Option<Loading>,
-    /// For every class that does not say otherwise.
+    /// For every class that does not set it.
     pub start_gate: Option<StartGateSpec>,
     pub scoring: Option<Scoring>,
     pub packing: Option<PackingSpec>,
     pub preemption: Option<Preemption>,
-    /// What becomes of pods of which the continuous audit finds that their promises of one GPU cannot all be kept.
+    /// What happens to pods for which the continuous audit finds conflicting allocations of one GPU.
     pub conflicts: Option<ConflictRule>,
     pub planning: Option<PlanningSpec>,
-    /// Tried in this order; the first that matches takes the pod. The built-in classes `dedicated`, `opportunistic`,
-    /// `batch` and `serving` stand behind them. One named like a built-in class changes that.
+    /// Tried in this order; a pod belongs to the first class that matches. The built-in classes `dedicated`, `opportunistic`,
+    /// `batch` and `serving` follow them. A class named like a built-in one changes it.
     pub classes: Option<Vec<ClassSpec>>,
-    /// Who has a part of the cluster of its own.
+    /// Tenants with a share of the cluster.
     pub tenants: Option<Vec<TenantSpec>>,
-    /// Kinds of nodes. A node belongs to the first whose selector matches.
+    /// Kinds of nodes. A node belongs to the first pool whose selector matches.
     pub node_pools: Option<Vec<NodePool>>,
 }
 

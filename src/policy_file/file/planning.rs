@@ -1,71 +1,71 @@
-//! What the planner does of itself, as it is written.
+//! The planner's settings in the file format.
 
 use super::{Duration, Percentage};
 use crate::scheduling::policy::{GroupPlacement, WhenBroken};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Pods that are placed before the scheduler sees them, groups, and evictions that no pod asks for.
+/// Placement of gated pods and groups, and evictions that serve no pending pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PlanningSpec {
-    /// How long a pod stays behind the gate `stowage.dev/plan` without a place before the scheduler gets to see it.
+    /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
     pub gated_at_most: Option<Duration>,
     pub groups: Option<Groups>,
     pub pressure: Option<PressureSpec>,
     pub consolidation: Option<ConsolidationSpec>,
 }
 
-/// Pods that are of use only together.
+/// Pods that are useful only together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Groups {
-    /// How close together they go.
+    /// How close together they are placed.
     pub placement: Option<GroupPlacement>,
-    /// What becomes of those that are bound when others of their group could not be bound in time.
+    /// What happens to the bound pods of a group if the others could not be bound in time.
     pub when_broken: Option<WhenBroken>,
 }
 
-/// Preemptible pods leave a GPU whose engine is this busy.
+/// Preemptible pods are evicted from a GPU whose engine is this busy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PressureSpec {
-    /// Left out: yes.
+    /// Default: yes.
     pub enabled: Option<bool>,
-    /// How full an engine's KV cache is.
+    /// An engine's KV cache usage.
     pub kv_cache: Option<PercentageThreshold>,
-    /// How many requests wait.
+    /// Number of waiting requests.
     pub queue: Option<CountThreshold>,
-    /// How long it lasts before anyone leaves, and before the next leaves.
+    /// How long the pressure must last before a pod is evicted, and before the next one is.
     pub lasts: Option<Duration>,
 }
 
-/// Two figures, so that it does not begin and end with each report.
+/// Two thresholds, so that it does not begin and end with each report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PercentageThreshold {
-    /// At this or more it begins.
+    /// At this value or more it begins.
     pub from: Option<Percentage<100>>,
-    /// At this or less it is over.
+    /// At this value or less it ends.
     pub to: Option<Percentage<100>>,
 }
 
-/// Two figures, so that it does not begin and end with each report.
+/// Two thresholds, so that it does not begin and end with each report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CountThreshold {
-    /// At this or more it begins.
+    /// At this value or more it begins.
     pub from: Option<u32>,
-    /// At this or less it is over.
+    /// At this value or less it ends.
     pub to: Option<u32>,
 }
 
-/// Preemptible pods are evicted to run elsewhere where that lets a pod fit that could not.
+/// Preemptible pods are evicted to run elsewhere if that makes a pod fit that did not fit before.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ConsolidationSpec {
-    /// Left out: no.
+    /// Default: no.
     pub enabled: Option<bool>,
-    /// What a pod that fits is worth, in time on its GPUs. Moves that cost more are not made.
+    /// The value of making a pod fit, in time on its GPUs. Moves that cost more are not made.
     pub gain: Option<Duration>,
 }

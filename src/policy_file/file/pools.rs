@@ -1,4 +1,4 @@
-//! Node pools: kinds of nodes, told apart by their labels.
+//! Node pools: kinds of nodes, distinguished by their labels.
 
 use super::{LabelValue, MemoryQuantity, MigProfile, Name};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -12,19 +12,19 @@ use std::collections::BTreeMap;
 pub struct NodePool {
     /// Shown in decisions and metrics.
     pub name: Name,
-    /// Labels that its nodes have, all of them. Left out: every node that reaches it.
+    /// Labels that its nodes have, all of them. Default: every node that no earlier pool has.
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub selector: Option<BTreeMap<String, LabelValue>>,
-    /// Who hands out its GPUs.
+    /// What allocates its GPUs.
     pub nodes: Option<NodeKind>,
-    /// Classes whose pods may go there. Left out: all.
+    /// Classes whose pods may be placed there. Default: all.
     pub classes: Option<Vec<Name>>,
-    /// What each of its GPUs is cut into. `[]`: whole; left out: anything.
+    /// The MIG layout of each of its GPUs. `[]`: whole GPUs; default: any.
     pub mig: Option<Vec<MigProfile>>,
     pub capacity: Option<PoolCapacitySpec>,
 }
 
-/// What the pool has in all, to check that guarantees can be kept.
+/// The pool's total capacity, to check that guarantees can be kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PoolCapacitySpec {

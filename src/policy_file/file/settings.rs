@@ -1,4 +1,4 @@
-//! Settings that hold for the whole cluster.
+//! Settings for the whole cluster.
 
 use super::{Duration, Percentage, Speed};
 use crate::scheduling::policy::{ExpiredRule, LearningMode, PackingPolicy, ViolateBudgets};
@@ -6,31 +6,31 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The share of every GPU that is never handed out: what CUDA contexts and fragmentation take beyond what engines ask for.
+/// The share of every GPU that is never allocated: what CUDA contexts and fragmentation use beyond the engines' requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HeadroomSpec {
-    /// Of every GPU that `models` says nothing of.
+    /// For every GPU that `models` does not cover.
     pub default: Option<Percentage<90>>,
-    /// A part of a GPU model's name, in any case, to its headroom. The longest that matches wins.
+    /// A part of a GPU model's name, case-insensitive, and its headroom. The longest match wins.
     pub models: Option<BTreeMap<String, Percentage<90>>>,
 }
 
-/// How far the agents' readings are believed as they age.
+/// How far the agents' readings are trusted as they age.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Telemetry {
-    /// Younger than this, a reading is used as it is.
+    /// A reading younger than this is used as it is.
     pub fresh: Option<Duration>,
-    /// Younger than this, the books decide, less `margin`. Older, it has expired.
+    /// For a reading younger than this, the ledger is used, less `margin`. An older one has expired.
     pub stale: Option<Duration>,
-    /// The part of a GPU that nobody is promised while nobody sees what is on it.
+    /// The share of a GPU that is not allocated without a fresh reading.
     pub margin: Option<Percentage<90>>,
-    /// What to do with a node whose agent has fallen silent.
+    /// What to do with a node whose agent has stopped reporting.
     pub expired: Option<ExpiredRule>,
 }
 
-/// How fast weights come to a GPU, to estimate when an engine will be ready.
+/// How fast weights are loaded onto a GPU, to estimate when an engine will be ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Loading {
@@ -40,34 +40,34 @@ pub struct Loading {
     pub disk: Option<Speed>,
     /// From the kernel's page cache.
     pub page_cache: Option<Speed>,
-    /// What an engine's start takes beside loading.
+    /// The time that an engine's start takes besides loading.
     pub init: Option<Duration>,
 }
 
-/// How long an engine that starts may keep others from starting on its GPU. The gate opens earlier when it is ready.
+/// How long a starting engine may keep others from starting on its GPU. The gate opens earlier when the engine is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StartGateSpec {
     pub at_most: Option<Duration>,
 }
 
-/// How fitting nodes are put in order.
+/// How the nodes that fit are ranked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scoring {
-    /// How many nodes a filter's answer passes on.
+    /// How many nodes filter returns.
     #[schemars(range(min = 1, max = 256))]
     pub shortlist: Option<u16>,
-    /// How long other pods are steered around GPUs that were just offered to someone.
+    /// How long other pods avoid GPUs that were just offered to a pod.
     pub soft_reservation_lifetime: Option<Duration>,
     pub weights: Option<WeightsSpec>,
 }
 
-/// What counts how much when nodes are compared. Only the proportions matter.
+/// Weights in the comparison of nodes. Only their proportions matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WeightsSpec {
-    /// Keep what is free useful for the pods to come; see `packing`.
+    /// Keep free VRAM useful for later pods; see `packing`.
     #[schemars(range(min = 0, max = 1000))]
     pub packing: Option<u16>,
     /// Prefer GPUs whose engines have KV cache to spare.
@@ -76,10 +76,10 @@ pub struct WeightsSpec {
     /// Prefer nodes where the model is ready soonest.
     #[schemars(range(min = 0, max = 1000))]
     pub time_to_ready: Option<u16>,
-    /// Have few others on the chosen GPUs.
+    /// Prefer GPUs with few other pods.
     #[schemars(range(min = 0, max = 1000))]
     pub interference: Option<u16>,
-    /// Give a pod GPUs that reach each other over NVLink.
+    /// Prefer GPUs that reach each other over NVLink.
     #[schemars(range(min = 0, max = 1000))]
     pub topology: Option<u16>,
     /// Put pods of the same model on different nodes.
@@ -91,49 +91,49 @@ pub struct WeightsSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PackingSpec {
-    /// What makes one place fill the cluster better than another.
+    /// What makes one placement better than another for the packing of the cluster.
     pub policy: Option<PackingPolicy>,
-    /// Whether what free VRAM is worth follows the pods that come.
+    /// Whether the value of free VRAM is learned from the pods that arrive.
     pub learning: Option<LearningMode>,
-    /// How many of the last pods count as the demand to come.
+    /// How many of the latest pods count as expected demand.
     #[schemars(range(min = 100, max = 10000))]
     pub window: Option<u16>,
 }
 
-/// Making room by eviction.
+/// Preemption by eviction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Preemption {
-    /// How long freed room is held beyond the victims' grace period.
+    /// How long a reservation lasts beyond the victims' grace period.
     pub reservation_slack: Option<Duration>,
     pub costs: Option<Costs>,
-    /// Whether the scheduler's preemption may evict more pods of a disruption budget than it allows.
+    /// Whether kube-scheduler's preemption may evict more pods of a disruption budget than it allows.
     pub violate_budgets: Option<ViolateBudgets>,
     pub evictions_per_minute: Option<EvictionRatesSpec>,
 }
 
-/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage named them. A set of pods
-/// that is larger than a limit is evicted alone, in a minute without any other eviction there.
+/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage chose them. A set of
+/// pods that is larger than a limit is evicted alone, in a minute without any other eviction there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvictionRatesSpec {
     pub cluster: Option<u32>,
     /// On one node.
     pub node: Option<u32>,
-    /// Of one tenant's pods. Where the policy has tenants, pods that belong to none count as one tenant's.
+    /// Of one tenant's pods. If the policy has tenants, pods without a tenant count as one tenant's.
     pub tenant: Option<u32>,
 }
 
-/// What an eviction is taken to cost, in time on a GPU.
+/// The cost of an eviction, in time on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Costs {
     /// For a victim's restart.
     pub per_pod: Option<Duration>,
-    /// The most that work lost since a victim's last checkpoint counts, where its class says nothing else.
+    /// The maximum cost of the work lost since a victim's last checkpoint, unless its class sets one.
     pub work_at_most: Option<Duration>,
-    /// For each request that a victim's engine works on.
+    /// For each request that a victim's engine is processing.
     pub per_request: Option<Duration>,
-    /// For so long an eviction makes the next one from the same owner dearer.
+    /// For this long an eviction makes the next one from the same owner more expensive.
     pub again_within: Option<Duration>,
 }

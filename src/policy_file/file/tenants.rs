@@ -1,4 +1,4 @@
-//! Tenants: who has a part of the cluster of its own, and what happens to parts that lie idle.
+//! Tenants: their shares of the cluster, and the use of idle shares.
 
 use super::{MemoryQuantity, Name};
 use crate::scheduling::policy::{Borrowing, Reclaim};
@@ -11,27 +11,27 @@ use serde::{Deserialize, Serialize};
 pub struct TenantSpec {
     /// Shown in decisions and metrics.
     pub name: Name,
-    /// Whose pods count for it.
+    /// Namespaces whose pods count for it.
     pub namespaces: Option<Vec<Name>>,
-    /// What it can always have. Of memory and GPUs, the one left out does not bound it.
+    /// What it can always have. Memory or GPUs that are left out are not limited.
     pub guarantee: Option<AmountSpec>,
     /// What it can never exceed.
     pub limit: Option<AmountSpec>,
-    /// Whether it may use, beyond its guarantee, what others leave idle.
+    /// Whether it may use other tenants' idle shares beyond its guarantee.
     pub borrowing: Option<Borrowing>,
-    /// Whether it may take back, by eviction, what others borrowed of its guarantee.
+    /// Whether it may reclaim its guarantee from borrowers, by eviction.
     pub reclaim: Option<Reclaim>,
-    /// Its part of what is borrowed, in proportion to the others'.
+    /// Its part of the borrowed capacity, in proportion to other tenants' weights.
     #[schemars(range(min = 1, max = 1000))]
     pub weight: Option<u16>,
 }
 
-/// A part of the cluster. What is left out is not bounded.
+/// A share of the cluster. What is left out is not limited.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AmountSpec {
     /// GPU memory.
     pub vram: Option<MemoryQuantity>,
-    /// GPUs, whole ones; a part of a GPU counts as that part.
+    /// Whole GPUs; a part of a GPU counts as that part.
     pub gpus: Option<u32>,
 }

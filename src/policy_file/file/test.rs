@@ -1,4 +1,4 @@
-//! Cases that live beside a policy: a small cluster in shorthand, pods, and what is expected of them.
+//! Test cases next to a policy: a small cluster in shorthand, pods, and the expected decisions.
 
 use super::{
     ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicyTest {
-    /// Which version of this format the file is written in.
+    /// The version of this format.
     pub api_version: Option<ApiVersion>,
-    /// What the file is.
+    /// The kind of this file.
     pub kind: TestKind,
     pub cluster: Option<TestCluster>,
     pub cases: Option<Vec<TestCase>>,
@@ -26,7 +26,7 @@ pub enum TestKind {
     PolicyTest,
 }
 
-/// The nodes and pods that are there before a case's pod comes. Each case begins with it anew.
+/// The nodes and pods that exist before a case's pod arrives. Each case starts with a fresh copy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TestCluster {
@@ -42,11 +42,11 @@ pub struct TestNode {
     pub labels: Option<BTreeMap<String, LabelValue>>,
     /// In order of their index on the node.
     pub gpus: Option<Vec<TestGpu>>,
-    /// What a device plugin offers there, such as `nvidia.com/gpu: 8`. Its pods ask for it under `resources`, as many as
+    /// What a device plugin advertises there, such as `nvidia.com/gpu: 8`. Its pods request it under `resources`, as many as
     /// their `gpus`.
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub plugin: Option<BTreeMap<String, u32>>,
-    /// Models to where their weights are on the node.
+    /// Models, and where their weights are on the node.
     pub models: Option<BTreeMap<String, ModelTier>>,
 }
 
@@ -57,21 +57,21 @@ pub struct TestGpu {
     /// Its product name.
     pub model: Option<String>,
     pub memory: Option<MemoryQuantity>,
-    /// How many like it. Left out: one.
+    /// How many of them. Default: one.
     #[schemars(range(min = 1, max = 64))]
     pub count: Option<u16>,
     /// The profile, if this is a MIG slice.
     pub mig: Option<MigProfile>,
-    /// How full the engines' KV cache on it is.
+    /// KV cache usage of the engines on it.
     pub kv_cache: Option<Percentage<100>>,
-    /// How many requests wait for engines on it.
+    /// Number of requests that wait for engines on it.
     pub queue: Option<u32>,
-    /// What an agent measured on it. Left out: what its pods were promised.
+    /// VRAM in use that an agent measured on it. Default: the VRAM allocated to its pods.
     pub used: Option<MemoryQuantity>,
     pub health: Option<Health>,
 }
 
-/// What a pod shows of itself.
+/// What a pod's manifest says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodSketch {
@@ -82,16 +82,16 @@ pub struct PodSketch {
     pub priority: Option<i32>,
     pub priority_class: Option<Subdomain>,
     pub service_account: Option<Subdomain>,
-    /// Resources that its containers ask for.
+    /// Resources that its containers request.
     pub resources: Option<Vec<QualifiedName>>,
-    /// The memory it asks for, over all its GPUs.
+    /// The memory it requests, over all its GPUs.
     pub vram: Option<MemoryQuantity>,
     pub gpus: Option<u32>,
-    /// Whether it wants its GPUs to itself.
+    /// Whether it requires exclusive GPUs.
     pub exclusive: Option<bool>,
     pub model: Option<String>,
     pub kv_cache: Option<MemoryQuantity>,
-    /// How long it is given to end.
+    /// Its grace period.
     pub grace: Option<Duration>,
     /// How long it has been running.
     pub running_for: Option<Duration>,
@@ -104,7 +104,7 @@ pub struct ExistingPod {
     #[serde(flatten)]
     pub pod: PodSketch,
     pub node: Subdomain,
-    /// Which of the node's GPUs, by index; none where a device plugin hands them out.
+    /// Which of the node's GPUs, by index; none if a device plugin allocates them.
     #[serde(default)]
     pub on: Vec<u32>,
 }
@@ -112,13 +112,13 @@ pub struct ExistingPod {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TestCase {
-    /// A sentence that says what holds.
+    /// A sentence that says what the case shows.
     pub name: String,
     pub pod: PodSketch,
     pub expect: Expectation,
 }
 
-/// What is left out is not checked.
+/// Fields that are left out are not checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Expectation {
@@ -128,8 +128,8 @@ pub struct Expectation {
     pub nodes: Option<Vec<Subdomain>>,
     /// On the best node, by index.
     pub gpus: Option<Vec<u32>>,
-    /// Nodes that do not fit, each to the reason's code.
+    /// Nodes that do not fit, each with the reason's code.
     pub refused: Option<BTreeMap<String, String>>,
-    /// Pods that would have to leave. `[]`: none.
+    /// Pods that would be evicted. `[]`: none.
     pub victims: Option<Vec<Subdomain>>,
 }

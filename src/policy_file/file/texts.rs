@@ -1,5 +1,5 @@
-//! Values that are texts with a grammar. Each is read by its function in [`format`](crate::policy_file::format), which the
-//! check of a file uses too.
+//! Text values with a grammar. Each is parsed by its function in [`format`](crate::policy_file::format), which the check of a
+//! file uses too.
 
 use crate::policy_file::format::{self, Malformed, TextFormat};
 use crate::units::{Bytes, Millis, Percent};
@@ -23,7 +23,7 @@ pub struct MemoryQuantity(pub Bytes);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speed(pub Bytes);
 
-/// Gives a type that is read from a text, and written as one, its place in serde and in the schema.
+/// Implements serde and the schema for a type that is parsed from a text and rendered as one.
 macro_rules! in_files {
     ([$($generics:tt)*] $type:ty, $name:literal, $read:expr, $write:expr, $schema:tt) => {
         impl<'de, $($generics)*> Deserialize<'de> for $type {
@@ -79,7 +79,7 @@ in_files!(
     {"type": "string", "format": "speed", "pattern": "^[0-9.]+([kMGT]i?)?B/s$"}
 );
 
-/// A text that stays one; only what it may contain is known.
+/// A text that is not parsed further; only its allowed characters are known.
 macro_rules! words {
     ($($(#[$doc:meta])* $type:ident: $format:expr, $name:literal;)*) => {
         $(
@@ -98,9 +98,9 @@ macro_rules! words {
 }
 
 words! {
-    /// A DNS label: what a class, a tenant or a namespace is called.
+    /// A DNS label: the name of a class, a tenant or a namespace.
     Name: TextFormat::Name, "name";
-    /// A DNS subdomain: what a PriorityClass or a node is called.
+    /// A DNS subdomain: the name of a PriorityClass or a node.
     Subdomain: TextFormat::Subdomain, "subdomain";
     /// A label's key, or a resource.
     QualifiedName: TextFormat::QualifiedName, "qualified-name";

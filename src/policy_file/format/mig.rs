@@ -1,8 +1,8 @@
-//! The MIG profiles there are, and where each can lie on its GPU.
+//! The known MIG profiles, and where each can be placed on its GPU.
 //!
-//! Source: NVIDIA's MIG user guide, "Supported MIG Profiles", and the placements that `nvidia-smi mig -lgipp` prints.
-//! A GPU has memory slices in a row; each profile takes some that lie together, beginning at certain places only. That
-//! decides what fits beside what: two `3g` fill an A100 although one compute slice is left.
+//! Source: NVIDIA's MIG user guide, "Supported MIG Profiles", and the placements that `nvidia-smi mig -lgipp` prints. A GPU has
+//! memory slices in a row; each profile takes some adjacent ones, beginning at certain places only. That decides which profiles
+//! fit together: two `3g` fill an A100 although one compute slice is left.
 
 use super::Malformed;
 use crate::policy_file::nearest::nearest;
@@ -50,7 +50,7 @@ macro_rules! quarter {
     };
 }
 
-/// In the order in which they came out.
+/// In the order in which they were released.
 pub const FAMILIES: [Family; 11] = [
     seventh!("A100 40 GB", "1g.5gb" "1g.10gb" "2g.10gb" "3g.20gb" "4g.20gb" "7g.40gb"),
     quarter!("A30", "1g.6gb" "2g.12gb" "4g.24gb"),
@@ -69,18 +69,18 @@ pub const FAMILIES: [Family; 11] = [
 const WITH_MEDIA: &str = "+me";
 
 impl Family {
-    /// Nothing if this GPU has no such profile.
+    /// `None` if this GPU has no such profile.
     pub fn slot(&self, profile: &str) -> Option<Slot> {
         let profile = profile.strip_suffix(WITH_MEDIA).unwrap_or(profile);
         let place = self.profiles.iter().position(|one| *one == profile)?;
         self.slots.get(place).copied()
     }
 
-    /// Whether one GPU can be cut into all of these at once.
+    /// Whether one GPU can be partitioned into all of these at once.
     pub fn can_be_cut_into(&self, profiles: &[&str]) -> bool {
         let media = profiles.iter().filter(|profile| profile.ends_with(WITH_MEDIA)).count();
         let slots: Option<Vec<Slot>> = profiles.iter().map(|profile| self.slot(profile)).collect();
-        // Nothing has more than eight slices; the search below tries each order of places.
+        // No GPU has more than eight slices; the search below tries each order of places.
         slots.is_some_and(|mut slots| {
             slots.sort_by_key(|slot| std::cmp::Reverse(slot.slices));
             media <= 1 && slots.len() <= 8 && fits(&slots, 0)

@@ -1,4 +1,4 @@
-//! Names as Kubernetes allows them. A name that no object can have would be a rule that never matches.
+//! Names as Kubernetes allows them. A rule with a name that no object can have would never match.
 
 use super::Malformed;
 use crate::policy_file::diagnostic::quoted;

@@ -1,9 +1,9 @@
-//! Numbers with a unit. Each can be written back, so that a shown policy can be read again.
+//! Numbers with a unit. Each can be rendered, so that a shown policy can be parsed again.
 
 use super::Malformed;
 use crate::units::{Bytes, Millis, Percent, QuantityError};
 
-/// A year: longer than any wait that is meant, and safe to add up.
+/// A year: longer than any intended wait, and safe to add up.
 const LONGEST: Millis = Millis::seconds(365 * 24 * 3600);
 
 /// Largest unit first, which is the order they are written in.
@@ -73,7 +73,7 @@ pub fn quantity(text: &str) -> Result<Bytes, Malformed> {
     })
 }
 
-/// `40GB`, `40 GiB` and `40gi` are what people write who do not write Kubernetes manifests all day.
+/// `40GB`, `40 GiB` and `40gi` are common mistakes of people who rarely write Kubernetes manifests.
 fn quantity_help(text: &str) -> String {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -115,10 +115,10 @@ fn is_whole(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// As [`duration`] reads it.
+/// Renders what [`duration`] parses.
 pub fn duration_text(length: Millis) -> String {
     let mut left = length.0;
-    // Days are read but not written: nobody thinks of 36 hours as a day and a half.
+    // Days are parsed but not rendered: 36 hours are clearer than a day and a half.
     let parts: String = TIME_UNITS[1..]
         .iter()
         .filter_map(|(unit, millis)| {
@@ -130,12 +130,12 @@ pub fn duration_text(length: Millis) -> String {
     if parts.is_empty() { "0s".into() } else { parts }
 }
 
-/// As [`quantity`] reads it: in the largest binary unit that leaves a whole number.
+/// Renders what [`quantity`] parses: in the largest binary unit that leaves a whole number.
 pub fn quantity_text(amount: Bytes) -> String {
     with_unit(amount.0, [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)])
 }
 
-/// As [`speed`] reads it: in decimal units where they fit, as data sheets do.
+/// Renders what [`speed`] parses: in decimal units if they fit, as in data sheets.
 pub fn speed_text(speed: Bytes) -> String {
     let decimal = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)];
     let binary = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];

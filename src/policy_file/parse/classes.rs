@@ -1,11 +1,11 @@
-//! Classes: the owner's own in their order, then the built-in ones, changed where the owner names them.
+//! Parses classes: the owner's own in their order, then the built-in ones, changed if the owner names them.
 
 use super::{DraftClass, set, texts};
 use crate::policy_file::file::{self, PriorityRange};
 use crate::scheduling::policy::{Class, Expression, Match, Preemptibility, built_in_classes};
 use std::ops::RangeInclusive;
 
-/// The last built-in class takes what is left, and stays so.
+/// The last built-in class takes all remaining pods, and stays last.
 pub const SERVING: &str = "serving";
 
 /// The built-in class of that name.

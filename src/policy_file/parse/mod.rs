@@ -1,7 +1,7 @@
-//! From what is written to what the core decides by: defaults where nothing is said, built-in classes behind the owner's own.
+//! Converts the file format into the core's policy: defaults for missing settings, built-in classes after the owner's own.
 //!
-//! It cannot fail, since the files were checked; whether the parts make sense together is asked of the [`Draft`] by
-//! [`semantic`](super::semantic), before it becomes a policy. [`render`] is the way back.
+//! It cannot fail, because the files were checked; [`semantic`](super::semantic) checks whether the parts of the [`Draft`] make
+//! sense together, before it becomes a policy. [`render`] is the inverse.
 
 mod classes;
 pub(super) mod planning;
@@ -15,7 +15,7 @@ use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::units::{Bytes, Percent};
 use std::collections::BTreeMap;
 
-/// Bounds nothing.
+/// Limits nothing.
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 pub(super) const MILLI: u64 = 1000;
 
@@ -32,7 +32,7 @@ pub struct Draft {
 #[derive(Debug, Clone)]
 pub struct DraftClass {
     pub class: Class,
-    /// Its place among the written classes; `None` for a built-in one that nobody changed.
+    /// Its index among the written classes; `None` for an unchanged built-in one.
     pub entry: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl Draft {
     }
 }
 
-/// Overwrites a default with what is said.
+/// Overwrites a default with a setting that is present.
 fn set<T>(target: &mut T, said: Option<T>) {
     if let Some(said) = said {
         *target = said;
@@ -158,7 +158,7 @@ fn milli_gpus(gpus: u32) -> u64 {
     u64::from(gpus) * MILLI
 }
 
-/// An amount that says nothing guarantees nothing.
+/// An empty amount guarantees nothing.
 fn guarantee(amount: &AmountSpec) -> TenantUsage {
     match (amount.vram, amount.gpus) {
         (None, None) => TenantUsage::default(),
@@ -193,7 +193,7 @@ fn texts(labels: &Option<BTreeMap<String, file::LabelValue>>) -> BTreeMap<String
     labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()
 }
 
-/// For the way back.
+/// For rendering.
 pub(super) fn percentage<const MAX: u8>(percent: Percent) -> file::Percentage<MAX> {
     file::Percentage(percent)
 }

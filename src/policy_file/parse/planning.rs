@@ -1,4 +1,4 @@
-//! The planner's settings, both ways.
+//! Parses and renders the planner's settings.
 
 use super::{percentage, set};
 use crate::policy_file::file::{self, Duration};

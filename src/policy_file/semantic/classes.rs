@@ -1,4 +1,4 @@
-//! Classes by themselves and by name: conditions that no pod can meet, neighbours that are not there.
+//! Checks classes and their names: conditions that no pod can meet, and neighbors that do not exist.
 
 use super::{Written, head, key, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};

@@ -1,8 +1,8 @@
-//! What each file may say and what makes no sense all the same: rules that never match, promises that cannot be kept,
-//! settings that undo each other.
+//! Checks settings that are valid each by itself but make no sense together: rules that never match, guarantees that cannot be
+//! kept, settings that contradict each other.
 //!
-//! Each room looks at one part of a [`Draft`] and marks the places in the merged tree. Errors are what cannot be meant;
-//! warnings what hardly is.
+//! Each module checks one part of a [`Draft`] and marks the places in the merged tree. Errors are settings that cannot be
+//! intended; warnings are settings that hardly are.
 
 mod classes;
 mod overlap;
@@ -22,7 +22,7 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     classes::check(policy, &mut found);
-    // What a class that is wrong by itself takes from others says nothing.
+    // What an invalid class takes from other classes says nothing.
     if !has_errors(&found) {
         reach::check(policy, &mut found);
         overlap::check(policy, &mut found);
@@ -50,7 +50,7 @@ fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
     )
 }
 
-/// A policy as it is written, with places, and as it is meant.
+/// A policy as it is written, with places, and as it is parsed.
 #[derive(Clone, Copy)]
 struct Written<'a> {
     merged: &'a YamlNode,
@@ -64,13 +64,13 @@ impl<'a> Written<'a> {
         self.merged.get(list).map(YamlNode::items).unwrap_or_default()
     }
 
-    /// Where a setting stands; the nearest thing around it if it is not said itself.
+    /// The place of a setting; if it is missing, of the nearest thing around it.
     fn span(self, path: &[&str]) -> Span {
         span(self.merged, path)
     }
 }
 
-/// Where `path` stands in `node`, as far as it is written.
+/// The place of `path` in `node`, as far as it is written.
 fn span(node: &YamlNode, path: &[&str]) -> Span {
     match path.split_first() {
         None => node.span,
@@ -81,12 +81,12 @@ fn span(node: &YamlNode, path: &[&str]) -> Span {
     }
 }
 
-/// The key of `field` in `node`, or what stands for the node.
+/// The place of the key of `field` in `node`, or of the node itself.
 fn key(node: &YamlNode, field: &str) -> Span {
     node.entry(field).map_or_else(|| head(node), |(key, _)| key.span)
 }
 
-/// An entry is best known by its name.
+/// An entry is best identified by its name.
 fn head(node: &YamlNode) -> Span {
     node.get("name").map_or(node.span, |name| name.span)
 }

@@ -1,5 +1,5 @@
-//! Pods that were meant for a class that nobody evicts, and that an earlier, preemptible class takes: a service that finds
-//! out at night that it was a victim.
+//! Finds pods that were meant for a class that is never evicted, and that an earlier, preemptible class takes: a service whose
+//! owner learns of it when it is evicted.
 //!
 //! Only conditions on priority are compared. That a namespace and a label may overlap is true of nearly all pairs of classes
 //! and says nothing.
@@ -50,7 +50,8 @@ fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
     a.iter().filter(|name| b.contains(name)).collect()
 }
 
-/// An earlier class that takes a PriorityClass with no narrower condition than the later one: its pods never arrive there.
+/// An earlier class that takes a PriorityClass with no narrower condition than the later one: the later one never gets its
+/// pods.
 fn by_priority_class(
     taker: &DraftClass,
     taken_by: &YamlNode,
@@ -75,7 +76,7 @@ fn by_priority_class(
     )
 }
 
-/// Whether `wide` asks for nothing, the PriorityClass apart, that `narrow` does not ask for.
+/// Whether every condition of `wide`, except the PriorityClass, is a condition of `narrow` too.
 fn is_wider(wide: &Match, narrow: &Match) -> bool {
     (wide.sharing.is_none() || wide.sharing == narrow.sharing)
         && (wide.namespaces.is_empty()
@@ -94,7 +95,7 @@ fn by_range(
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
     let both = overlap(taker.class.matches.priority.as_ref()?, safe.class.matches.priority.as_ref()?)?;
-    // Different PriorityClasses keep them apart.
+    // Different PriorityClasses make them disjoint.
     let (a, b) = (&taker.class.matches.priority_classes, &safe.class.matches.priority_classes);
     if !a.is_empty() && !b.is_empty() && common(a, b).is_empty() {
         return None;

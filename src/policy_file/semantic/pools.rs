@@ -1,4 +1,4 @@
-//! Node pools that no node is in, that name classes there are none of, or that no GPU can be cut for.
+//! Finds node pools that no node belongs to, that name unknown classes, or whose MIG layout fits no GPU.
 
 use super::classes::unknown_class;
 use super::{Written, head, key, span};
@@ -21,7 +21,8 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     nowhere(policy, entries, found);
 }
 
-/// A node in no pool takes everyone; where a pool takes every node there is none, and who may be in no pool is nowhere.
+/// A node in no pool admits all classes; if a pool takes every node there is none, and a class that no pool admits can be
+/// placed nowhere.
 fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else { return };
@@ -83,7 +84,7 @@ fn geometry(pool: &Pool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     found.push(Diagnostic::error("impossible-geometry", span(entry, &["mig"]), message).help(help));
 }
 
-/// A node belongs to the first pool that selects it, so a wider selector before a narrower one leaves it nothing.
+/// A node belongs to the first pool that selects it, so a wider selector before a narrower one leaves the latter no nodes.
 fn reach(policy: Written<'_>, place: usize, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let wider = |earlier: &&Pool| {

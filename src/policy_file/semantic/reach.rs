@@ -1,8 +1,8 @@
-//! Classes that no pod ever reaches, because those before take everything they would.
+//! Finds classes that no pod ever reaches, because earlier ones take all its pods.
 //!
-//! The answer "never" is sure, the answer "perhaps" is not: what a class takes is cut into cells (one namespace, one
-//! PriorityClass, one resource, one stretch of priorities, one kind of sharing), and a class is unreachable if each cell lies
-//! in an earlier class. Expressions are compared as texts.
+//! The answer "never" is certain, the answer "perhaps" is not: a class' pods are divided into cells (one namespace, one
+//! PriorityClass, one resource, one range of priorities, one kind of sharing), and a class is unreachable if each cell is in an
+//! earlier class. Expressions are compared as texts.
 
 use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
@@ -13,7 +13,7 @@ use crate::scheduling::vocabulary::demand::Sharing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// A class with more cells than this is taken as reachable; nobody writes by hand what needs more.
+/// A class with more cells than this counts as reachable; no hand-written policy needs more.
 const MAX_CELLS: usize = 4096;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -31,8 +31,8 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Which classes together take all that `matches` would; `None` if some pod may be left. A class that takes all by itself
-/// is the only one named.
+/// The classes that together take all pods of `matches`; `None` if some pod may be left. A class that takes all by itself is
+/// the only one returned.
 fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
     if is_empty(matches) {
         return None;
@@ -44,7 +44,7 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
     cells.iter().map(|cell| earlier.iter().position(|one| holds_whole(&one.class.matches, cell))).collect()
 }
 
-/// Told elsewhere.
+/// Reported elsewhere.
 fn is_empty(matches: &Match) -> bool {
     matches.priority.as_ref().is_some_and(RangeInclusive::is_empty)
 }
@@ -68,7 +68,7 @@ fn any_within(outer: &[String], inner: &[String]) -> bool {
     outer.is_empty() || (!inner.is_empty() && inner.iter().all(|name| outer.contains(name)))
 }
 
-/// `matches` cut so fine that each piece lies in an earlier class or reaches out of it only where texts cannot tell.
+/// `matches` divided so that each cell is in an earlier class or outside it, except where texts cannot tell.
 fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
     let stretches = stretches(earlier, matches);
     let sharing = match matches.sharing {
@@ -101,7 +101,7 @@ fn split<T>(cells: Vec<Match>, choices: &[T], set: impl Fn(&mut Match, &T)) -> V
         .collect()
 }
 
-/// Each name by itself; one empty list if any will do.
+/// Each name by itself; one empty list if any name matches.
 fn each(names: &[String]) -> Vec<Vec<String>> {
     match names {
         [] => vec![Vec::new()],
@@ -131,12 +131,12 @@ fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSe
     told.help("put the narrower class first, or give the one before a narrower `match`")
 }
 
-/// Putting one's own class in a built-in one's place is fine, unless it takes what is left or makes victims of pods that
-/// nobody could evict.
+/// Replacing a built-in class by one's own is fine, unless it takes all remaining pods or makes pods preemptible that were
+/// protected.
 fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
     let evicted = |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
-    // A built-in one that may be evicted takes what it always took.
+    // A preemptible built-in class takes what it always took.
     let is_own = |place: &&usize| classes[**place].entry.is_some();
     let victims = takers.iter().filter(is_own).any(evicted) && !taken.iter().all(evicted);
     let catches_all = taken.iter().any(|place| classes[*place].class.name == SERVING);

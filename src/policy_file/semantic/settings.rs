@@ -1,4 +1,4 @@
-//! Settings of the whole policy that contradict each other.
+//! Finds settings of the whole policy that contradict each other.
 
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
@@ -90,7 +90,7 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     }
 }
 
-/// A rate of nothing stops all evictions, and more on one node than in all is never reached.
+/// A rate of zero stops all evictions, and a limit for one node above the cluster's is never reached.
 fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let rates = policy.draft.settings.eviction_rates;
     for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {

@@ -1,4 +1,4 @@
-//! Promises to tenants that cannot be kept, or that cannot all be meant.
+//! Finds guarantees to tenants that cannot be kept, and combinations that cannot be intended.
 
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Enough to see which figures are meant.
 const MOST_POOLS_SHOWN: usize = 4;
 
-/// What is counted of a tenant, by the field it is written in.
+/// A counted amount of a tenant, by its field.
 #[derive(Clone, Copy)]
 enum TenantResource {
     Vram,
@@ -29,7 +29,7 @@ impl TenantResource {
         }
     }
 
-    /// What it guarantees, if it says.
+    /// Its guarantee, if it is set.
     fn guarantee(self, tenant: &Tenant) -> Option<u64> {
         let amount = match self {
             Self::Vram => tenant.guarantee.vram.0,
@@ -148,7 +148,7 @@ fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Only where every pool says what it has is the whole known.
+/// Only if every pool has a capacity the total is known.
 fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let capacity = |pool: &crate::scheduling::policy::Pool| {

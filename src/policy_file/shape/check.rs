@@ -1,4 +1,4 @@
-//! A tree against its [`SchemaShape`]: every field known, every value of its kind, all problems at once.
+//! Checks a tree against its [`SchemaShape`]: every field known, every value of its kind, all problems at once.
 
 use super::{Field, Needed, SchemaShape};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
@@ -8,10 +8,10 @@ use crate::policy_file::source::{PolicySources, Span};
 use crate::policy_file::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, written};
 use std::ops::Range;
 
-/// More in one document are not looked for: it is something else than was meant.
+/// Maximum problems of one document: a document with more is something else than a policy.
 const MOST_FOUND: usize = 200;
 
-/// Everything in `document`, called `name`, that does not have the shape.
+/// Everything in `document`, named `name`, that violates the shape.
 pub fn check(
     document: &YamlNode,
     shape: &SchemaShape,
@@ -24,7 +24,7 @@ pub fn check(
 }
 
 struct ShapeCheck<'a> {
-    /// To tell where a field belongs that is in the wrong place.
+    /// To report where a misplaced field belongs.
     root: &'a SchemaShape,
     sources: &'a PolicySources<'a>,
     found: Vec<Diagnostic>,
@@ -70,7 +70,7 @@ impl ShapeCheck<'_> {
         for (key, value) in entries {
             match fields.iter().find(|field| field.name == key.text) {
                 Some(field) => self.node(value, &field.shape, &quoted(&key.text)),
-                // Told when the tree was read.
+                // Reported when the tree was parsed.
                 None if key.text == "<<" || key.text.is_empty() => {}
                 None => self.unknown(key, fields, name),
             }
@@ -99,7 +99,7 @@ impl ShapeCheck<'_> {
         self.found.push(Diagnostic::error("unknown-field", key.span, message).label("unknown").help(help));
     }
 
-    /// Where a field of that name could stand, in words.
+    /// Where a field of that name is allowed, as text.
     fn home_of(&self, name: &str) -> Option<String> {
         let mut homes = Vec::new();
         homes_of(name, self.root, &mut Vec::new(), &mut homes);
@@ -149,7 +149,7 @@ impl ShapeCheck<'_> {
         match (scalar.atom(), format) {
             (Atom::Text(_), _) => {}
             (Atom::Int(_), Some(_)) if takes => {}
-            // A number without its unit: the format says which is missing.
+            // A number without its unit: the format knows which one is missing.
             (
                 Atom::Int(_) | Atom::Float(_),
                 Some(
@@ -260,7 +260,7 @@ impl ShapeCheck<'_> {
     }
 }
 
-/// The compiler marks the dot of a field it does not know: the name behind it is what is meant.
+/// The compiler marks the dot before an unknown field: the name after it is meant.
 fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
     match text.get(at.clone()) {
         Some(".") => {

@@ -1,8 +1,8 @@
-//! What may stand in a file, taken from the JSON Schema of the [raw types](super::file): the types are the one source, and
-//! what an editor accepts is what `policy check` accepts.
+//! The shape of a policy file, from the JSON Schema of the [file types](super::file): the types are the single source, and an
+//! editor accepts what `policy check` accepts.
 //!
-//! JSON Schema says much that these types never need. What is read here is what schemars writes for them; a test reads
-//! every schema there is.
+//! JSON Schema has much that these types never need. Only what schemars generates for them is supported here; a test reads
+//! every schema.
 
 mod check;
 mod schema;
@@ -17,7 +17,7 @@ use super::tree::YamlNode;
 use serde_json::Value as Json;
 use std::sync::LazyLock;
 
-/// What may stand in one place.
+/// What is allowed at one place.
 #[derive(Debug, Clone)]
 pub enum SchemaShape {
     Fields(Vec<Field>),
@@ -53,7 +53,7 @@ pub enum Needed {
     No,
 }
 
-/// What a document can be, by its `kind`.
+/// The possible shapes of a document, by its `kind`.
 pub struct Shapes {
     pub policy: SchemaShape,
     pub test: SchemaShape,
@@ -69,7 +69,7 @@ pub static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
 pub const KINDS: [&str; 2] = ["SchedulingPolicy", "PolicyTest"];
 
 impl SchemaShape {
-    /// `None` if the schema says something that is not read here.
+    /// `None` if the schema has something unsupported.
     fn read(schema: &Json, root: &Json) -> Option<Self> {
         if let Some(reference) = schema.get("$ref") {
             return Self::read(root.pointer(reference.as_str()?.strip_prefix('#')?)?, root);
@@ -119,7 +119,7 @@ impl SchemaShape {
     }
 }
 
-/// Of an enumeration, with or without a comment on each word.
+/// The words of an enumeration, with or without a comment on each.
 fn words(schema: &Json) -> Option<Vec<String>> {
     let text = |word: &Json| word.as_str().map(str::to_owned);
     if let Some(words) = schema.get("enum") {
@@ -155,12 +155,12 @@ fn whole(schema: &Json, format: &str) -> Option<SchemaShape> {
     })
 }
 
-/// Whether a document is a case file. A document that says nothing is a policy.
+/// Whether a document has test cases. A document without a kind is a policy.
 pub fn is_test(document: &YamlNode) -> bool {
     document.get("kind").and_then(YamlNode::text) == Some(KINDS[1])
 }
 
-/// What to say of a document that is neither a policy nor its cases, by its `kind`.
+/// The message for a document that is neither a policy nor its test cases, by its `kind`.
 pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
     let kind = document.get("kind")?;
     let text = kind.text().filter(|text| !KINDS.contains(text))?;

@@ -1,4 +1,4 @@
-//! The JSON Schemas that editors read, made from the raw types, with the defaults that the core has.
+//! The JSON Schemas for editors, generated from the file types, with the core's defaults.
 
 use crate::policy_file::file;
 use crate::policy_file::parse::render;
@@ -28,7 +28,7 @@ fn schema<T: JsonSchema>(title: &str) -> Json {
     schema.to_value()
 }
 
-/// What may be left out is left out, not set to nothing: an empty line after `classes:` is rather a mistake.
+/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake.
 fn without_null(schema: &mut Schema) {
     if let Some(Json::Array(types)) = schema.get_mut("type") {
         types.retain(|one| one != "null");
@@ -49,7 +49,7 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// Settings of the whole policy. Lists have entries or none; what a class says depends on which it is.
+/// Settings of the whole policy. Lists have no defaults; a class' defaults depend on which class it is.
 fn defaults() -> file::PolicySpec {
     let at_most = policy::StartGate::default().at_most;
     file::PolicySpec {
@@ -61,7 +61,7 @@ fn defaults() -> file::PolicySpec {
     }
 }
 
-/// Writes each default at its field. `at` points to the map of fields; each type of settings is used in one place only.
+/// Writes each default at its field. `at` points to the map of fields; each type of settings is used at one place only.
 fn add_defaults(schema: &mut Json, at: &str, defaults: &Map<String, Json>) {
     for (field, default) in defaults.iter().filter(|(_, default)| !default.is_null()) {
         let place = format!("{at}/properties/{field}");

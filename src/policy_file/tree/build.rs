@@ -1,7 +1,6 @@
-//! The parser's events into one document's tree, without recursion: what is open stands on a stack.
+//! Builds one document's tree from the parser's events, without recursion: open nodes are on a stack.
 //!
-//! Aliases are put in as what they stand for, and counted as that, so an anchor that explodes runs into the limit long
-//! before it runs out of memory.
+//! Aliases are expanded, and counted as their expansion, so an exploding anchor reaches the limit long before memory runs out.
 
 use super::super::diagnostic::{Diagnostic, quoted};
 use super::super::source::{FileId, Span};
@@ -11,10 +10,10 @@ use granit_parser::{Event, ScalarStyle, StructureStyle, Tag};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Why reading cannot go on.
+/// Why parsing cannot continue.
 #[derive(Debug)]
 pub enum Stop {
-    /// With this document; the next one may be well.
+    /// For this document; the next one may be valid.
     Document(Box<Diagnostic>),
     /// At all.
     File(Box<Diagnostic>),
@@ -30,7 +29,7 @@ pub struct Builder {
     diagnostics: Vec<Diagnostic>,
 }
 
-/// A list or map whose end has not come yet.
+/// A list or map that has not ended yet.
 struct OpenCollection {
     parts: CollectionParts,
     style: StructureStyle,
@@ -49,7 +48,7 @@ struct Anchored {
     size: TreeSize,
 }
 
-/// How much a node is with all that is in it.
+/// The number of nodes in a node, including itself.
 #[derive(Debug, Clone, Copy)]
 struct TreeSize {
     nodes: usize,
@@ -75,13 +74,13 @@ impl Builder {
         self.left
     }
 
-    /// The document that has just ended; nothing if it was empty.
+    /// The document that has just ended; `None` if it was empty.
     pub fn finish(&mut self) -> (Option<YamlNode>, Vec<Diagnostic>) {
         let root = self.root.take().filter(|root| !is_empty(root));
         (root, self.abandon())
     }
 
-    /// Forgets the document, and gives what was wrong with it so far.
+    /// Discards the document, and returns its problems so far.
     pub fn abandon(&mut self) -> Vec<Diagnostic> {
         self.open.clear();
         self.anchors.clear();
@@ -170,13 +169,13 @@ impl Builder {
                 (Value::Map(entries), last)
             }
         };
-        // The end of a block is told where the next thing begins; what it holds ends with its last part.
+        // The end of a block is reported where the next thing begins; its content ends with its last part.
         let end = if at.is_empty() { last.map_or(open.span.end, |last| last.end) } else { at.end };
         let span = Span { end: end.max(open.span.end), ..open.span };
         self.close(YamlNode { value, span }, open.size, open.anchor)
     }
 
-    /// Puts a whole node where it belongs.
+    /// Inserts a complete node.
     fn close(&mut self, node: YamlNode, size: TreeSize, anchor: usize) -> Result<(), Stop> {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchored { node: node.clone(), size });
@@ -193,7 +192,7 @@ impl Builder {
         match &mut open.parts {
             CollectionParts::List(items) => items.push(node),
             CollectionParts::Map(entries, key) => match key.take() {
-                // Nothing at all has no place of its own: the key stands for it.
+                // A missing value has no place of its own: the key is used.
                 Some(key) => {
                     let span = if node.span.is_empty() { key.span } else { node.span };
                     entries.push((key, YamlNode { span, ..node }));
@@ -246,7 +245,7 @@ impl Builder {
         self.close(YamlNode { value: Value::Broken, span: at }, TreeSize::ONE, 0)
     }
 
-    /// `None` for a scalar that its tag makes something we do not read.
+    /// `None` for a scalar whose tag gives it an unsupported type.
     fn scalar_style(
         &mut self,
         style: ScalarStyle,
@@ -254,7 +253,7 @@ impl Builder {
         span: granit_parser::Span,
     ) -> Option<Style> {
         match tag {
-            // `!` alone and `!!str` say what quotes say.
+            // `!` alone and `!!str` mean the same as quotes.
             Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Some(Style::Text),
             Some(tag) => {
                 self.refuse_tag(tag, span);
@@ -305,7 +304,7 @@ fn key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
             );
             text
         }
-        // The parser writes `~` for what is not there.
+        // The parser writes `~` for a missing value.
         Value::Scalar(Scalar { text, .. }) if !text.is_empty() && !span.is_empty() => text,
         _ => {
             diagnostics

@@ -1,7 +1,7 @@
-//! YAML as a tree in which each value knows its place. Everything after this works on the tree, so that whatever is
-//! found wrong, however late, can be shown where it was written.
+//! YAML as a tree in which each value has its place. All later steps use the tree, so that any problem, however late it is
+//! found, can be shown where it was written.
 //!
-//! Nothing here knows what a policy is. [`read`] makes the tree, within limits that no input can exceed.
+//! Nothing here knows what a policy is. [`read`] builds the tree, within limits that no input can exceed.
 
 mod build;
 mod read;
@@ -25,7 +25,7 @@ pub enum Value {
     Scalar(Scalar),
     List(Vec<YamlNode>),
     Map(Vec<(YamlKey, YamlNode)>),
-    /// Stands where something was that has been complained about already.
+    /// A placeholder for something that has been reported already.
     Broken,
 }
 
@@ -35,7 +35,7 @@ pub struct YamlKey {
     pub span: Span,
 }
 
-/// A value without parts. `text` is what stands there after quotes and escapes are undone.
+/// A value without parts. `text` is its content without quotes and escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scalar {
     pub text: String,
@@ -44,13 +44,13 @@ pub struct Scalar {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Without quotes: it may be a number, a truth value or nothing at all.
+    /// Without quotes: it may be a number, a boolean or null.
     Plain,
     /// In quotes or a block: a text, whatever it looks like.
     Text,
 }
 
-/// What a scalar is, by the core schema of YAML 1.2. Numbers in octal or hexadecimal are texts to us: nobody means them.
+/// The type of a scalar, by the core schema of YAML 1.2. Octal and hexadecimal numbers are texts here: they are never intended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Atom<'a> {
     Null,
@@ -86,7 +86,7 @@ fn number(text: &str) -> Option<Atom<'_>> {
     }
 }
 
-/// `inf` and `nan`, which Rust would read as numbers too, are words.
+/// `inf` and `nan`, which Rust would parse as numbers too, are words.
 fn float<'a>(text: &'a str, digits: &str) -> Option<Atom<'a>> {
     let begins = digits.strip_prefix('.').unwrap_or(digits).starts_with(|c: char| c.is_ascii_digit());
     begins.then(|| text.parse().ok())?.map(Atom::Float)

@@ -1,5 +1,5 @@
-//! Bytes of a file into trees, one for each document that is not empty. What the parser cannot read is told and stepped
-//! over, so that the documents behind it are still looked at.
+//! Parses the bytes of a file into trees, one for each document that is not empty. A document that cannot be parsed is reported
+//! and skipped, so that the later ones are still checked.
 
 use super::super::diagnostic::Diagnostic;
 use super::super::source::{FileId, MAX_FILE, Span};
@@ -7,15 +7,15 @@ use super::build::{Builder, Stop};
 use super::{YamlNode, syntax};
 use granit_parser::{Event, Parser, ScanError, options};
 
-/// Deeper than any policy, shallow enough for everything that walks a tree by recursion.
+/// Deeper than any policy, shallow enough for all recursive code.
 pub const MAX_DEPTH: usize = 32;
-/// Far more than any policy needs, in all its files. Aliases count as what they stand for.
+/// Far more than any policy needs, in all its files. Aliases count as their expansion.
 pub const MAX_NODES: usize = 50_000;
 /// A file with more broken documents is no policy.
 const MAX_SYNTAX_ERRORS: usize = 20;
 
-/// What could be read of a file, and what is wrong with the rest. `nodes` is how many values it may have, and is what is
-/// left of them afterwards.
+/// The documents of a file that can be parsed, and the problems of the rest. `nodes` is how many values it may have, and what
+/// is left of them afterwards.
 pub fn read(bytes: &[u8], file: FileId, nodes: &mut usize) -> (Vec<YamlNode>, Vec<Diagnostic>) {
     match as_text(bytes, file) {
         Ok(text) => YamlReader::new(text, file).read(nodes),
@@ -34,7 +34,7 @@ fn as_text(bytes: &[u8], file: FileId) -> Result<&str, Box<Diagnostic>> {
     std::str::from_utf8(bytes).map_err(|error| Box::new(not_utf8(bytes, error.valid_up_to(), file)))
 }
 
-/// The length of U+FFFD, which stands for the bad byte where the file is shown.
+/// The length of U+FFFD, which replaces the bad byte where the file is displayed.
 const REPLACEMENT: usize = 3;
 
 fn not_utf8(bytes: &[u8], at: usize, file: FileId) -> Diagnostic {
@@ -63,7 +63,7 @@ impl<'a> YamlReader<'a> {
         let options = options! {
             emit_comments: false,
             emit_unresolved_aliases: true,
-            // The builder counts both together and says it better; these keep the parser's own stacks small.
+            // The builder counts both together and reports it better; these limits keep the parser's own stacks small.
             flow_nesting_limit: MAX_DEPTH + 2,
             block_nesting_limit: MAX_DEPTH + 2,
         };

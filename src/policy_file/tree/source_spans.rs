@@ -1,5 +1,5 @@
-//! Where a part of a text stands in the file, after quotes, escapes and folded lines were undone: for mistakes inside a
-//! text that has a grammar of its own.
+//! Maps a part of a scalar's content to its place in the file, across quotes, escapes and folded lines: for mistakes inside a
+//! text with a grammar of its own.
 
 use std::ops::Range;
 
@@ -39,14 +39,14 @@ impl<'a> QuoteReader<'a> {
         let (at, quotes) = match source.as_bytes().first() {
             Some(b'\'') => (1, Quotes::Single),
             Some(b'"') => (1, Quotes::Double),
-            // The first line of a block says only how to read it.
+            // The first line of a block only says how to parse it.
             Some(b'|' | b'>') => (source.find('\n').map_or(source.len(), |end| end + 1), Quotes::None),
             _ => (0, Quotes::None),
         };
         Self { source, at, quotes }
     }
 
-    /// The next place that reads as `wanted`.
+    /// The next place whose content is `wanted`.
     fn find(&mut self, wanted: char) -> Option<Range<usize>> {
         loop {
             let start = self.at;
@@ -58,7 +58,7 @@ impl<'a> QuoteReader<'a> {
                 }
             } else if c == wanted {
                 if c == '\'' && self.quotes == Quotes::Single {
-                    // Two stand for one; one alone ends the text.
+                    // Two mean one; a single one ends the text.
                     self.source[self.at..].strip_prefix('\'')?;
                     self.at += 1;
                 }
@@ -71,7 +71,7 @@ impl<'a> QuoteReader<'a> {
         }
     }
 
-    /// Steps over an escape; whether it stands for a character, which one at the end of a line does not.
+    /// Skips an escape; whether it is a character, which one at the end of a line is not.
     fn escape(&mut self) -> Option<bool> {
         let kind = self.source[self.at..].chars().next()?;
         let digits = match kind {

@@ -1,4 +1,4 @@
-//! What the YAML parser could not read, in words for somebody who does not know the parser.
+//! The YAML parser's errors, in words for people who do not know the parser.
 
 use super::super::diagnostic::Diagnostic;
 use super::super::source::{FileId, Span};

@@ -1,4 +1,4 @@
-//! An explanation as text for a terminal of 100 columns. What is said of a pod and of the remedies; [`node`] says the rest.
+//! Formats an explanation for a terminal of 100 columns: the pod and the remedies; [`node`] formats the rest.
 
 mod node;
 
@@ -222,7 +222,7 @@ fn state(explanation: &Explanation) -> String {
         }
         PodStage::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
             (Some(refused), _) => refused_text(refused, *offered_to_preempt),
-            (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
+            (None, Some(node)) => format!("waits; was offered {node}, {tries} earlier attempt(s) failed"),
             (None, None) => {
                 "waits; the scheduler has not asked about it since this process knows of it".into()
             }
@@ -279,7 +279,7 @@ fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
     title("All that do not fit, by reason (--all or --node NAME shows them)", paint) + &pairs(&rows, 1)
 }
 
-/// Two columns, the second as wide as the terminal lets it be.
+/// Two columns, the second as wide as the terminal allows.
 fn pairs(rows: &[(String, String)], indent: usize) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
@@ -291,7 +291,7 @@ fn pairs(rows: &[(String, String)], indent: usize) -> String {
     lines(&table, indent)
 }
 
-/// Cells are filled up to their column's width, the last one too.
+/// Cells are padded to their column's width, the last one too.
 fn lines(table: &Table, indent: usize) -> String {
     let indent = " ".repeat(indent);
     table.lines().map(|row| (indent.clone() + &row).trim_end().to_owned() + "\n").collect()

@@ -1,4 +1,4 @@
-//! One node of an explanation as text: its verdict, its GPUs' figures as a table, and what is to be said of each GPU.
+//! Formats one node of an explanation: whether the pod fits, its GPUs' figures as a table, and a remark on each GPU.
 
 use super::{Paint, WIDTH, lines, pairs};
 use crate::scheduling::explaining::explanation::{
@@ -85,7 +85,7 @@ fn model(node: &NodePart) -> Option<String> {
     Some(format!("{tier}; it would answer {ready} after binding"))
 }
 
-/// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: parts with something to say, and the least sum wins.
+/// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
 fn score_text(score: &ScorePart) -> String {
     let said = |part: &&WeightedPart| part.weighted > 0;
     let part = |part: &WeightedPart| format!("{} {} × {}", part.name, part.part, part.weight);
@@ -145,7 +145,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let on_it = (!gpu.occupants.is_empty())
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
-        // Where the pod has room nobody need leave.
+        // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} stays: {}", one.pod, one.keep_reason.as_ref()?)));
         let said: Vec<String> = health.into_iter().chain(against).chain(on_it).chain(stay).collect();

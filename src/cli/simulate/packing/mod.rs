@@ -1,8 +1,8 @@
-//! `stowage simulate packing`: how full GPUs become under several policies, as a table, an object or a picture. What is played
-//! is in `sim::packing`; here are what is asked for, and the runs side by side.
+//! `stowage simulate packing`: GPU allocation under several policies, as a table, an object or a picture. The simulation is in
+//! `lab::simulate::packing`; here are the arguments, and the parallel runs.
 //!
-//! [`source`] reads the trace and what lies beside it, [`through_extender`] asks the verbs, [`table`] writes for people, [`picture`]
-//! draws.
+//! [`source`] reads the trace and the published results next to it, [`through_extender`] calls the verbs over HTTP, [`table`]
+//! and [`picture`] format the results.
 
 mod picture;
 mod source;
@@ -32,7 +32,7 @@ use through_extender::ThroughExtender;
 
 #[derive(Debug, Args)]
 pub struct PackingArgs {
-    /// The directory of the openb trace; without it a small trace is played that is made up
+    /// The directory of the openb trace [default: a small generated trace]
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
 
@@ -40,36 +40,37 @@ pub struct PackingArgs {
     #[arg(long, value_name = "NAME", default_value = "default", requires = "trace")]
     variant: String,
 
-    /// What to play, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these], and
-    /// stowage-told, which knows beforehand how often each pod will come
+    /// Policies to run, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these],
+    /// and stowage-told, which knows beforehand how often each pod will come
     #[arg(long, value_name = "P", value_delimiter = ',')]
     policy: Vec<PlayedPolicy>,
 
-    /// One seed, or a range with both its ends
+    /// One seed, or an inclusive range
     #[arg(long, value_name = "A..B", default_value = "42..51")]
     seeds: Seeds,
 
-    /// Let pods end, at this load of all GPUs, and tell what is turned away: 0.95 for 95 %
+    /// Let pods end, at this load of all GPUs, and count rejected pods: 0.95 for 95 %
     #[arg(long, value_name = "LOAD", conflicts_with = "preempt_best_effort")]
     churn: Option<OfferedLoad>,
 
-    /// Let Stowage evict best-effort pods for those that serve
+    /// Let Stowage evict best-effort pods for serving pods
     #[arg(long)]
     preempt_best_effort: bool,
 
-    /// Ask Stowage through its HTTP verbs, as the stock scheduler would: scores 0 to 10, ties at random
+    /// Call Stowage through its HTTP verbs, as kube-scheduler would: scores 0 to 10, ties at random
     #[arg(long, conflicts_with = "preempt_best_effort")]
     through_extender: bool,
 
-    /// Who places pods without GPUs where Stowage places the others: one who goes by what free VRAM is worth, or best fit
+    /// How pods without GPUs are placed beside Stowage: by the learned packing, or best fit
     #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPodPolicy::Worth)]
     cpu_pods: CpuPodPolicy,
 
-    /// Tell how much could have been allocated by whoever begins like the last to turn a pod away, and by anybody (some seconds)
+    /// Print upper bounds of the allocation: for policies that begin like the last one to reject a pod, and for any policy
+    /// (some seconds)
     #[arg(long, conflicts_with_all = ["churn", "preempt_best_effort"])]
     bound: bool,
 
-    /// Draw what is allocated and what is in fragments, over what pods have asked for
+    /// Draw the allocated and the fragmented share over the requested share
     #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
     plot: Option<PictureFile>,
 
@@ -78,7 +79,7 @@ pub struct PackingArgs {
     json: bool,
 }
 
-/// One object; `L` is what a policy came to.
+/// One object; `L` is a policy's result.
 #[derive(Debug, Serialize)]
 struct PackingOutput<'a, L> {
     variant: &'a str,
@@ -87,13 +88,13 @@ struct PackingOutput<'a, L> {
     bound: Option<&'a AllocationBound>,
 }
 
-/// What policies came to, and when each first turned somebody away.
+/// Results of policies, and when each first rejected a pod.
 struct PackingResults {
     lines: Vec<PackingLine>,
     beginnings: Vec<Beginning>,
 }
 
-/// All that runs have in common.
+/// What all runs share.
 struct PackingSetup {
     source: PackingTrace,
     setting: PlayedTrace,
@@ -120,7 +121,7 @@ impl From<CpuPodPolicy> for CpuRule {
     }
 }
 
-/// How Stowage is asked.
+/// How Stowage is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StowageDriver {
     InProcess,
@@ -193,7 +194,7 @@ impl PackingArgs {
         })
     }
 
-    /// `None` unless it was asked for.
+    /// `None` unless it was requested.
     fn bound_on(&self, stage: &PackingSetup, beginnings: &[Beginning]) -> Result<Option<AllocationBound>> {
         match self.bound {
             true => Ok(AllocationBound::of(&stage.setting, &stage.arrivals, beginnings)?),
@@ -253,7 +254,7 @@ impl PackingSetup {
         })
     }
 
-    /// Every policy with every seed, side by side; by policy, in the order of the seeds.
+    /// Every policy with every seed, in parallel; by policy, in the order of the seeds.
     fn each<R: Send>(
         &self,
         run: impl Fn(PlayedPolicy, &Arrivals) -> Result<R> + Sync,

@@ -1,5 +1,4 @@
-//! Where pods and nodes come from: the files of a trace, or what is made up; and what runs of others came to, where that lies
-//! beside the trace.
+//! Sources of pods and nodes: a trace's files, or a generated trace; and other tools' results, if they are next to the trace.
 
 use crate::cli::simulate::{file_in, trace_in};
 use crate::lab::simulate::openb::published;
@@ -11,7 +10,7 @@ use std::path::Path;
 
 pub struct PackingTrace {
     pub variant: String,
-    /// Whether it is made up.
+    /// Whether it is generated.
     pub is_built_in: bool,
     pub trace: Trace,
     published: Vec<PublishedRun>,
@@ -40,7 +39,7 @@ impl PackingTrace {
         })
     }
 
-    /// What runs of a policy with these seeds came to elsewhere.
+    /// Other tools' results of a policy with these seeds.
     pub fn published(&self, policy: PlayedPolicy, seeds: &[u64]) -> Option<SeedMeans> {
         published::means(&self.published, &self.variant, policy.published_as()?, seeds)
     }

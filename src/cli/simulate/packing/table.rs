@@ -1,4 +1,4 @@
-//! Results as people read them: one line for each policy, beside what was published of it.
+//! Results as a table: one line for each policy, beside its published result.
 
 use super::source::PackingTrace;
 use crate::lab::simulate::openb::Trace;
@@ -61,12 +61,12 @@ fn meaning(bound: &AllocationBound) -> String {
     let (policy, choosy) =
         (begins_as.name(), [figure(*of_anybody_at_100), figure(*of_anybody_at_130)].join(" and "));
     format!(
-        "bound (LP): no policy could have allocated more that places those whom {policy} placed before it turned away\n    \
-         the first of the same GPU models ({placed:.1} % of the GPUs); whoever refuses others could come to {choosy}"
+        "bound (LP): the most that any policy could allocate that places every pod {policy} had placed before it first\n    \
+         rejected one of the same GPU models ({placed:.1} % of the GPUs); {choosy} for a policy that may reject any pod"
     )
 }
 
-/// A line of its own on pods that ask for what no node of their models has; nothing if there are none.
+/// A note on pods that request more than any node of their models has; nothing if there are none.
 fn never_placed(trace: &Trace) -> String {
     let mut never = trace.never_placed();
     let Some(first) = never.next().map(|pod| &pod.name) else { return String::new() };

@@ -1,6 +1,6 @@
-//! Stowage as the stock scheduler meets it: every pod goes through the router of the HTTP verbs, request and answer in JSON, in
-//! this process. Filter is asked about the nodes that the stock filters let the pod come to, prioritize about those that are
-//! left, and of the nodes with the highest of the scores 0 to 10 one is taken at random, as the scheduler takes it.
+//! Stowage behind its HTTP verbs: every pod goes through the router, request and answer in JSON, in this process. Filter gets
+//! the nodes that kube-scheduler's filters accept, prioritize those that are left, and one of the nodes with the highest of the
+//! scores 0 to 10 is chosen at random, as kube-scheduler does.
 
 use crate::extender::Extender;
 use crate::extender::request::RequestLimits;
@@ -83,7 +83,7 @@ impl<'s> ThroughExtender<'s> {
         let passed: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
         let node = match passed.as_slice() {
             [] => return Ok(None),
-            // The scheduler asks nobody which of one is best.
+            // kube-scheduler does not call prioritize for one node.
             [only] => only.clone(),
             several => {
                 let request = json!({ "Pod": pod, "Nodes": null, "NodeNames": several });
@@ -188,7 +188,7 @@ fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> 
     })
 }
 
-/// A control plane that takes every Binding, and is asked for nothing else.
+/// A control plane that accepts every Binding, and no other request.
 struct AlwaysWritten;
 
 impl ControlPlane for AlwaysWritten {

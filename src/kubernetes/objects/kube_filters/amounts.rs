@@ -1,7 +1,7 @@
-//! Quantities of pods and nodes, as the stock scheduler adds them up.
+//! Resource quantities of pods and nodes, added up as kube-scheduler does.
 //!
-//! A container that was resized in place counts with the largest of what it asks for, what it was allocated and what it runs
-//! with. Of a whole pod's resources that are resized in place only what the spec says is looked at.
+//! A container that was resized in place counts with the largest of its request, its allocation and its running resources. For
+//! pod-level resources that are resized in place only the spec is used.
 
 use super::super::{VRAM, containers};
 use crate::scheduling::kube_filters::resources::{Amounts, CPU, ContainerAmounts, NamedAmounts};
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// How many pods a node takes stands among its resources.
+/// The resource name for the number of pods that a node takes.
 const PODS: &str = "pods";
 
-/// What a node has, and how many pods it takes. What cannot be read it does not have.
+/// A node's allocatable resources, and how many pods it takes. A quantity that cannot be parsed counts as none.
 pub fn of_node(node: &Node) -> (Amounts, u64) {
     let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
     let mut named = NamedAmounts::new();
@@ -28,7 +28,7 @@ pub fn of_node(node: &Node) -> (Amounts, u64) {
     (Amounts::of(&named), pods)
 }
 
-/// What a pod takes. What cannot be read is more than any node has.
+/// A pod's resources. A quantity that cannot be parsed counts as more than any node has.
 pub fn of_pod(pod: &Pod) -> Amounts {
     let Some(spec) = &pod.spec else { return Amounts::default() };
     let amounts = |(role, container)| ContainerAmounts { role, amounts: of_container(pod, role, container) };
@@ -42,11 +42,11 @@ fn of_container<'a>(pod: &'a Pod, role: ContainerRole, container: &'a Container)
     let Some(status) = status_of(pod, role, container) else { return asked };
     let running = status.resources.as_ref().map(|resources| named(&resources.requests)).unwrap_or_default();
     let granted = larger(running, named(&status.allocated_resources));
-    // What it asks for and will never get there does not count.
+    // A resize that is infeasible on the node does not count.
     if is_resize_infeasible(pod) { granted } else { larger(asked, granted) }
 }
 
-/// An init container that has ended takes nothing, so that its status says nothing.
+/// An init container that has ended takes nothing, so its status is ignored.
 fn status_of<'a>(pod: &'a Pod, role: ContainerRole, container: &Container) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let statuses = match role {
@@ -84,7 +84,7 @@ fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
     classified.map(|(name, quantity)| (name.as_str(), amount(name, quantity).unwrap_or(u64::MAX))).collect()
 }
 
-/// GPUs and their memory are the ledger's.
+/// GPUs and their memory are left to the ledger.
 fn is_judged(resource: &str) -> bool {
     resource != VRAM && !PluginResource::is_one(resource)
 }

@@ -1,4 +1,4 @@
-//! Taints and tolerations, and what pods say of nodes and of each other.
+//! Taints and tolerations, and affinities to nodes and to other pods.
 //!
 //! Preferences filter nothing and are left out.
 
@@ -16,13 +16,13 @@ use std::sync::Arc;
 /// The only field of a node that an affinity can name.
 const NODE_NAME: &str = "metadata.name";
 
-/// `None` for one that keeps nobody away.
+/// `None` for an effect that filters no pods.
 pub fn taint(found: &ApiTaint) -> Option<Taint> {
     let value = found.value.clone().unwrap_or_default();
     Some(Taint { key: found.key.clone(), value, effect: effect(&found.effect)? })
 }
 
-/// `None` for one that lets nobody through, as far as it is understood.
+/// `None` for a toleration that, as far as it is understood, tolerates nothing.
 pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let rule = match found.operator.as_deref() {
@@ -37,7 +37,7 @@ pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
     Some(Toleration { key: text(&found.key), rule, effect })
 }
 
-/// What the pod requires of its node. With a term that cannot be read nobody knows which nodes it would take.
+/// The pod's required node affinity. With a term that cannot be parsed the set of matching nodes is unknown.
 pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<UnsupportedRule>) {
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
@@ -56,7 +56,7 @@ pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
     near.next().is_some() || required_far(spec).next().is_some()
 }
 
-/// Whom the pod requires away from it.
+/// The pod's required pod anti-affinity.
 pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let terms = pod.spec.iter().flat_map(required_far);
@@ -68,7 +68,7 @@ fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
     far.flat_map(|far| &far.required_during_scheduling_ignored_during_execution).flatten()
 }
 
-/// A selector that cannot be read may take anyone.
+/// A selector that cannot be parsed may match any pod.
 fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
     let named: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
     let scope = match (&term.namespace_selector, named.is_empty()) {

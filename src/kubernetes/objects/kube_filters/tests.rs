@@ -1,4 +1,4 @@
-//! Objects as an API server shows them, read for the stock filters.
+//! Objects as an API server shows them, converted for kube-scheduler's filters.
 
 use super::*;
 use crate::ids::PodUid;

@@ -1,4 +1,4 @@
-//! Holds until their deadlines, and the order of what is written about them.
+//! Reservations until their deadlines, and the order of the writes about them.
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
@@ -72,7 +72,7 @@ async fn a_standby_sees_that_a_hold_was_extended() {
     pod["status"]["conditions"] = reservation_observed(&[], 10);
     bench.show(pod.clone());
     assert!(left(&bench, "serving") <= Millis::seconds(10));
-    // What the API server shows goes by the wall clock, which runs on meanwhile.
+    // The API server's state goes by the wall clock, which advances meanwhile.
     pod["status"]["conditions"] = reservation_observed(&[], 300);
     bench.show(pod.clone());
     assert!(left(&bench, "serving") > Millis::seconds(200));

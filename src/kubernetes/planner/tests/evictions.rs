@@ -1,4 +1,4 @@
-//! Who is evicted, how often, and who is not any more.
+//! Which pods are evicted, how often, and which are not any more.
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
@@ -39,7 +39,7 @@ async fn who_was_not_told_to_leave_is_not_told_to_stay() {
     assert_eq!(bench.tick().await, ["serving: end hold, clear nomination"]);
 }
 
-/// The only GPU of the node is under lasting pressure: an engine, and two jobs beside it.
+/// The only GPU of the node is under lasting pressure, from an engine beside two jobs.
 fn pressed(policy: Policy) -> PlannerFixture {
     let mut bench = PlannerFixture::by(policy, &["n"]);
     bench.show(bound("engine", "n", 30, 100));
@@ -60,7 +60,7 @@ fn report_pressure(bench: &PlannerFixture) {
     );
 }
 
-/// Ten seconds of pressure, and what is written in them.
+/// Ten seconds of pressure, and the writes during them.
 async fn press(bench: &mut PlannerFixture) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..5 {
@@ -107,7 +107,7 @@ fn of_a_pair(name: &str, pod: Value) -> Value {
     pod
 }
 
-/// One of two is bound, and the other's room was not taken in time.
+/// One of two is bound, and the other was not bound in time.
 async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.planning.groups.when_broken = WhenBroken::Leave;

@@ -1,4 +1,4 @@
-//! Pods that only a limit keeps waiting: on evictions, on what one run places, on writes under way.
+//! Pods that only a limit keeps pending: on evictions, on placements in one run, on writes in progress.
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;

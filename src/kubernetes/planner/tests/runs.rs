@@ -1,4 +1,4 @@
-//! Planning runs beside the ticks: nothing waits for them, and what they say is checked again.
+//! Planning runs beside the ticks: nothing waits for them, and their results are checked again.
 
 use super::*;
 use crate::service::Tenure;
@@ -37,7 +37,7 @@ async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_i
     while !bench.planner.is_idle() {
         bench.planner.go_on().await;
     }
-    // The copy is of before: it placed the pod, and the books did not take it.
+    // The copy is from before: the plan placed the pod, and the ledger rejected it.
     assert_eq!(bench.recorder.written(), Vec::<String>::new());
     assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
@@ -51,7 +51,7 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
     assert_eq!(bench.service.ledger().totals().reservations, 0);
-    // Nobody has told the planner yet.
+    // The planner has not been notified yet.
     bench.planner.tick();
     bench.service.set_tenure(Tenure::Standby);
     bench.planner.go_on().await;

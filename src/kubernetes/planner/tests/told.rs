@@ -1,4 +1,4 @@
-//! What pods are told of how far the planner is with them.
+//! The conditions and Events that show pods the planner's progress.
 
 use super::*;
 use crate::kubernetes::port::PodOnRecord;

@@ -1,6 +1,6 @@
-//! Disruption budgets, as far as an eviction meets them.
+//! Disruption budgets, as far as evictions depend on them.
 //!
-//! No controller counts pods here: what a budget allows is what its status says, and each eviction takes one of it.
+//! No controller counts pods here: a budget's status says what it allows, and each eviction takes one of it.
 
 use super::defaults::object_at;
 use super::error::ApiError;
@@ -26,14 +26,14 @@ pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiErr
     }
 }
 
-/// Budgets are about pods that run.
+/// Budgets count running pods.
 fn is_nobodys_loss(pod: &Value) -> bool {
     let phase = pod["status"]["phase"].as_str();
     matches!(phase, Some("Pending" | "Succeeded" | "Failed"))
         || !pod["metadata"]["deletionTimestamp"].is_null()
 }
 
-/// A pod that is not ready serves nobody: it may go always, or (the default) as long as enough others are healthy.
+/// A pod that is not ready serves no requests: it may always be evicted, or (the default) while enough other pods are healthy.
 fn is_free(budget: &Value, pod: &Value) -> bool {
     let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
     let is_ready = conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");

@@ -1,4 +1,4 @@
-//! Which requests were made, by whom: what tests assert about the request path.
+//! Counts requests by kind and client: tests make assertions about the request path with it.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub struct ApiCall {
     pub resource: String,
 }
 
-/// Counters of all requests that came over HTTP; the in-process handle's own are not counted.
+/// Counters of all requests over HTTP; calls of the in-process handle are not counted.
 #[derive(Debug, Default)]
 pub struct Calls(Mutex<BTreeMap<ApiCall, u64>>);
 

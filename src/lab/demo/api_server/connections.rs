@@ -1,6 +1,6 @@
-//! What a test does to a client's connections as a whole: its watches lag, die silently or end, or it is cut off.
+//! Faults of a client's connections, for tests: watches that lag, die silently or end, and clients that are cut off.
 //!
-//! Orders only; `watch` and `routes` ask before they send.
+//! Orders only; `watch` and `routes` check them before they send.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ pub struct Connections {
 struct ConnectionState {
     watches_begun: u64,
     held_back: BTreeSet<Watches>,
-    /// Watches that began no later than this one show nothing more.
+    /// Watches that began no later than this one send nothing more.
     silent: BTreeMap<Watches, u64>,
     /// Watches that began no later than this one end.
     ended: BTreeMap<Watches, u64>,
@@ -35,7 +35,7 @@ pub(super) enum Flow {
 }
 
 impl Connections {
-    /// Events of this kind are held back from the client, in watches that are open and in new ones, until they are resumed.
+    /// Events of this kind are held back from the client, in open and new watches, until they are resumed.
     pub fn hold_watches_back(&self, client: &str, kind: &str) {
         self.change(|state| _ = state.held_back.insert(watches(client, kind)));
     }
@@ -44,19 +44,19 @@ impl Connections {
         self.change(|state| _ = state.held_back.remove(&watches(client, kind)));
     }
 
-    /// The client's open watches of this kind show nothing more and never end: the connection died and nobody was told. New
-    /// watches are not concerned.
+    /// The client's open watches of this kind send nothing more and never end, as on a connection that died silently. New
+    /// watches are not affected.
     pub fn silence_watches(&self, client: &str, kind: &str) {
         self.change(|state| _ = state.silent.insert(watches(client, kind), state.watches_begun));
     }
 
-    /// The client's open watches of this kind end in order. New watches are not concerned.
+    /// The client's open watches of this kind end in order. New watches are not affected.
     pub fn end_watches(&self, client: &str, kind: &str) {
         self.change(|state| _ = state.ended.insert(watches(client, kind), state.watches_begun));
     }
 
-    /// Nothing passes between the client and the server, in either direction, until it is reconnected. What the client no
-    /// longer waits for by then never arrives.
+    /// Nothing passes between the client and the server, in either direction, until it is reconnected. Answers that the client
+    /// no longer waits for by then never arrive.
     pub fn cut_off(&self, client: &str) {
         self.change(|state| _ = state.cut_off.insert(client.to_owned()));
     }

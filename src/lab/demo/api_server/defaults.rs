@@ -1,6 +1,6 @@
-//! What the real API server fills in when an object is created.
+//! Defaults that the real API server sets when an object is created.
 //!
-//! Pure. Only the defaults that a scheduler or an extender can see; no validation of whole objects.
+//! Pure. Only the defaults that a scheduler or an extender can observe; no validation of whole objects.
 
 use super::resource::Resource;
 use serde_json::{Map, Value, json};
@@ -58,7 +58,7 @@ fn copy_limits_to_requests(container: &mut Value) {
     }
 }
 
-/// Until a kubelet says otherwise, what a node has is what it can give.
+/// Until a kubelet writes it, a node's allocatable is its capacity.
 fn complete_node(node: &mut Value) {
     object_at(node, "spec");
     let status = object_at(node, "status");
@@ -67,7 +67,7 @@ fn complete_node(node: &mut Value) {
     }
 }
 
-/// The object at a field, made if it is not there.
+/// The object at a field, created if it is missing.
 pub fn object_at<'a>(parent: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
     fields_of(fields_of(parent).entry(field).or_insert(Value::Null))
 }

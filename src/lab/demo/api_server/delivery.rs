@@ -1,7 +1,8 @@
-//! When a request is performed, how often, and what its client hears of it: at once and the truth, unless a fault was ordered.
+//! When and how often a request is performed, and what its client is answered: at once and truthfully, unless a fault was
+//! ordered.
 //!
-//! A write that lands late lands whether or not its client still waits: it runs in a task of its own. What it means is in
-//! `routes` and behind.
+//! A late write lands whether or not its client still waits: it runs in a task of its own. `routes` and the modules behind it
+//! perform requests.
 
 use super::error::ApiError;
 use super::faults::{DelayStage, InjectedFault, Operation};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// What a write may take that names no `timeout`, as in kube-apiserver (`requestTimeoutUpperBound`).
+/// Time limit of a write that names no `timeout`, as in kube-apiserver (`requestTimeoutUpperBound`).
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(34);
 
 /// Performs a request, and answers it.
@@ -52,7 +53,7 @@ pub async fn deliver(request: Arc<ApiRequest>, fault: Option<(Operation, Injecte
     }
 }
 
-/// What is answered where nothing is performed.
+/// The answer if nothing is performed.
 fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     const WHY: &str = "a fault was ordered";
     match fault {
@@ -65,7 +66,7 @@ fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     }
 }
 
-/// Performs the request once `landing` has come; the client waits for it no longer than the server lets it.
+/// Performs the request when `landing` has passed; the client waits no longer than the server's timeout.
 async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'static, ()>) -> Response {
     let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT);
     let (tell, told) = oneshot::channel();
@@ -77,7 +78,7 @@ async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'s
                 true
             }
         };
-        // Nobody may be there to be told.
+        // The client may have disconnected.
         let _ = tell.send(if lands { request.perform() } else { refusal(&ApiError::timeout()) });
     };
     tokio::spawn(landed);
@@ -90,7 +91,7 @@ async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'s
     }
 }
 
-/// Performs the request now, and once more when `again` has come.
+/// Performs the request now, and again when `again` has passed.
 fn repeated(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response {
     let answer = request.perform();
     tokio::spawn(async move {

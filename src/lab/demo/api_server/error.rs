@@ -1,11 +1,11 @@
-//! What goes wrong, as the `Status` object Kubernetes answers.
+//! API errors, as the `Status` object that Kubernetes answers.
 //!
-//! Texts follow the real API server's, because clients show them to people (never compare them).
+//! Texts are the real API server's, because clients show them to users (never compare them).
 
 use super::resource::Resource;
 use serde_json::{Value, json};
 
-/// A refusal: HTTP code, machine-readable reason, text; of an eviction also what stands against it.
+/// An error: HTTP code, machine-readable reason, text; for an eviction also the causes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -21,7 +21,7 @@ pub struct ApiError {
 pub struct StatusCause {
     pub reason: &'static str,
     pub message: String,
-    /// Which field it is about, if it is about one.
+    /// The field it is about, if any.
     pub field: Option<&'static str>,
 }
 
@@ -30,7 +30,7 @@ impl ApiError {
         Self { code, reason, message: message.into(), cause: None, retry_after_seconds: None }
     }
 
-    /// A disruption budget stands against an eviction.
+    /// A disruption budget prevents an eviction.
     pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
         let cause = Some(StatusCause { reason: "DisruptionBudget", message: why.into(), field: None });
@@ -61,7 +61,7 @@ impl ApiError {
         Self::new(422, "Invalid", format!("{} \"{name}\" is invalid: {why}", resource.kind))
     }
 
-    /// A patch would give the object another UID: it was meant for another object of the name.
+    /// A patch would give the object another UID: it was meant for another object of that name.
     pub fn other_uid(resource: &Resource, name: &str, uid: &str) -> Self {
         let message = format!("Invalid value: \"{uid}\": field is immutable");
         let invalid = Self::invalid(resource, name, format!("metadata.uid: {message}"));
@@ -92,7 +92,7 @@ impl ApiError {
         Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
-    /// The list that a token goes on with is no longer kept.
+    /// The list that a continue token belongs to is no longer stored.
     pub fn expired_continue() -> Self {
         Self::new(
             410,
@@ -101,7 +101,7 @@ impl ApiError {
         )
     }
 
-    /// The request was not done within the `timeout` it named, or the server's own.
+    /// The request did not finish within its `timeout`, or the server's own.
     pub fn timeout() -> Self {
         Self::new(
             504,

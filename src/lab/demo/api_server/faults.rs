@@ -1,7 +1,7 @@
-//! Faults a test orders in advance: the next requests of a kind, of any client or of one, go wrong.
+//! Faults that a test orders in advance: the next requests of a kind, of any client or of one, fail.
 //!
-//! Orders only. When a request is performed, how often, and what its client hears is decided in `delivery`; what happens to
-//! connections as a whole is ordered in `connections`.
+//! Orders only. `delivery` decides when a request is performed, how often, and what its client is answered; faults of whole
+//! connections are in `connections`.
 
 use parking_lot::Mutex;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub enum Operation {
     WatchBudgets,
 }
 
-/// How far a write that lands late has come when it is held up. The server's `timeout` counts from the write's arrival.
+/// Where a late write is held up. The server's `timeout` counts from the write's arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DelayStage {
     /// On its way, in a proxy that buffers: the server's `timeout` has not begun.
@@ -48,16 +48,16 @@ pub enum DelayStage {
 pub enum InjectedFault {
     /// Written at once, answered after this long: the client that gave up does not know it succeeded.
     AnswersLate(Duration),
-    /// Performed at once, answered when [`super::held::Held`] releases it. A page of a list shows the cluster as of its
-    /// arrival.
+    /// Performed at once, answered when [`super::held::Held`] releases it. A page of a list shows the cluster as of the
+    /// request's arrival.
     AnswersWhenReleased,
-    /// Written at once; the connection breaks before the answer is out.
+    /// Written at once; the connection breaks before the answer is sent.
     LosesAnswer,
     /// Accepted now, written after this long, whether or not its client still waits.
     LandsLate(DelayStage, Duration),
     /// Accepted now, written when [`super::held::Held`] releases it, whether or not its client still waits.
     LandsWhenReleased(DelayStage),
-    /// Written and answered, and after this long written again: what repeats it is between client and server.
+    /// Written and answered, and written again after this long: a proxy between client and server repeats it.
     ArrivesTwice(Duration),
     /// Written and answered, and written again when [`super::held::Held`] releases the repetition.
     ArrivesAgainWhenReleased,
@@ -67,17 +67,17 @@ pub enum InjectedFault {
     Conflicts,
     /// 403, nothing written.
     Forbids,
-    /// 429 that names no time, nothing written.
+    /// 429 without `Retry-After`, nothing written.
     TooMany,
     /// 429 with `Retry-After` in seconds, nothing written.
     Throttles(u64),
-    /// 410: the version that a list goes on from or a watch resumes from is forgotten.
+    /// 410: the version that a list continues from or a watch resumes from has been compacted.
     Expired,
     /// Nothing written, and no answer until the server stops.
     Hangs,
 }
 
-/// Faults still to be met, first ordered first, and those that were.
+/// Faults still to be applied, in order, and those that were applied.
 #[derive(Debug, Default)]
 pub struct InjectedFaults {
     orders: Mutex<Vec<FaultOrder>>,
@@ -107,12 +107,12 @@ impl InjectedFaults {
         self.orders.lock().clear();
     }
 
-    /// How many are still to be met.
+    /// How many are still to be applied.
     pub fn ordered(&self) -> usize {
         self.orders.lock().len()
     }
 
-    /// Those that were met, in order.
+    /// Those that were applied, in order.
     pub fn met(&self) -> Vec<(Operation, InjectedFault)> {
         self.met.lock().clone()
     }

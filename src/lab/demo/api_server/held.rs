@@ -1,6 +1,6 @@
 //! Requests that are held up until a test releases them.
 //!
-//! Nothing here knows what is held up, a write or its answer: that is `delivery`'s.
+//! Whether a write or its answer is held up is decided in `delivery`.
 
 use super::faults::Operation;
 use parking_lot::Mutex;
@@ -23,7 +23,7 @@ struct HeldRequest {
 }
 
 impl HeldRequests {
-    /// What the requests of a client are about that are held up now, by name: one for each request.
+    /// Names of the objects of a client's held requests: one for each request.
     pub fn objects(&self, client: &str, operation: Operation) -> Vec<String> {
         let mut waiting = self.waiting.lock();
         waiting.retain(|one| !one.go_on.is_closed());
@@ -31,7 +31,7 @@ impl HeldRequests {
         of_client.map(|one| one.object.clone()).collect()
     }
 
-    /// Waits until a request of the client is held up that is about this object.
+    /// Waits until a request of the client about this object is held up.
     pub async fn until(&self, client: &str, operation: Operation, object: &str) {
         let mut arrived = self.arrived.subscribe();
         while !self.objects(client, operation).iter().any(|held| held == object) {
@@ -39,7 +39,7 @@ impl HeldRequests {
         }
     }
 
-    /// Lets all requests of a client go on that are held up now, and answers how many they were.
+    /// Releases all held requests of a client, and returns how many there were.
     pub fn release(&self, client: &str, operation: Operation) -> usize {
         self.release_where(|one| one.client == client && one.operation == operation)
     }

@@ -1,4 +1,4 @@
-//! A stand-in Kubernetes API server: as much of it as a client of pods, nodes and leases can tell.
+//! A stand-in for the Kubernetes API server: as much of it as clients of pods, nodes and Leases can observe.
 //!
 //! Objects live in memory as JSON with one global resource version; lists, watches, patches, bindings and
 //! evictions behave as the real server's do, refusals included. Callers are not authenticated, though
@@ -48,7 +48,7 @@ use tokio::sync::watch as channel;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use write::ObjectPart;
 
-/// What the routes and the handle share. The lock is never held across an await.
+/// State shared by the routes and the handle. The lock is never held across an await.
 struct Shared {
     store: Mutex<Store>,
     revisions: channel::Sender<u64>,
@@ -62,7 +62,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Runs a write and tells the watches.
+    /// Runs a write and notifies the watches.
     fn write<T>(&self, operation: impl FnOnce(&mut Store) -> Result<T, ApiError>) -> Result<T, ApiError> {
         let mut store = self.store.lock();
         let result = operation(&mut store);
@@ -120,17 +120,17 @@ impl ApiServer {
         self.client_with(name, WriteTimes::default())
     }
 
-    /// The same, of which the writes may take so long.
+    /// The same, with a time limit for its writes.
     pub fn client_with(&self, name: &str, times: WriteTimes) -> kube::Result<kube::Client> {
         let mut config = kube::Config::new(self.uri());
         if let Ok(name) = http::HeaderValue::from_str(name) {
             config.headers.push((http::header::USER_AGENT, name));
         }
-        // As Stowage's own client: what is refused is seen to be refused.
+        // As Stowage's own client: a refused request is visible as refused.
         crate::kubernetes::connect::client(config, times)
     }
 
-    /// The same without a network between: every request is a call in this process, in the order of the caller's runtime.
+    /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
     pub fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
         let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
         let service = tower::ServiceBuilder::new()
@@ -150,7 +150,7 @@ impl ApiServer {
         &self.shared.faults
     }
 
-    /// What faults hold up until it is released.
+    /// Requests that faults hold up until they are released.
     pub fn held(&self) -> &HeldRequests {
         &self.shared.held
     }
@@ -183,7 +183,7 @@ impl ApiServer {
         self.delete_with(object, &json!({}))
     }
 
-    /// Deletes at once, whoever is using it.
+    /// Deletes at once, even if a kubelet still runs it.
     pub fn delete_now(&self, object: &str) -> Result<(), ApiError> {
         self.delete_with(object, &json!({"gracePeriodSeconds": 0}))
     }
@@ -198,7 +198,7 @@ impl ApiServer {
         self.patch_part(object, ObjectPart::Status, patch)
     }
 
-    /// Binds a pod past any scheduler.
+    /// Binds a pod without a scheduler.
     pub fn bind(&self, pod: &str, binding: &Value) -> Result<(), ApiError> {
         let key = key(pod)?;
         self.shared.write(|store| pods::bind(store, &key, binding, Timestamp::now()))
@@ -224,7 +224,7 @@ impl ApiServer {
         self.shared.revisions.subscribe()
     }
 
-    /// Waits until the objects are as `look` wants them, looking again after each write.
+    /// Waits until the objects satisfy `look`, which is called again after each write.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut revisions = self.subscribe();
         loop {

@@ -1,7 +1,7 @@
-//! Lists in pages: every page of a list shows the objects as they were at its first.
+//! Paged lists: every page of a list shows the objects as they were at its first page.
 //!
-//! A list that more than one page was asked of is kept whole until it is compacted or too many others came after it; from then
-//! on its tokens have expired. What is listed is the caller's.
+//! A list with more than one requested page is stored until it is compacted or too many others were made after it; its tokens
+//! have expired from then on. The caller decides what is listed.
 
 use super::error::ApiError;
 use super::resource::Resource;
@@ -56,7 +56,7 @@ impl PagedListStore {
         list.page(number, 0, limit)
     }
 
-    /// The page that a token of an earlier one names.
+    /// The page for an earlier page's continue token.
     pub fn next(&self, resource: &Resource, token: &str, limit: Option<usize>) -> Result<ListPage, ApiError> {
         let place =
             token.split_once('-').and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));

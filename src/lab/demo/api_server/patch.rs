@@ -1,19 +1,19 @@
 //! The three kinds of patch, as pure functions of a document and a patch.
 //!
-//! Strategic merge knows the list keys of the fields that clients here patch (conditions by `type`, gates and
-//! containers by `name`); every other list is replaced. What a patch may touch is decided by the caller.
+//! Strategic merge knows the list keys of the fields that the clients here patch (conditions by `type`, gates and containers by
+//! `name`); every other list is replaced. The caller decides what a patch may change.
 
 use super::defaults::fields_of;
 use super::error::ApiError;
 use serde_json::Value;
 
-/// How a patch body is to be understood, from its content type.
+/// The kind of a patch body, from its content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchKind {
     Json,
     Merge,
     Strategic,
-    /// Server-side apply, kept simple: a strategic merge that creates what is not there. No field owners.
+    /// Server-side apply, simplified: a strategic merge that creates missing objects. No field owners.
     Apply,
 }
 
@@ -81,7 +81,7 @@ fn strategic(document: &mut Value, patch: &Value) {
     }
 }
 
-/// The field by which the elements of a list are told apart, for the lists that merge.
+/// The merge key of a list's elements, for the lists that merge.
 fn list_key(field: &str) -> Option<&'static str> {
     match field {
         "conditions" | "addresses" => Some("type"),

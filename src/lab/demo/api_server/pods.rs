@@ -1,6 +1,6 @@
-//! The two subresources by which pods come to nodes and leave them: `binding` and `eviction`.
+//! The pod subresources `binding` and `eviction`.
 //!
-//! Their refusals are what a binder's idempotence is built on, so the texts and codes follow the real server.
+//! A binder's idempotence relies on their errors, so the texts and codes are the real server's.
 
 use super::budgets;
 use super::defaults::object_at;

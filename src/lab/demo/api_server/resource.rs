@@ -1,4 +1,4 @@
-//! The kinds this API server keeps, and how a request path names them.
+//! The kinds that this API server stores, and their request paths.
 //!
 //! Pure: a path in, a target out. What may be done to a target is not decided here.
 
@@ -29,7 +29,7 @@ static RESOURCES: [Resource; 10] = [
     cluster_wide("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass"),
     namespaced("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     cluster_wide("resource.k8s.io/v1", "resourceslices", "ResourceSlice"),
-    // Asked, never kept.
+    // Reviews are answered, never stored.
     cluster_wide("authentication.k8s.io/v1", "tokenreviews", "TokenReview"),
     cluster_wide("authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview"),
 ];

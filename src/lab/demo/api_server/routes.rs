@@ -1,6 +1,6 @@
-//! From an HTTP request to an operation on the store, and back.
+//! Translates HTTP requests into operations on the store, and results into answers.
 //!
-//! Only translation and counting are here; what a write means is in `write` and `pods`, when it lands in `delivery`.
+//! Only translation and counting are here; `write` and `pods` perform writes, and `delivery` decides when they land.
 
 use super::Shared;
 use super::calls::ApiCall;
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The query parameters that mean something here; all others are ignored.
+/// The query parameters that are used here; all others are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Parameters {
@@ -46,7 +46,7 @@ pub struct ApiRequest {
     pub shared: Arc<Shared>,
     /// Its User-Agent.
     pub client: String,
-    /// Within how much time the server is to be done with it, if it says.
+    /// The requested `timeout`, if any.
     pub timeout: Option<Duration>,
     verb: &'static str,
     target: RequestTarget,
@@ -124,7 +124,7 @@ impl ApiRequest {
         answer
     }
 
-    /// Which orderable fault the request can meet.
+    /// The kind of fault that may apply to the request.
     fn operation(&self) -> Option<Operation> {
         match (self.target.with_subresource().as_str(), self.verb) {
             ("pods/binding", "create") => Some(Operation::Binding),
@@ -166,7 +166,7 @@ impl ApiRequest {
         self.shared.stop.run_until_cancelled(wait).await;
     }
 
-    /// Does what is asked, now.
+    /// Performs the request now.
     pub fn perform(&self) -> Response {
         if self.verb == "watch" {
             return self.watch();

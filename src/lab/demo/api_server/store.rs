@@ -1,8 +1,8 @@
-//! The objects, one global resource version, and the log of changes that watches read.
+//! The stored objects, one global resource version, and the change log that watches read.
 //!
-//! Synchronous and unaware of HTTP. What a write means for a pod is decided in `write`; here a write only gets
-//! its version, goes into the log, and is not made at all when it would change nothing (as the real server does:
-//! a client that writes the same condition twice wakes nobody).
+//! Synchronous and unaware of HTTP. `write` decides what a write means for a pod; here it only gets its version and goes into
+//! the log, and is dropped if it would change nothing (as the real server does: a client that writes the same condition twice
+//! wakes no watcher).
 
 use super::error::ApiError;
 use super::resource::Resource;

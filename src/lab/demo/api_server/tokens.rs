@@ -1,4 +1,4 @@
-//! Tokens of service accounts: issued to a test or the demo, and reviewed as the real server reviews them.
+//! Service account tokens: issued to tests and the demo, and reviewed as the real server reviews them.
 
 use k8s_openapi::ByteString;
 use parking_lot::Mutex;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub struct Tokens {
     issued: Mutex<BTreeMap<String, Issued>>,
-    /// Who may get what: a user, and a path or a namespace whose pods it may get.
+    /// The granted access: a user, and a path or a namespace whose pods it may get.
     allowed: Mutex<BTreeSet<(String, String)>>,
 }
 
@@ -66,7 +66,7 @@ impl Tokens {
         self.allowed.lock().insert((user_of(account), what.into()));
     }
 
-    /// A `SubjectAccessReview` with its status; whoever was not allowed something is refused it.
+    /// A `SubjectAccessReview` with its status; everything that was not granted is denied.
     pub fn review_access(&self, mut review: Value) -> Value {
         let spec = &review["spec"];
         let text = |pointer: &str| spec.pointer(pointer).and_then(Value::as_str).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Watches: the change log, cut to a selector, as a stream of newline-delimited events.
+//! Watches: the change log, filtered by a selector, as a stream of newline-delimited events.
 //!
-//! A change that moves an object into or out of the selector is an ADDED or a DELETED to that watch, as clients
-//! with `spec.nodeName=` selectors rely on.
+//! A change that moves an object into or out of the selector is an ADDED or a DELETED event of that watch, which clients with
+//! `spec.nodeName=` selectors rely on.
 
 use super::Shared;
 use super::connections::Flow;
@@ -23,7 +23,7 @@ pub struct WatchRequest {
     pub client: String,
     pub resource: &'static Resource,
     pub selector: ListSelector,
-    /// Changes after this version; `None` starts with what is there.
+    /// Changes after this version; `None` starts with the existing objects.
     pub after: Option<u64>,
     /// Whether the client wants the bookmark that ends a streamed list.
     pub initial_bookmark: bool,

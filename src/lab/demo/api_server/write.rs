@@ -1,7 +1,6 @@
-//! What a write means: create, replace, patch and delete, with the rules that clients of ours run into.
+//! Performs writes: create, replace, patch and delete, with the rules that Stowage's clients depend on.
 //!
-//! Synchronous: a store, a key, a body and the time in; the new object or a refusal out. Bindings and evictions
-//! are in `pods`.
+//! Synchronous: a store, a key, a body and the time in; the new object or an error out. Bindings and evictions are in `pods`.
 
 use super::defaults;
 use super::error::ApiError;
@@ -77,7 +76,7 @@ pub fn patch(
     update(store, key, merged)
 }
 
-/// Deletes, or for a running pod marks as terminating until its kubelet is done.
+/// Deletes, or marks a running pod as terminating until its kubelet is done.
 pub fn delete(
     store: &mut Store,
     key: &ObjectKey,
@@ -100,12 +99,12 @@ pub fn delete(
     store.update(key, terminating)
 }
 
-/// Somebody wants to be asked before it goes.
+/// A finalizer keeps the object.
 fn has_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
 }
 
-/// Stores the change, or lets the object go if a finalizer was all that kept it.
+/// Stores the change, or removes the object if its last finalizer is gone.
 fn update(store: &mut Store, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
     let waited = object["metadata"]["deletionTimestamp"].is_string()
         && object["metadata"]["deletionGracePeriodSeconds"] == 0;
@@ -160,7 +159,7 @@ fn check_new_gated_pod(key: &ObjectKey, pod: &Value) -> Result<(), ApiError> {
     Err(ApiError::invalid(key.resource, &key.name, why))
 }
 
-/// It stands until a scheduler says something else.
+/// It lasts until a scheduler writes another one.
 fn gated_condition() -> Value {
     json!({
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
@@ -178,7 +177,7 @@ fn check_patched_uid(key: &ObjectKey, current: &Value, patch: &Value) -> Result<
     }
 }
 
-/// A body that names a UID or a version is about that object and no other.
+/// A body that names a UID or a version applies only to that object.
 pub fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Result<(), ApiError> {
     let asked = |field: &str| body["metadata"][field].as_str().filter(|text| !text.is_empty());
     let actual = |field: &str| current["metadata"][field].as_str().unwrap_or_default();
@@ -196,7 +195,7 @@ pub fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Re
     }
 }
 
-/// Keeps a write to its part of the object, and the fields nobody may change as they were.
+/// Restricts a write to its part of the object, and restores immutable fields.
 fn confine(key: &ObjectKey, part: ObjectPart, current: &Value, mut wanted: Value) -> Result<Value, ApiError> {
     if !wanted.is_object() {
         return Err(ApiError::bad_request("the result is no object"));
@@ -244,7 +243,7 @@ fn restore(wanted: &mut Value, current: &Value, field: &str) {
     };
 }
 
-/// Of a pod's spec, gates may be removed; where it runs is the Binding's to say.
+/// In a pod's spec, gates may be removed; only a Binding sets the node.
 fn check_pod_update(key: &ObjectKey, current: &Value, wanted: &Value) -> Result<(), ApiError> {
     if wanted["spec"]["nodeName"] != current["spec"]["nodeName"] {
         return Err(ApiError::invalid(

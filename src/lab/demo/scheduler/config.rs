@@ -1,4 +1,4 @@
-//! What a KubeSchedulerConfiguration says of one profile and one extender, with v1.36's defaults.
+//! The stand-in scheduler's configuration: one profile and one extender of a KubeSchedulerConfiguration, with v1.36's defaults.
 
 use std::time::Duration;
 

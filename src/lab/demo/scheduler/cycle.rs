@@ -1,7 +1,7 @@
 //! One scheduling cycle for one pod: filter, score, and if nothing fits, preemption. No writes.
 //!
-//! The order of questions is the real scheduler's: the nominated node alone first, then as many nodes as the
-//! sampling wants, the extender only about nodes that passed, scores only if more than one is left.
+//! The order of calls is the real scheduler's: the nominated node alone first, then as many nodes as the sampling wants, the
+//! extender only about nodes that passed, scores only if more than one is left.
 
 use super::config::SchedulerConfig;
 use super::extender::ExtenderClient;
@@ -14,34 +14,34 @@ use crate::lab::simulate::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a cycle ends in.
+/// The result of a cycle.
 #[derive(Debug)]
 pub enum CycleResult {
     Place {
         node: String,
     },
-    /// Unschedulable: sleeps until something of interest to the rejectors happens.
+    /// Unschedulable: sleeps until an event that is relevant to the rejecting plugins.
     Unfit {
         message: String,
         rejectors: BTreeSet<Rejector>,
         nomination: CycleNomination,
     },
-    /// SchedulerError: comes back after back-off, its nomination cleared.
+    /// SchedulerError: retried after back-off, with its nomination cleared.
     Failed {
         message: String,
     },
 }
 
-/// What becomes of `status.nominatedNodeName`.
+/// The new value of `status.nominatedNodeName`.
 #[derive(Debug)]
 pub enum CycleNomination {
     Keep,
     Clear,
-    /// These leave, and the pod is nominated to their node.
+    /// These are evicted, and the pod is nominated to their node.
     Preempt(DryRunCandidate),
 }
 
-/// What outlives a cycle: the dice, and where the next search begins.
+/// State that outlives a cycle: the random numbers, and where the next search begins.
 #[derive(Debug)]
 pub struct CycleMemory {
     pub random: Random,
@@ -62,7 +62,7 @@ pub struct Cycle<'a> {
     pub memory: &'a mut CycleMemory,
 }
 
-/// Nodes that passed everything, and why the others did not.
+/// Nodes that passed every filter, and why the others did not.
 #[derive(Default)]
 struct FilteredNodes {
     feasible: Vec<Arc<SchedulerNode>>,
@@ -94,7 +94,7 @@ impl Cycle<'_> {
     async fn find(&mut self) -> Result<FilteredNodes, String> {
         let nominated = self.pod.nominated.as_deref().and_then(|name| self.view.node(name)).cloned();
         if let Some(node) = nominated
-            // An error about the nominated node alone is not the cycle's end: all nodes are looked at next.
+            // An error about the nominated node alone does not end the cycle: all nodes are checked next.
             && let Ok(found) = self.ask_extender(self.pass_own_filters(vec![node], 1)).await
             && !found.feasible.is_empty()
         {
@@ -109,7 +109,7 @@ impl Cycle<'_> {
         self.ask_extender(found).await
     }
 
-    /// Looks at nodes in their order until `wanted` are feasible.
+    /// Checks nodes in their order until `wanted` are feasible.
     fn pass_own_filters(&self, nodes: Vec<Arc<SchedulerNode>>, wanted: usize) -> FilteredNodes {
         let mut found = FilteredNodes::default();
         for node in nodes {
@@ -151,7 +151,7 @@ impl Cycle<'_> {
         Ok(found)
     }
 
-    /// The highest score, a random one of several.
+    /// The highest score; a random one of equal ones.
     async fn best(&mut self, nodes: &[Arc<SchedulerNode>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
@@ -194,7 +194,7 @@ impl Cycle<'_> {
         CycleResult::Unfit { message: fit_error + &post_filter, rejectors: found.rejectors, nomination }
     }
 
-    /// The victims to evict, or what PostFilter says instead and what becomes of the nomination.
+    /// The victims to evict, or PostFilter's message and the new nomination.
     async fn preempt(&mut self, refusals: &Refusals) -> Result<DryRunCandidate, (String, CycleNomination)> {
         let keep = |text: &str| (message::post_filter(text), CycleNomination::Keep);
         if let Some(why) = preemption::ineligibility(self.pod, self.view, refusals) {

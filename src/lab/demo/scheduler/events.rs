@@ -1,4 +1,4 @@
-//! What the watches' news mean: the view follows, and the queue wakes those it concerns.
+//! Applies watch events: updates the view, and wakes the pods in the queue that they concern.
 //!
 //! Synchronous. The rules of waking are EXTENDER.md's trap 4.
 
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Which objects a list in progress has not named yet.
+/// Objects that a list in progress has not contained yet.
 #[derive(Debug)]
 enum Listing {
     /// Nothing was ever listed.
@@ -24,7 +24,7 @@ enum Listing {
     Complete,
 }
 
-/// The view and the queue, kept in step with the API server.
+/// The view and the queue, updated together from the API server.
 pub struct SchedulerState {
     pub view: SchedulerCache,
     pub queue: SchedulingQueue,
@@ -42,7 +42,7 @@ impl SchedulerState {
         }
     }
 
-    /// Whether both first lists are complete: before, a cycle would judge half a cluster.
+    /// Whether both first lists are complete: before, a cycle would see half a cluster.
     pub fn is_synced(&self) -> bool {
         matches!((&self.nodes, &self.pods), (Listing::Complete, Listing::Complete))
     }
@@ -171,7 +171,7 @@ impl Listing {
         }
     }
 
-    /// Ends a list; what it did not name is gone.
+    /// Ends a list; objects that it did not contain are gone.
     fn complete(&mut self) -> BTreeSet<String> {
         match std::mem::replace(self, Self::Complete) {
             Self::InProgress { unseen } => unseen,
@@ -180,7 +180,7 @@ impl Listing {
     }
 }
 
-/// Heartbeats and image lists are no change.
+/// Heartbeats and image lists do not count as changes.
 fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<Waker> {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if before.allocatable != after.allocatable {

@@ -1,7 +1,7 @@
-//! The scheduler's HTTP client of its extender: requests as Go writes them, answers as Go reads them.
+//! The scheduler's HTTP client of its extender: requests as Go writes them, answers as Go parses them.
 //!
-//! Errors are texts, because the scheduler does nothing with them but write them into a pod's condition. What
-//! follows from an answer is decided in `cycle`, `preemption` and the binding.
+//! Errors are texts, because the scheduler only writes them into a pod's condition. `cycle`, `preemption` and the binding
+//! decide what follows from an answer.
 
 use super::config::ExtenderConfig;
 use super::go_json::{entries, field, first_value, integer, slice, string, structure};
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What filter left, and why the rest went.
+/// Nodes that passed filter, and why the others did not.
 #[derive(Debug)]
 pub struct Filtered {
-    /// May hold a node twice, or one nobody asked about: the scheduler takes it as it comes.
+    /// May contain a node twice, or one that was not in the request: the scheduler takes it as it comes.
     pub nodes: Vec<Arc<SchedulerNode>>,
     pub failed: BTreeMap<String, String>,
     pub unresolvable: BTreeMap<String, String>,
 }
 
-/// A node with the UIDs of those who would have to leave it.
+/// A node with the UIDs of its victims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtenderVictims {
     pub uids: Vec<String>,
@@ -80,7 +80,7 @@ impl ExtenderClient {
         Ok(Filtered { nodes, failed, unresolvable })
     }
 
-    /// Host and score; hosts nobody asked about are the caller's to ignore.
+    /// Host and score; the caller ignores hosts that were not in the request.
     pub async fn prioritize(
         &self,
         pod: &SchedulerPod,
@@ -97,7 +97,7 @@ impl ExtenderClient {
         scores.iter().map(one).collect()
     }
 
-    /// The candidates the extender leaves, always by UID.
+    /// The candidates in the extender's answer, always by UID.
     pub async fn preempt(
         &self,
         pod: &SchedulerPod,

@@ -1,23 +1,23 @@
-//! The scheduler's own filters, as far as the stand-in has them.
+//! The stand-in's filters: those of kube-scheduler's that it has.
 //!
-//! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that refuses gives the
-//! reason, as in the real framework. No affinity, spread, ports or volumes.
+//! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that rejects gives the reason, as in
+//! the real framework. No affinity, spread, ports or volumes.
 
 use super::objects::{Resources, SchedulerNode, SchedulerPod, add, list};
 use serde_json::Value;
 
-/// Who refused, and so what may wake the pod again.
+/// The rejecting plugin, which decides what may wake the pod again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rejector {
     /// Woken by any event.
     Extender,
-    /// The resource check: woken when something could have become free.
+    /// The resource check: woken when resources may have become free.
     Resources,
     /// Selector, taints, unschedulable nodes: woken by a change of those.
     Placement,
 }
 
-/// Why a node was refused, and whether evictions could change that.
+/// Why a node was rejected, and whether evictions could change that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub by: Rejector,
@@ -38,13 +38,13 @@ impl Refusal {
         Self { by, resolvable, reasons: vec![reason.into()] }
     }
 
-    /// A refusal that has to do with where the pod may run at all.
+    /// A rejection by a filter that decides where the pod may run at all.
     fn of_placement(reason: &str) -> Self {
         Self::new(Rejector::Placement, Resolvable::Never, reason)
     }
 }
 
-/// What is taken on a node: requests, and the number of pods.
+/// A node's used resources: requests, and the number of pods.
 #[derive(Debug, Clone, Default)]
 pub struct NodeUsage {
     pub requests: Resources,
@@ -64,7 +64,7 @@ impl NodeUsage {
     }
 }
 
-/// Judges a node for a pod. `ignored` is the managed resource when the extender alone counts it.
+/// Filters one node for a pod. `ignored` is the managed resource when the extender alone counts it.
 pub fn judge(
     pod: &SchedulerPod,
     node: &SchedulerNode,

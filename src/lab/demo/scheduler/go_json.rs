@@ -1,11 +1,11 @@
-//! Reading an extender's answer as Go's `encoding/json` would, errors included.
+//! Parses an extender's answer as Go's `encoding/json` would, errors included.
 //!
-//! Keys match whatever their case, unknown ones are skipped, null leaves a field unset, and whatever follows the
-//! first value is not looked at. Where two keys differ only in case, an exact match wins here, the later in Go.
+//! Keys match in any case, unknown ones are skipped, null leaves a field unset, and anything after the first value is ignored.
+//! If two keys differ only in case, an exact match wins here, the later one in Go.
 
 use serde_json::Value;
 
-/// Go's name for the mismatch, near enough: it ends up in a pod's condition, where only a person reads it.
+/// Go's name for the mismatch, approximately: it appears in a pod's condition, where only people read it.
 fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
     let found = match value {
         Value::Null => "null",

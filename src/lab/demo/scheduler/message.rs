@@ -1,12 +1,11 @@
-//! The aggregated texts of a pod's PodScheduled condition.
+//! The aggregated messages of a pod's PodScheduled condition.
 //!
-//! Pure. They must come out letter for letter: a text that differs from the last one is a write, and that write
-//! wakes the pod.
+//! Pure. They must be exact: a text that differs from the last one is a write, and that write wakes the pod.
 
 use super::filters::{Refusal, Rejector, Resolvable};
 use std::collections::BTreeMap;
 
-/// Node → why it was refused. May hold names of nodes that do not exist: an extender said so.
+/// Node → why it was rejected. May contain names of nodes that do not exist, if the extender named them.
 pub type Refusals = BTreeMap<String, Refusal>;
 
 /// `0/6 nodes are available: 6 no room.`; nodes without a refusal add nothing.
@@ -15,7 +14,7 @@ pub fn fit_error(nodes: usize, refusals: &Refusals) -> String {
     available(nodes, texts)
 }
 
-/// The same for a dry run of preemption, where every node that was not tried is one where it would not help.
+/// The same for a dry run of preemption, in which every node that was not tried counts as one where preemption would not help.
 pub fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
     let untried = nodes.saturating_sub(dry_run.len());
     let texts = dry_run.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
@@ -23,7 +22,7 @@ pub fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
     available(nodes, texts.chain(not_helpful))
 }
 
-/// What the two PostFilter plugins say together when preemption came to nothing.
+/// The joint message of the two PostFilter plugins when preemption failed.
 pub fn post_filter(preemption: &str) -> String {
     format!("no new claims to deallocate, preemption: {preemption}")
 }
@@ -40,7 +39,7 @@ pub fn unexpected_victims(node: &str) -> String {
     format!("expected at least one victim pod on node \"{node}\"")
 }
 
-/// A node on which nobody has a lower priority.
+/// A node without pods of lower priority.
 pub fn no_victims() -> Refusal {
     Refusal::new(Rejector::Resources, Resolvable::Never, "No preemption victims found for incoming pod")
 }

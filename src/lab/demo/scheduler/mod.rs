@@ -1,7 +1,8 @@
-//! A stand-in kube-scheduler: what an extender and an API server see of v1.36's, as EXTENDER.md records it.
+//! A stand-in for kube-scheduler: the behavior of v1.36 that an extender and an API server can observe, as EXTENDER.md records
+//! it.
 //!
-//! One task owns all state: it takes in the watches' news, then runs one scheduling cycle at a time; binds run
-//! beside it. Nothing is shared but the observations.
+//! One task owns all state: it applies watch events, then runs one scheduling cycle at a time; binds run beside it. Only the
+//! observations are shared.
 //!
 //! ```text
 //!  watches ─► events ─► view, queue ─► cycle (filters, extender, scores, preemption) ─► writing (condition,
@@ -69,7 +70,7 @@ impl Drop for StandInScheduler {
     }
 }
 
-/// What reaches the one task.
+/// Messages to the one task.
 enum SchedulerMessage {
     Node(WatchNotice),
     Pod(WatchNotice),
@@ -138,7 +139,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Waits for news, for a back-off to end, or for a sleeper's time.
+    /// Waits for a message, for a back-off to end, or for an unschedulable pod's timeout.
     async fn wait(&mut self) {
         let idle = self.cluster.is_synced() && self.binds_on_their_way == 0;
         self.observations.step(|progress| progress.idle = idle);
@@ -202,7 +203,7 @@ impl SchedulerLoop {
         self.tasks.spawn(async move {
             let _permit = binds.acquire().await;
             let result = writing::bind(&client, &extender, &pod, &node).await;
-            // The scheduler may have stopped meanwhile; nobody is left to be told.
+            // The scheduler may have stopped meanwhile; then the message is dropped.
             let _ = sender.send(SchedulerMessage::Bound { uid: pod.uid.clone(), result });
         });
     }
@@ -219,7 +220,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// A SchedulerError: retried by itself.
+    /// A SchedulerError: retried without an event.
     async fn failed(&mut self, pod: &SchedulerPod, message: &str) {
         self.cluster.queue.failed(&pod.uid, Instant::now(), &self.config);
         self.report(pod, SchedulingFailure { reason: "SchedulerError", message, nomination: Some(None) })

@@ -1,6 +1,6 @@
-//! Pods and nodes as the scheduler counts them, read once from their JSON.
+//! Pods and nodes as the scheduler counts them, parsed once from their JSON.
 //!
-//! What cannot be read counts as nothing: the API server is not this scheduler's to judge.
+//! A value that cannot be parsed counts as nothing: validation is the API server's task.
 
 use super::quantity::milli;
 use serde_json::Value;
@@ -24,7 +24,7 @@ pub struct SchedulerPod {
     pub requests: Resources,
     pub gated: bool,
     pub terminating: bool,
-    /// Succeeded or failed: it holds nothing any more.
+    /// Succeeded or failed: it uses no resources any more.
     pub ended: bool,
 }
 
@@ -68,7 +68,7 @@ impl SchedulerPod {
         })
     }
 
-    /// Whether this scheduler's own preemption is what ends it.
+    /// Whether it is terminating because of this scheduler's own preemption.
     pub fn is_being_preempted(&self) -> bool {
         self.terminating
             && self.condition("DisruptionTarget").is_some_and(|it| it["reason"] == "PreemptionByScheduler")
@@ -78,13 +78,13 @@ impl SchedulerPod {
         list(&self.object["status"]["conditions"]).iter().find(|condition| condition["type"] == kind)
     }
 
-    /// When it started; text of one format, so it orders as time does. Who has not started yet counts as the
-    /// latest, as with the real one, which takes the time of asking.
+    /// When it started; text of one format, so it orders as time does. A pod that has not started counts as the latest, as in
+    /// the real scheduler, which uses the present time.
     pub fn start_time(&self) -> &str {
         self.object["status"]["startTime"].as_str().unwrap_or("not yet")
     }
 
-    /// Without what every write changes: two pods alike in this are the same to the queue.
+    /// Without the fields that every write changes: two versions of a pod that are equal in this are equal for the queue.
     pub fn differs_from(&self, other: &Self) -> bool {
         let rest = |pod: &Self| {
             let mut object = Value::clone(&pod.object);
@@ -158,7 +158,7 @@ fn amount(quantity: &Value) -> Option<i128> {
     }
 }
 
-/// The scheduler's pod-request formula: what runs together is added, what runs before counts if it is more.
+/// The scheduler's pod-request formula: containers that run together are added, init containers count if they need more.
 fn pod_requests(spec: &Value) -> Resources {
     let requests = |container: &Value| resources(&container["resources"]["requests"]);
     let mut running = Resources::new();

@@ -1,4 +1,4 @@
-//! What the stand-in did, for tests and the demo to look at: calls of the extender, outcomes, how far it has come.
+//! Records what the stand-in did, for tests and the demo: calls of the extender, outcomes, and its progress.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -25,23 +25,23 @@ impl Verb {
     }
 }
 
-/// One call, noted when it is sent.
+/// One call, recorded when it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtenderCall {
     pub verb: Verb,
     /// `namespace/name`.
     pub pod: String,
-    /// How many nodes it was about.
+    /// The number of nodes in it.
     pub nodes: usize,
     pub at: Instant,
 }
 
-/// What came of a pod so far.
+/// A pod's results so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodOutcome {
     /// Scheduling cycles.
     pub attempts: u32,
-    /// Where the API server says it runs.
+    /// The node according to the API server.
     pub node: Option<String>,
     /// The last failure: SchedulerError or Unschedulable, and the condition's text.
     pub reason: Option<&'static str>,
@@ -50,16 +50,16 @@ pub struct PodOutcome {
     pub preemptions: u32,
 }
 
-/// How far the scheduler has come.
+/// The scheduler's progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SchedulerProgress {
     /// The latest resource version of a pod that it saw.
     pub pods_version: u64,
     /// The latest resource version of a node that it saw.
     pub nodes_version: u64,
-    /// Nothing to do now: no pod to try, no bind on its way. Pods may wait for an event or for back-off to end.
+    /// Nothing to do now: no pod to try, no bind in progress. Pods may wait for an event or for back-off to end.
     pub idle: bool,
-    /// Counts steps, so that watchers see each.
+    /// Counts steps, so that observers see each one.
     steps: u64,
 }
 
@@ -101,7 +101,7 @@ impl Observations {
         *self.progress.borrow()
     }
 
-    /// Waits until `look` finds what it wants, looking again after each step of the scheduler.
+    /// Waits until `look` is satisfied; it is called again after each step of the scheduler.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut progress = self.progress.subscribe();
         loop {
@@ -122,7 +122,7 @@ impl Observations {
         self.step(|_| {});
     }
 
-    /// A list is in order of names, not of versions: what was seen before was seen.
+    /// A list is in order of names, not of versions: a later object may have an older version.
     pub(super) fn saw_node(&self, version: u64) {
         self.step(|progress| progress.nodes_version = progress.nodes_version.max(version));
     }

@@ -1,6 +1,6 @@
-//! The dry run of preemption, and the choice among what the extender leaves of it.
+//! The dry run of preemption, and the choice among the candidates that the extender keeps.
 //!
-//! Pure. Evicting and nominating is the scheduler's; calling the extender is the cycle's.
+//! Pure. The scheduler evicts and nominates; the cycle calls the extender.
 
 use super::extender::ExtenderVictims;
 use super::filters::{Resolvable, judge};
@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A node, and who would have to leave it.
+/// A node and its victims.
 #[derive(Debug, Clone)]
 pub struct DryRunCandidate {
     pub node: String,
@@ -19,12 +19,12 @@ pub struct DryRunCandidate {
     pub pdb_violations: i64,
 }
 
-/// What the dry run found.
+/// The result of the dry run.
 #[derive(Debug, Default)]
 pub struct DryRun {
     pub candidates: Vec<DryRunCandidate>,
     pub refusals: Refusals,
-    /// Nodes where all victims could be re-admitted: the refusal was the extender's, not the scheduler's own.
+    /// Nodes on which all victims could be re-admitted: the extender rejected them, not the scheduler's own filters.
     pub errors: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refus
         return Some("not eligible due to preemptionPolicy=Never.");
     }
     let node = pod.nominated.as_deref()?;
-    // A nominated node that can never do makes the pod eligible before its terminating victims are looked at.
+    // A nominated node that cannot be resolved makes the pod eligible before its terminating victims are checked.
     if refusals.get(node).is_none_or(|refusal| refusal.resolvable == Resolvable::Never) {
         return None;
     }
@@ -42,7 +42,7 @@ pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refus
     waits.then_some("not eligible due to a terminating pod on the nominated node.")
 }
 
-/// How many candidates are looked for among `nodes`.
+/// How many candidates are searched for among `nodes`.
 pub fn wanted_candidates(nodes: usize) -> usize {
     /// The defaults of `minCandidateNodesPercentage` and `minCandidateNodesAbsolute`.
     const PERCENT: usize = 10;
@@ -108,7 +108,7 @@ fn try_node(
     }
 }
 
-/// Higher priority first, then the one that has run longer.
+/// Higher priority first, then the pod that has run longer.
 fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
     pods.sort_by(|a, b| {
         let key = |pod: &SchedulerPod| (Reverse(pod.priority), pod.start_time().to_owned(), pod.uid.clone());
@@ -117,7 +117,7 @@ fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<Scheduler
     pods
 }
 
-/// The extender's answer as candidates; it may have swapped victims for any pods on the node.
+/// The extender's answer as candidates; it may have replaced victims by any pods on the node.
 pub fn adopt(
     answer: BTreeMap<String, ExtenderVictims>,
     view: &SchedulerCache,
@@ -145,8 +145,8 @@ pub fn adopt(
     answer.into_iter().map(one).collect()
 }
 
-/// Fewest violated budgets, then the lowest highest priority, the lowest sum, the fewest victims, and the node
-/// whose most important victim has run the shortest; the name decides what is left.
+/// Fewest budget violations, then the lowest highest priority, the lowest sum, the fewest victims, and the node whose most
+/// important victim started last; then the name.
 pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
     candidates.into_iter().min_by_key(|candidate| {
         let priorities = || candidate.victims.iter().map(|victim| victim.priority);
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_uid_that_is_not_on_the_node_fails_the_whole_preemption() {
         let (view, _) = full_node();
-        let foreign_pod = ExtenderVictims { uids: vec!["stranger".into()], pdb_violations: 0 };
+        let foreign_pod = ExtenderVictims { uids: vec!["foreign".into()], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), foreign_pod)]), &view, "http://e").is_err());
         let nobody = ExtenderVictims { uids: vec![], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), nobody)]), &view, "http://e").is_err());

@@ -2,7 +2,7 @@
 //!
 //! Thousandths, because the smallest unit a scheduler counts is the milli-CPU. Rounded up, as Kubernetes does.
 
-/// A quantity in thousandths of its unit; `None` if it cannot be read.
+/// A quantity in thousandths of its unit; `None` if it cannot be parsed.
 pub fn milli(text: &str) -> Option<i128> {
     let text = text.trim();
     let end = text.find(|letter: char| !matches!(letter, '0'..='9' | '.' | '+' | '-')).unwrap_or(text.len());
@@ -19,7 +19,7 @@ pub fn milli(text: &str) -> Option<i128> {
     Some(if negative { -rounded } else { rounded })
 }
 
-/// What a suffix multiplies by, as a fraction.
+/// A suffix' factor, as a fraction.
 fn scale(suffix: &str) -> Option<(i128, i128)> {
     let binary = |power: u32| Some((1_i128 << (10 * power), 1));
     let decimal = |power: u32| Some((10_i128.pow(power), 1));

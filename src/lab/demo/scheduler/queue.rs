@@ -1,4 +1,4 @@
-//! The scheduling queue: which pod is next, who backs off, who sleeps and what wakes them.
+//! The scheduling queue: the next pod, pods in back-off, unschedulable pods, and the events that wake them.
 //!
 //! ```text
 //!            pop                   refused                       woken, back-off over
@@ -25,14 +25,14 @@ pub enum Waker {
     NodePlacement,
     /// Annotations and the rest that counts as a change.
     NodeOther,
-    /// A bound pod is gone, or has ended.
+    /// A bound pod was deleted or has ended.
     PodGone,
     BoundPodChanged,
     /// The pod's own object changed, and with it its spec or labels.
     OwnSpec,
     /// The pod's own object changed otherwise: its status, an annotation.
     OwnOther,
-    /// Everybody moves.
+    /// All unschedulable pods are moved.
     All,
 }
 
@@ -60,7 +60,7 @@ enum QueueState {
 #[derive(Debug)]
 struct Entry {
     priority: i64,
-    /// When it came, as a number: the tie-break among equal priorities.
+    /// Its arrival, as a number: the tie-break among equal priorities.
     order: u64,
     refusals: u32,
     errors: u32,
@@ -79,7 +79,7 @@ impl SchedulingQueue {
         self.entries.contains_key(uid)
     }
 
-    /// Adds a pod to be tried; one that is already here only takes its new priority.
+    /// Adds a pod to be tried; one that is already queued only gets its new priority.
     pub fn add(&mut self, uid: &str, priority: i64, now: Instant) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.priority = priority;
@@ -101,7 +101,7 @@ impl SchedulingQueue {
         self.entries.remove(uid);
     }
 
-    /// The next pod to try, which is then in flight.
+    /// Pops the next pod to try, which is then in flight.
     pub fn pop(&mut self, now: Instant) -> Option<String> {
         self.end_error_back_offs(now);
         let uid = self.first(|state| *state == QueueState::Active).or_else(|| self.earliest_in_back_off())?;
@@ -109,7 +109,7 @@ impl SchedulingQueue {
         Some(uid)
     }
 
-    /// Puts a refused pod to sleep.
+    /// Moves a rejected pod to the unschedulable pods.
     pub fn refused(
         &mut self,
         uid: &str,
@@ -125,7 +125,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// Puts a pod whose cycle or bind failed into error back-off: it comes back by itself.
+    /// Puts a pod whose cycle or bind failed into error back-off, from which it returns without an event.
     pub fn failed(&mut self, uid: &str, now: Instant, config: &SchedulerConfig) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.errors += 1;
@@ -144,13 +144,13 @@ impl SchedulingQueue {
         self.entries.values_mut().for_each(|entry| entry.wake(waker, now));
     }
 
-    /// A nomination changed or went: those it may have kept out get another look.
+    /// A nomination changed or was cleared: pods that it may have kept out are retried.
     pub fn wake_up_to_priority(&mut self, priority: i64, now: Instant) {
         let below = self.entries.values_mut().filter(|entry| entry.priority <= priority);
         below.for_each(|entry| entry.wake(Waker::All, now));
     }
 
-    /// Wakes those who have slept too long.
+    /// Wakes pods that have been unschedulable for too long.
     pub fn flush(&mut self, now: Instant, config: &SchedulerConfig) {
         for entry in self.entries.values_mut() {
             if let QueueState::Unschedulable { since, .. } = entry.state
@@ -161,7 +161,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// When something will happen here without an event.
+    /// The next time at which the queue changes without an event.
     pub fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
         let deadline = |entry: &Entry| match entry.state {
             QueueState::ErrorBackOff => Some(entry.back_off_until),

@@ -1,4 +1,4 @@
-//! One pod, one extender, one outcome: the recorded answer shapes are replayed through this.
+//! One pod, one extender, one outcome: used to replay the recorded answer shapes.
 
 use super::StandInScheduler;
 use super::config::SchedulerConfig;
@@ -7,12 +7,12 @@ use crate::lab::demo::api_server::ApiServer;
 use crate::lab::demo::api_server::error::ApiError;
 use serde_json::Value;
 
-/// What came of the pod.
+/// The pod's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
     /// The node it is bound to, by the API server.
     pub bound: Option<String>,
-    /// Of the last failure, if there was one.
+    /// The message of the last failure, if there was one.
     pub reason: Option<&'static str>,
     pub message: Option<String>,
     pub calls: Vec<Verb>,
@@ -26,7 +26,7 @@ pub enum TrialError {
     Client(#[from] kube::Error),
 }
 
-/// Creates the pod, and schedules until it has settled (nothing to do and all news seen) or an error was retried.
+/// Creates the pod, and schedules until it has settled (nothing to do and all events seen) or an error was retried.
 pub async fn run_one(api: &ApiServer, config: SchedulerConfig, pod: Value) -> Result<Trial, TrialError> {
     let created = api.create("pods", pod)?;
     let name = |field: &str| created["metadata"][field].as_str().unwrap_or_default().to_owned();

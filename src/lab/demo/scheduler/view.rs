@@ -1,6 +1,6 @@
-//! The scheduler's cache: nodes, pods, who is where, who is assumed to be where, who is nominated.
+//! The scheduler's cache: nodes, and pods by node, whether bound, assumed or nominated.
 //!
-//! Synchronous; fed by the watches and by the scheduler's own assumptions. It decides nothing.
+//! Synchronous; updated by the watches and by the scheduler's own assumptions. It decides nothing.
 
 use super::filters::NodeUsage;
 use super::objects::{SchedulerNode, SchedulerPod, subtract};
@@ -14,7 +14,7 @@ pub struct SchedulerCache {
     /// Pod UID → node, from the scheduling cycle until the watch shows it or the bind fails.
     assumed: BTreeMap<String, String>,
     nominated: BTreeMap<String, String>,
-    /// What each node holds, bound and assumed.
+    /// Each node's used resources, of bound and assumed pods.
     ledger: BTreeMap<String, CachedNode>,
 }
 
@@ -47,7 +47,7 @@ impl SchedulerCache {
         uids.filter_map(|uid| self.pods.get(uid))
     }
 
-    /// What a pod finds taken: what is there, and those nominated who come before it.
+    /// What a pod finds used: existing pods, and nominated pods that have precedence.
     pub fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
         let mut usage = self.ledger.get(node).map(|book| book.usage.clone()).unwrap_or_default();
         self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
@@ -80,14 +80,14 @@ impl SchedulerCache {
         self.nodes.remove(name);
     }
 
-    /// Takes a pod as the watch shows it; a bound pod ends its assumption. What a gated pod that is new here is nominated
-    /// to is noticed at its next change only: it does not pass through the queue.
+    /// Applies a pod as the watch shows it; a bound pod ends its assumption. The nomination of a new gated pod is noticed only
+    /// at its next change, because it does not pass through the queue.
     pub fn apply_pod(&mut self, pod: Arc<SchedulerPod>) -> Option<Arc<SchedulerPod>> {
         self.unbook(&pod.uid);
         if pod.node.is_some() || pod.ended {
             self.assumed.remove(&pod.uid);
         }
-        // An assumed pod is counted where it is assumed, and nowhere twice.
+        // An assumed pod counts where it is assumed, and only there.
         let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
         let counts = !pod.gated || self.pods.contains_key(&pod.uid);
         self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits && counts));

@@ -1,7 +1,7 @@
-//! What the scheduler writes: the PodScheduled condition, nominations, victims' deletion, default bindings.
+//! The scheduler's writes: the PodScheduled condition, nominations, victims' deletion, default bindings.
 //!
-//! A write that would change nothing is not made: its event would wake the pod it is about. A write that fails
-//! is dropped, as the real scheduler only logs it.
+//! A write that would change nothing is not made: its event would wake the pod. A failed write is dropped, because the real
+//! scheduler only logs it.
 
 use super::extender::ExtenderClient;
 use super::objects::SchedulerPod;
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What the condition and the nomination are to be.
+/// The new condition and nomination.
 pub struct SchedulingFailure<'a> {
     pub reason: &'static str,
     pub message: &'a str,
@@ -61,7 +61,7 @@ pub async fn evict(
     }
 }
 
-/// Binds through the extender where it is interested; past an ignorable one that failed, by itself.
+/// Binds through the extender if it manages the pod; directly, if an ignorable extender failed.
 pub async fn bind(
     client: &kube::Client,
     extender: &ExtenderClient,

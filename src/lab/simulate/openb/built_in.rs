@@ -1,5 +1,5 @@
-//! A small cluster and its pods, made up here, for where there is no trace: figures from it show that a thing works, and say
-//! nothing of any real cluster. The same each time.
+//! A small generated cluster and its pods, for use without a trace: figures from it show that the simulation works, and say
+//! nothing about any real cluster. The same each time.
 
 use super::{Life, Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
 use crate::ids::{GpuModel, NodeName};
@@ -9,7 +9,7 @@ use crate::units::{Bytes, MilliCpu, Millis};
 const NODES: usize = 24;
 const GPUS_PER_NODE: u32 = 8;
 
-/// What is drawn from: how often out of a hundred, the size, and between which times in seconds they run.
+/// The distribution: percentage, size, and the range of running times in seconds.
 struct BuiltInShape {
     share: u32,
     qos: Qos,

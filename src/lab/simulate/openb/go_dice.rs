@@ -1,9 +1,10 @@
-//! The dice of the published runs: those of Go's `math/rand` as a seed leaves them, so that the same pods come in the same order
-//! and the same nodes win ties. For nothing else: our own dice are [`crate::lab::simulate::random`].
+//! The random numbers of the published runs: Go's `math/rand`, so that the same pods arrive in the same order and the same
+//! nodes win ties. Only for that: other code uses [`crate::lab::simulate::random`].
 //!
-//! They are an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP 3.2.2),
-//! whose first 607 words are a linear congruential generator's of the seed, each combined with a word of a table. The table is the state of the same generator
-//! after 7.8 · 10¹² steps from seed 1. It is worked out here, by squaring z modulo z⁶⁰⁷ − z³³⁴ − 1, in some milliseconds.
+//! It is an additive lagged Fibonacci generator, x_c = x_{c−607} + x_{c−273} modulo 2⁶⁴ (Mitchell and Moore; Knuth, TAOCP
+//! 3.2.2), whose first 607 words are those of a linear congruential generator with the seed, each combined with a word of a
+//! table. The table is the state of the same generator after 7.8 · 10¹² steps from seed 1. It is computed here, by squaring z
+//! modulo z⁶⁰⁷ − z³³⁴ − 1, in some milliseconds.
 
 use std::sync::LazyLock;
 
@@ -26,9 +27,9 @@ struct Lehmer(u64);
 impl Lehmer {
     const MODULUS: u64 = (1 << 31) - 1;
     const MULTIPLIER: u64 = 48_271;
-    /// What stands in for a seed that is 0 to the modulus.
+    /// The replacement of a seed that is 0 modulo the modulus.
     const ZERO: u64 = 89_482_311;
-    /// Numbers that are thrown away before the first word.
+    /// Numbers that are discarded before the first word.
     const WARM_UP: usize = 20;
 
     fn seeded(seed: u64) -> Self {
@@ -71,7 +72,7 @@ impl GoDice {
         word & (u64::MAX >> 1)
     }
 
-    /// One of `0..bound`, by remainder, after throwing away what would prefer some; 0 for a bound of 0.
+    /// One of `0..bound`, by remainder, with rejection against bias; 0 for a bound of 0.
     pub fn below(&mut self, bound: u32) -> usize {
         let range = 1u64 << 31;
         let fair = range - range.checked_rem(bound.into()).unwrap_or(0);

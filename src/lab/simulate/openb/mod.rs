@@ -1,7 +1,7 @@
 //! The openb trace: the nodes and pods of a production cluster whose GPUs are shared (Alibaba's cluster-trace-gpu-v2023, of
-//! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), read from the texts of its files; and, where there is no such
-//! trace, a small one that is made up ([`built_in`]). Of runs of others there are their dice ([`go_dice`]) and what they came
-//! to ([`published`]). What is played on it is not known here.
+//! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), parsed from the texts of its files; and, without that trace,
+//! a small generated one ([`built_in`]). For comparison with published runs there are their random numbers ([`go_dice`]) and
+//! their results ([`published`]). The simulations are not known here.
 
 pub mod built_in;
 pub mod go_dice;
@@ -51,17 +51,17 @@ pub struct TracePod {
     pub name: Arc<str>,
     pub cpu: MilliCpu,
     pub memory: Bytes,
-    /// None at all for a pod that runs on CPUs alone.
+    /// None for a pod without GPUs.
     pub gpus: u32,
     /// Of each of its GPUs, in thousandths.
     pub milli: u32,
-    /// The models it may run on; none named means any.
+    /// The models it may run on; none means any.
     pub models: Arc<[GpuModel]>,
     /// Absent from the variants whose pods have no history.
     pub life: Option<Life>,
 }
 
-/// What became of a pod.
+/// A pod's outcome in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
     pub qos: Qos,
@@ -69,7 +69,7 @@ pub struct Life {
     pub ran: Millis,
 }
 
-/// What a pod was to the trace's cluster.
+/// A pod's quality-of-service class in the trace's cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Qos {
     BestEffort,
@@ -78,7 +78,7 @@ pub enum Qos {
     LatencySensitive,
 }
 
-/// What is wrong with a trace, and the way out.
+/// What is wrong with a trace, and the fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
     #[error("{file} is empty; it should begin with a line of column names. Fetch it again")]
@@ -125,7 +125,7 @@ pub enum TraceError {
     NoSuchModel { file: String, line: usize, pod: String, models: String },
 }
 
-/// A file's name, for messages, and what stands in it.
+/// A file's name, for messages, and its text.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceText<'a> {
     pub file: &'a str,
@@ -133,23 +133,23 @@ pub struct TraceText<'a> {
 }
 
 impl Trace {
-    /// The trace that two files tell. Every pod is small enough for some node, and names a GPU model that some node has or none
-    /// at all; no one node need be both.
+    /// The trace in two files. Every pod is small enough for some node, and names a GPU model that some node has or none at
+    /// all; no single node need satisfy both.
     pub fn read(nodes: TraceText<'_>, pods: TraceText<'_>) -> Result<Self, TraceError> {
         let nodes = rows::nodes(nodes)?;
         let pods = rows::pods(pods, &nodes)?;
         Ok(Self { nodes, pods })
     }
 
-    /// Pods that no node could hold even if it were empty: those of a model that they accept are all too small. The published
-    /// runs have such pods, and never place them.
+    /// Pods that do not fit on any node even if it is empty: all nodes of the models that they accept are too small. The
+    /// published runs have such pods, and never place them.
     pub fn never_placed(&self) -> impl Iterator<Item = &TracePod> {
         self.pods.iter().filter(|pod| !self.nodes.iter().any(|node| node.could_fit(pod)))
     }
 }
 
 impl TraceNode {
-    /// Whether the pod could run here if nobody else did.
+    /// Whether the pod fits on this node if it is empty.
     pub fn could_fit(&self, pod: &TracePod) -> bool {
         self.is_accepted_by(pod) && self.is_large_enough_for(pod)
     }

@@ -1,5 +1,5 @@
-//! What published runs of other policies came to, to stand beside our own runs of them. Figures only; how they come about is
-//! not known here.
+//! Results of published runs of other policies, to compare with Stowage's simulation of them. Figures only; how they were
+//! computed is not known here.
 
 use super::table::{Column, CsvRow, Table};
 use super::{TraceError, TraceText};
@@ -14,7 +14,7 @@ pub struct PublishedRun {
     /// By the name it was published under.
     pub policy: String,
     pub seed: u64,
-    /// Of all GPUs, in hundredths, when 100 % of them had been asked for.
+    /// Percent of all GPUs, when 100 % of them had been requested.
     pub at_100: f64,
     pub at_130: f64,
 }
@@ -46,7 +46,7 @@ fn run(
     })
 }
 
-/// Of a policy on a variant, over those of the seeds that were published; `None` if none was.
+/// Mean of a policy on a variant, over the published seeds among these; `None` if there is none.
 pub fn means(runs: &[PublishedRun], variant: &str, policy: &str, seeds: &[u64]) -> Option<SeedMeans> {
     let of_it =
         |run: &&PublishedRun| run.variant == variant && run.policy == policy && seeds.contains(&run.seed);

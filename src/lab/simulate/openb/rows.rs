@@ -1,4 +1,4 @@
-//! Rows of the trace's two tables, understood.
+//! Parses the rows of the trace's two tables.
 
 use super::table::{Column, CsvRow, Table};
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
@@ -7,7 +7,7 @@ use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::units::{Bytes, MilliCpu, Millis};
 use std::collections::BTreeSet;
 
-/// More CPU, memory or time than any machine has; far from where sums of them would not fit.
+/// More CPU, memory or time than any machine has; small enough that sums do not overflow.
 const MOST: u64 = 1 << 40;
 
 pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
@@ -64,7 +64,7 @@ impl PodColumns {
 }
 
 impl LifeColumns {
-    /// Some variants have none of these. One that has some has lost the others.
+    /// Some variants have none of these columns. One that has some has lost the others.
     fn of(table: &Table<'_>) -> Result<Option<Self>, TraceError> {
         let names = ["qos", "creation_time", "scheduled_time", "deletion_time"];
         if names.iter().all(|name| table.column_if_any(name).is_none()) {
@@ -106,8 +106,8 @@ fn pod(
     Ok(pod)
 }
 
-/// A pod may be too large for the nodes of the models it names, and is never placed then; what no list of nodes could be meant
-/// for is an error.
+/// A pod may be too large for the nodes of the models it names, and is never placed then; a pod that no list of nodes could be
+/// meant for is an error.
 fn could_be_served(file: &str, line: usize, pod: &TracePod, nodes: &[TraceNode]) -> Result<(), TraceError> {
     let (file, name) = (file.to_owned(), pod.name.to_string());
     if !nodes.iter().any(|node| node.is_large_enough_for(pod)) {

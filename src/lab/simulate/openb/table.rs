@@ -1,5 +1,5 @@
-//! A strict reader of comma-separated tables as traces are: a line of column names, then rows of as many fields; no quotes.
-//! What is wrong is told with the file, the line and the way out. What columns mean is not known here.
+//! A strict parser of comma-separated tables as traces have them: a line of column names, then rows of as many fields; no
+//! quotes. Errors name the file, the line and the fix. The meaning of columns is not known here.
 
 use super::TraceError;
 
@@ -19,7 +19,7 @@ pub struct CsvRow<'a> {
     fields: Vec<&'a str>,
 }
 
-/// A column's place in its table.
+/// A column's index in its table.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     name: &'static str,
@@ -28,7 +28,7 @@ pub struct Column {
 
 impl<'a> Table<'a> {
     pub fn read(file: &'a str, text: &'a str) -> Result<Self, TraceError> {
-        // What a spreadsheet may have put before the first name.
+        // A byte order mark, which a spreadsheet may have added.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let Some((_, head)) = lines.next() else { return Err(TraceError::Empty { file: file.into() }) };

@@ -1,4 +1,4 @@
-//! Traces that are wrong, and what is said of them.
+//! Invalid traces and their error messages.
 
 use super::*;
 

@@ -1,19 +1,19 @@
-//! Who comes in which order, and which node is ranked before which: what a seed says. The protocol of the published runs.
+//! The order of arrivals and the ranking of nodes, from a seed. The protocol of the published runs.
 
 use super::placer::PodArrival;
 use super::trace::PlayedTrace;
 use crate::lab::simulate::openb::go_dice::GoDice;
 use crate::lab::simulate::random::Random;
 
-/// So many hundredths of the GPUs are asked for in the end.
+/// The requested share of the GPUs at the end, in percent.
 pub const LAST_LOAD: u64 = 130;
 
-/// What is rolled beside the protocol, each with dice of its own.
+/// Random streams beside the protocol, each with a seed of its own.
 #[derive(Debug, Clone, Copy)]
 pub enum ArrivalDice {
-    /// Of a policy that rolls dice itself.
+    /// For a policy that draws random numbers itself.
     Policy,
-    /// Of a load that does not end: which pods, when, and for how long.
+    /// For a load without end: which pods, when, and for how long.
     Draws,
     Gaps,
     Lifetimes,
@@ -21,28 +21,28 @@ pub enum ArrivalDice {
 
 impl ArrivalDice {
     pub fn of(self, seed: u64) -> Random {
-        // Apart from the preemption simulator's, which are the first nine.
+        // Distinct from the preemption simulator's, which are the first nine.
         Random::seeded(seed, 16 + self as u64)
     }
 }
 
-/// Between the pods and the nodes the published runs rolled ten numbers more, in the libraries they are built on. With them
-/// every run that rolls no dice itself comes out as published, to the hundredth, seed by seed.
+/// Between the pods and the nodes the published runs drew ten more numbers, in the libraries that they are built on. With them
+/// every run of a policy without random numbers has the published result, to the hundredth, seed by seed.
 const ROLLED_BY_OTHERS: usize = 10;
 
 /// One seed's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrivals {
     pub seed: u64,
-    /// By their places in the setting's pods.
+    /// As indices of the setting's pods.
     pub pods: Vec<usize>,
-    /// Every site, in the order in which they win ties.
+    /// Every node, in the order in which they win ties.
     pub ranks: Vec<usize>,
 }
 
 impl Arrivals {
-    /// With the dice of the published runs, in the order in which those rolled them: a number that nobody used, the pods, more
-    /// pods or fewer, [`ROLLED_BY_OTHERS`], the nodes.
+    /// With the random numbers of the published runs, in the same order: an unused number, the pods, more pods or fewer,
+    /// [`ROLLED_BY_OTHERS`], the nodes.
     pub fn of(setting: &PlayedTrace, seed: u64) -> Self {
         let mut dice = GoDice::seeded(seed);
         dice.int63();
@@ -67,9 +67,8 @@ impl Arrivals {
     }
 }
 
-/// Draws pods with replacement until the next one would ask for more than [`LAST_LOAD`]; of a trace that asks for more by
-/// itself pods are taken out until it does not. A pod over several GPUs is tried as if it asked for one of them, as it was in
-/// the published runs.
+/// Draws pods with replacement until the next one would request more than [`LAST_LOAD`]; removes pods from a trace that
+/// requests more by itself. A pod with several GPUs is tried as if it requested one of them, as in the published runs.
 fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
     let asks = |pod: usize| setting.kind_of(pod).milli_gpus();
     let mut asked: u64 = pods.iter().map(|pod| asks(*pod)).sum();
@@ -78,7 +77,7 @@ fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
         asked -= asks(pods.remove(dice.below(pods.len() as u32)));
     }
     let rows = setting.pods.len();
-    // Pods that ask for no GPU would be drawn for ever.
+    // Pods without GPUs would be drawn for ever.
     while setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0) {
         let drawn = dice.below(rows as u32);
         if asked + u64::from(setting.kind_of(drawn).milli) > most {

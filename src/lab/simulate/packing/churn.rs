@@ -1,6 +1,6 @@
-//! Arrivals with departures: a loss system. Pods come by chance (Poisson), are drawn from the trace with replacement, and end
-//! after an exponential time; who finds no room is turned away for good. What is counted is how much of the GPUs asked for was
-//! turned away.
+//! Arrivals with departures: a loss system. Pods arrive at random (Poisson), are drawn from the trace with replacement, and end
+//! after an exponential time; a pod that does not fit is rejected for good. The result is the rejected share of the requested
+//! GPUs.
 
 use super::arrivals::{ArrivalDice, Arrivals};
 use super::placer::{Placer, PodArrival};
@@ -12,14 +12,14 @@ use crate::units::{Millis, Moment};
 use serde::Serialize;
 use std::str::FromStr;
 
-/// How long pods run in the mean. Only ratios of times count; a day in milliseconds leaves rounding without weight.
+/// The mean running time of pods. Only ratios of times matter; a day in milliseconds makes rounding irrelevant.
 const LIFETIME: Millis = Millis::seconds(86_400);
-/// From an empty cluster, what is left of its beginning after that is e⁻³, 5 %.
+/// The warm-up from an empty cluster: after it the influence of the beginning is e⁻³, 5 %.
 const WARM_UP: u64 = 3;
 /// In lifetimes too: some 40,000 arrivals on the whole trace.
 const COUNTED: u64 = 5;
 
-/// What is asked for in the mean, over what there is, in thousandths.
+/// The mean requested share of the capacity, in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct OfferedLoad(u32);
 
@@ -46,7 +46,7 @@ impl FromStr for OfferedLoad {
     }
 }
 
-/// What was asked for after the warm-up, and what of it was turned away, in thousandths of GPUs.
+/// Requests after the warm-up, and the rejected part, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Rejections {
     pub asked: u64,
@@ -103,7 +103,7 @@ pub fn churn(
     rejections
 }
 
-/// Pods, one after the other, without end.
+/// An endless sequence of pods.
 struct PodStream {
     /// In milliseconds.
     mean_gap: f64,
@@ -114,7 +114,7 @@ struct PodStream {
 }
 
 impl PodStream {
-    /// `None` if no pod asks for a GPU, or there is none.
+    /// `None` if no pod requests a GPU, or there is none.
     fn new(setting: &PlayedTrace, seed: u64, load: OfferedLoad) -> Option<Self> {
         let asked: u64 = setting.pods.iter().map(|pod| setting.kinds[pod.kind].milli_gpus()).sum();
         let mean_asked = asked as f64 / setting.pods.len().max(1) as f64;

@@ -1,13 +1,13 @@
-//! What is free where: the cluster as the stock filters and the published policies see it, by CPU, memory and thousandths of
-//! each GPU. Every placement is entered here too, whoever made it, so that a policy that hands out what is taken is caught.
-//! Whom to place where is not known here.
+//! The cluster's free resources as kube-scheduler's filters and the published policies see them: CPU, memory and thousandths of
+//! each GPU. Every placement is recorded here too, whichever policy made it, so that a policy that allocates what is taken is
+//! detected. Placement decisions are made elsewhere.
 
 use super::trace::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
 use crate::lab::simulate::openb::WHOLE_GPU;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use std::collections::BTreeMap;
 
-/// Nodes by their rank: of two that are equal to a policy, the lower takes the pod.
+/// Nodes by their rank: of two that are equal to a policy, the lower gets the pod.
 #[derive(Debug, Clone)]
 pub struct SimulatedCluster {
     nodes: Vec<SimulatedNode>,
@@ -17,17 +17,17 @@ pub struct SimulatedCluster {
 
 #[derive(Debug, Clone)]
 pub struct SimulatedNode {
-    /// By its place in [`PlayedTrace::sites`].
+    /// Its index in [`PlayedTrace::sites`].
     pub site: usize,
     pub model: usize,
-    /// What is free: thousandths of cores, bytes, thousandths of each GPU, pods.
+    /// Free resources: thousandths of cores, bytes, thousandths of each GPU, pods.
     pub cpu: u64,
     pub memory: u64,
     pub gpus: Box<[u32]>,
     pub slots: u32,
     /// How many pods of each sort are here.
     pub sorts: BTreeMap<DemandSort, u32>,
-    /// Rises with every change.
+    /// Increases with every change.
     pub version: u32,
 }
 
@@ -59,7 +59,7 @@ impl DemandSort {
 }
 
 impl SimulatedCluster {
-    /// All is free; `ranks` has every site once, in the order of their ranks.
+    /// All is free; `ranks` has every node once, in the order of their ranks.
     pub fn new(setting: &PlayedTrace, ranks: &[usize]) -> Self {
         Self {
             nodes: ranks.iter().map(|site| SimulatedNode::new(*site, &setting.sites[*site])).collect(),
@@ -105,17 +105,17 @@ impl SimulatedNode {
         self.is_accepted(kind) && self.has_gpus(kind)
     }
 
-    /// Whether the stock scheduler's own filters let the pod come: they know nothing of GPUs but their model.
+    /// Whether kube-scheduler's own filters accept the node: of GPUs they only know the model.
     pub fn is_accepted(&self, kind: &PodKind) -> bool {
         kind.models[self.model] && kind.cpu <= self.cpu && kind.memory <= self.memory && self.slots > 0
     }
 
-    /// Whether enough single GPUs have room.
+    /// Whether enough single GPUs have the free capacity.
     pub fn has_gpus(&self, kind: &PodKind) -> bool {
         kind.gpus == 0 || self.roomy(kind).nth(kind.gpus as usize - 1).is_some()
     }
 
-    /// The places of GPUs that have room.
+    /// Indices of GPUs on which a part fits.
     pub fn roomy(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
         let milli = kind.milli;
         self.gpus.iter().enumerate().filter(move |(_, free)| **free >= milli).map(|(place, _)| place)
@@ -126,12 +126,12 @@ impl SimulatedNode {
         self.gpus.iter().map(|free| u64::from(*free)).sum()
     }
 
-    /// How many GPUs nobody uses.
+    /// The number of unused GPUs.
     pub fn untouched(&self) -> u32 {
         self.gpus.iter().filter(|free| **free == WHOLE_GPU).count() as u32
     }
 
-    /// The tightest GPUs that have room, and of equal ones those in the lowest places. Whole GPUs are equal.
+    /// The tightest GPUs that fit, and of equal ones those with the lowest indices. Whole GPUs are equal.
     pub fn tightest(&self, kind: &PodKind) -> GpuSet {
         if kind.is_shared() {
             let tightest = self.roomy(kind).min_by_key(|place| (self.gpus[*place], *place));
@@ -141,7 +141,7 @@ impl SimulatedNode {
     }
 
     fn take(&mut self, kind: &PodKind, gpus: GpuSet) {
-        const ROOM: &str = "whoever places a pod has made sure that there is room";
+        const ROOM: &str = "the placing policy has checked that the pod fits";
         self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
         self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
         self.slots = self.slots.checked_sub(1).expect(ROOM);

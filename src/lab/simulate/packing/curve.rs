@@ -1,5 +1,5 @@
-//! What is read off a replay: how much is allocated, and how much of the rest is in fragments, over what has been asked for so
-//! far. The mean over all events at which the load rounds to a whole per cent, as in the published runs.
+//! The figures of a replay: the allocated share, and the fragmented part of the rest, over the requested share so far. The mean
+//! over all events at which the load rounds to a whole percent, as in the published runs.
 
 use super::arrivals::LAST_LOAD;
 use crate::lab::simulate::openb::WHOLE_GPU;
@@ -34,7 +34,7 @@ impl AllocationCurve {
         Self { capacity: capacity.max(1), asked: 0, levels: vec![Level::default(); LAST_LOAD as usize + 1] }
     }
 
-    /// Something came that asks for so many thousandths of GPUs; what holds after that.
+    /// Records the state after an arrival that requests this many thousandths of GPUs.
     pub fn note(&mut self, asked: u64, allocated: u64, fragmented_gpus: f64) {
         self.asked += asked;
         if let Some(level) = self.levels.get_mut(load(self.asked, self.capacity) as usize) {
@@ -44,7 +44,7 @@ impl AllocationCurve {
         }
     }
 
-    /// `None` for a load at which nothing came.
+    /// `None` for a load at which no pod arrived.
     pub fn at(&self, load: u64) -> Option<Point> {
         let level = self.levels.get(load as usize).filter(|level| level.events > 0)?;
         let events = level.events as f64;
@@ -61,7 +61,7 @@ impl AllocationCurve {
     }
 }
 
-/// What has been asked for, in hundredths of the capacity, to the nearest.
+/// The requested share of the capacity in percent, rounded.
 pub fn load(asked: u64, capacity: u64) -> u64 {
     let capacity = capacity.max(1);
     (asked * 100 + capacity / 2) / capacity

@@ -1,5 +1,5 @@
-//! Fragmentation as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): of what is free on a node's GPUs, how much a pod
-//! drawn from the typical ones could not use. Counts weigh the typical pods, not shares, so that sums are exact.
+//! Fragmentation as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): how much of the free capacity of a node's GPUs a
+//! pod drawn from the typical ones could not use. Typical pods are weighted by counts, not shares, so that sums are exact.
 
 use super::cluster::SimulatedNode;
 use super::trace::{PlayedTrace, PodKind};
@@ -7,15 +7,15 @@ use crate::lab::simulate::openb::WHOLE_GPU;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Typical pods are the most frequent ones that together are so many hundredths of all (95 % in the published runs).
+/// Typical pods are the most frequent ones that together are this percentage of all (95 % in the published runs).
 const TYPICAL: u64 = 95;
 
 /// The typical pods.
 #[derive(Debug, Clone)]
 pub struct Typical {
-    /// Of GPU pods alone: one that runs on CPUs uses no GPU anywhere.
+    /// Of GPU pods alone: a pod without GPUs uses no GPU anywhere.
     shapes: Vec<TypicalShape>,
-    /// How many pods they stand for.
+    /// How many pods they represent.
     count: u64,
 }
 
@@ -29,7 +29,7 @@ struct TypicalShape {
     up_to: Vec<(u64, u64)>,
 }
 
-/// What is left of one node.
+/// The free capacity of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Rest<'a> {
     pub model: usize,
@@ -45,7 +45,7 @@ impl<'a> From<&'a SimulatedNode> for Rest<'a> {
 }
 
 impl Typical {
-    /// Those of a trace. Memory tells none of them apart, as in the published runs.
+    /// The typical pods of a trace. Memory does not distinguish them, as in the published runs.
     pub fn of(setting: &PlayedTrace) -> Self {
         let mut counts: BTreeMap<(u64, u32, u32, &[bool]), u64> = BTreeMap::new();
         for pod in &setting.pods {
@@ -68,14 +68,14 @@ impl Typical {
         Self { shapes: shapes.into_iter().map(TypicalShape::of).collect(), count: covered }
     }
 
-    /// How many pods they stand for: what [`Self::fragments`] is to be divided by.
+    /// How many pods they represent: the divisor of [`Self::fragments`].
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Thousandths of GPUs that are free and of no use to a pod, summed over all pods that the typical ones stand for.
+    /// Thousandths of GPUs that are free and of no use to a pod, summed over all pods that the typical ones represent.
     ///
-    /// All that is free is of no use to a pod that does not fit; to one that does, whatever GPUs have too little for it.
+    /// To a pod that does not fit, all free capacity is of no use; to one that fits, that of GPUs that have too little for it.
     pub fn fragments(&self, rest: Rest<'_>) -> u64 {
         let free: u64 = rest.gpus.iter().map(|free| u64::from(*free)).sum();
         let useful: u64 = self.shapes.iter().map(|shape| shape.useful(rest)).sum();
@@ -112,12 +112,12 @@ impl TypicalShape {
     }
 }
 
-/// The whole cluster's, kept node by node.
+/// The whole cluster's fragmentation, maintained node by node.
 #[derive(Debug, Clone)]
 pub struct Fragments<'t> {
     typical: &'t Typical,
     by_node: Vec<u64>,
-    /// Thousandths of GPUs, summed over all pods that the typical ones stand for.
+    /// Thousandths of GPUs, summed over all pods that the typical ones represent.
     sum: u64,
 }
 
@@ -127,7 +127,7 @@ impl<'t> Fragments<'t> {
         Self { typical, sum: by_node.iter().sum(), by_node }
     }
 
-    /// Takes in one node's change.
+    /// Applies one node's change.
     pub fn update(&mut self, place: usize, node: &SimulatedNode) {
         let now = self.typical.fragments(node.into());
         self.sum = self.sum - self.by_node[place] + now;

@@ -1,4 +1,4 @@
-//! How full GPUs become: the same pods, placed by several policies, Stowage's own among them.
+//! GPU allocation by placement policy: the same pods, placed by several policies, including Stowage's own.
 //!
 //! # The protocol
 //!
@@ -11,9 +11,10 @@
 //! - Nodes are ranked by the seed; of nodes that are equal to a policy the lowest rank is taken.
 //! - Allocation at a load of L % is the mean over all arrivals at which what has been asked for rounds to L % of the GPUs.
 //!
-//! [`kinds`] is what is played, [`arrivals`] in which order, [`cluster`] what is free, [`placer`] whoever places, [`baseline`]
-//! the published policies, [`shipped`] Stowage, [`world`] one step, [`replay`] one run of the protocol, [`churn`] one in which pods end, [`curve`] what is read off a replay,
-//! [`fragmentation`] what of the rest is of no use, [`bound`] how full GPUs could have become at most, [`report`] the comparison.
+//! [`kinds`] is the workload, [`arrivals`] its order, [`cluster`] the free resources, [`placer`] the interface of a policy,
+//! [`baseline`] the published policies, [`shipped`] Stowage, [`world`] one step, [`replay`] one run of the protocol, [`churn`]
+//! one in which pods end, [`curve`] the figures of a replay, [`fragmentation`] the free capacity that is of no use, [`bound`]
+//! the upper bounds of allocation, [`report`] the comparison.
 
 pub mod arrivals;
 pub mod baseline;

@@ -1,37 +1,37 @@
-//! Who places pods: every policy that is played is one of these.
+//! The interface of a simulated placement policy.
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
 
-/// A pod that comes.
+/// A pod that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodArrival {
-    /// How many came before it. One row of a trace may come several times.
+    /// How many arrived before it. One row of a trace may arrive several times.
     pub number: usize,
-    /// By its place in the setting's pods.
+    /// Its index in the setting's pods.
     pub pod: usize,
-    /// By its place in the setting's kinds.
+    /// Its index in the setting's kinds.
     pub kind: usize,
 }
 
-/// Where a pod goes.
+/// A pod's placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     pub seat: SimulatedPlacement,
-    /// Who has left for it, by their numbers.
+    /// Its victims, by their numbers.
     pub evicted: Vec<usize>,
 }
 
 impl Placed {
-    /// Nobody leaves.
+    /// Without victims.
     pub fn alone(seat: SimulatedPlacement) -> Self {
         Self { seat, evicted: Vec::new() }
     }
 }
 
 pub trait Placer {
-    /// Where the pod goes; `None` if there is no room for it. It is there from then on.
+    /// Places the pod; `None` if it does not fit. It counts as placed from then on.
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed>;
 
-    /// A pod that was placed has ended. Who remembers nothing of pods has nothing to do.
+    /// A placed pod has ended. A policy without state per pod has nothing to do.
     fn end(&mut self, _number: usize) {}
 }

@@ -1,4 +1,4 @@
-//! The policies that can be played, by their names.
+//! The policies that can be simulated, by name.
 
 use super::arrivals::{ArrivalDice, Arrivals};
 use super::baseline::at_random::AtRandom;
@@ -23,9 +23,9 @@ pub enum PlayedPolicy {
     Packing,
     BestFit,
     Fgd,
-    /// Ours: what the extender would do.
+    /// Stowage: what the extender would do.
     Stowage,
-    /// The same, told beforehand how often each kind of pod will come.
+    /// The same, knowing beforehand how often each kind of pod will arrive.
     StowageTold,
 }
 
@@ -47,7 +47,7 @@ impl PlayedPolicy {
         Self::StowageTold,
     ];
 
-    /// Those that know no more than a scheduler can.
+    /// Policies that know no more than a scheduler can.
     pub fn usual() -> Vec<Self> {
         Self::ALL.into_iter().filter(|policy| *policy != Self::StowageTold).collect()
     }
@@ -65,7 +65,7 @@ impl PlayedPolicy {
         }
     }
 
-    /// What its results were published under.
+    /// The name under which its results were published.
     pub fn published_as(self) -> Option<&'static str> {
         match self {
             Self::Random => Some("Random"),
@@ -101,7 +101,7 @@ impl PlayedPolicy {
         }
     }
 
-    /// What Stowage knows of the pods to come.
+    /// What Stowage knows about the pods to come.
     pub fn knowledge(self, setting: &PlayedTrace) -> Knowledge {
         match self {
             Self::StowageTold => Knowledge::of_all(setting),

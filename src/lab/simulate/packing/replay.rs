@@ -1,5 +1,5 @@
-//! Arrivals without departures: the protocol of the published runs. A pod that does not fit is dropped. Where pods may be
-//! evicted, whoever had to leave waits, and comes back where others' leaving makes room.
+//! Arrivals without departures: the protocol of the published runs. A pod that does not fit is dropped. If pods may be evicted,
+//! a victim is pending and returns when evictions of other pods make it fit.
 
 use super::arrivals::Arrivals;
 use super::curve::AllocationCurve;
@@ -11,7 +11,7 @@ use crate::lab::simulate::openb::Qos;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replay {
     pub seed: u64,
@@ -19,12 +19,12 @@ pub struct Replay {
     pub admission: AdmissionCounts,
 }
 
-/// Of the pods that others may be evicted for, what found room, in thousandths of GPUs.
+/// The placed part of the pods for which others may be evicted, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct AdmissionCounts {
     pub asked: u64,
     pub admitted: u64,
-    /// How often a pod had to leave for another.
+    /// How often a pod was evicted for another.
     pub evicted: u64,
 }
 
@@ -35,7 +35,7 @@ impl AdmissionCounts {
     }
 }
 
-/// Whether others may be evicted for such a pod.
+/// Whether other pods may be evicted for such a pod.
 pub fn is_high(qos: Option<Qos>) -> bool {
     matches!(qos, Some(Qos::LatencySensitive | Qos::Guaranteed))
 }
@@ -67,15 +67,15 @@ struct ReplayRun<'s> {
     setting: &'s PlayedTrace,
     world: PackingRun<'s>,
     waiting: EvictedPods,
-    /// Pods that had a number so far: one that comes back has another.
+    /// Pods numbered so far: one that returns gets another number.
     came: usize,
 }
 
-/// Pods that had to leave, by kind, as their places in the setting's pods.
+/// Evicted pods by kind, as indices of the setting's pods.
 type EvictedPods = BTreeMap<usize, Vec<usize>>;
 
 impl ReplayRun<'_> {
-    /// Whether the pod was placed, and how many had to leave for it.
+    /// Whether the pod was placed, and how many were evicted for it.
     fn step(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> (bool, u64) {
         let outcome = self.world.admit(arrival, placer);
         let Some(node) = outcome.node else { return (false, 0) };
@@ -90,7 +90,7 @@ impl ReplayRun<'_> {
         (true, outcome.evicted.len() as u64)
     }
 
-    /// Those who wait found no room before; this node alone has changed.
+    /// Pending pods did not fit before; only this node has changed.
     fn fill(&mut self, node: usize, placer: &mut dyn Placer) {
         let kinds: Vec<usize> = self.waiting.keys().copied().collect();
         for kind in kinds {

@@ -1,4 +1,4 @@
-//! Runs of several policies and seeds, side by side.
+//! Compares runs of several policies and seeds.
 
 use super::churn::{OfferedLoad, Rejections};
 use super::curve::{self, AllocationCurve, Point};
@@ -6,12 +6,12 @@ use super::policy::PlayedPolicy;
 use super::replay::Replay;
 use serde::Serialize;
 
-/// One policy over all seeds; shares of all GPUs in hundredths.
+/// One policy over all seeds; percentages of all GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PackingLine {
     pub policy: PlayedPolicy,
     pub seeds: Vec<u64>,
-    /// Allocated when 100 % and 130 % of the GPUs have been asked for: means over seeds.
+    /// Allocated when 100 % and 130 % of the GPUs have been requested: means over seeds.
     pub at_100: Option<f64>,
     pub at_130: Option<f64>,
     /// By seed.
@@ -19,10 +19,10 @@ pub struct PackingLine {
     /// Free, and of no use to a pod drawn from the typical ones.
     pub fragmented_at_100: Option<f64>,
     pub fragmented_at_130: Option<f64>,
-    /// Of what pods asked for that others may be evicted for, what they got; only where somebody may be evicted.
+    /// The placed share of the requests for which other pods may be evicted; only if pods may be evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_admitted: Option<f64>,
-    /// Pods that had to leave.
+    /// Evicted pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted: Option<f64>,
     #[serde(skip)]
@@ -58,14 +58,14 @@ impl PackingLine {
     }
 }
 
-/// One policy where pods end, over all seeds.
+/// One policy with departures, over all seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Losses {
     pub policy: PlayedPolicy,
     pub seeds: Vec<u64>,
-    /// What pods would keep busy of all GPUs if none were turned away; 1 is all.
+    /// The share of all GPUs that pods would keep busy if none were rejected; 1 is all.
     pub load: f64,
-    /// Of the GPUs asked for, what was turned away, in hundredths: the mean over seeds.
+    /// The rejected share of the requested GPUs, in percent: the mean over seeds.
     pub rejected: f64,
     /// By seed.
     pub each_rejected: Vec<f64>,

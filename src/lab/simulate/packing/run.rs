@@ -1,5 +1,5 @@
-//! One run: arrivals, one after the other, and where a policy puts them. Every placement is entered into the flat cluster, which
-//! holds each policy to what there is.
+//! One run: arrivals, one after the other, and their placements by a policy. Every placement is also entered into the flat
+//! cluster, which checks each policy against the existing capacity.
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
 use super::fragmentation::{Fragments, Typical};
@@ -10,18 +10,18 @@ use std::collections::BTreeMap;
 pub struct PackingRun<'s> {
     setting: &'s PlayedTrace,
     pub cluster: SimulatedCluster,
-    /// Absent where nobody asks how much is in fragments.
+    /// Absent if fragmentation is not measured.
     fragments: Option<Fragments<'s>>,
-    /// Who is where, by number.
+    /// Placements, by the pods' numbers.
     placed: BTreeMap<usize, (usize, SimulatedPlacement)>,
 }
 
-/// Who came in, and who had to leave for it.
+/// A placed pod, and its victims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ArrivalOutcome {
-    /// By its rank; `None` if there was no room.
+    /// The node's rank; `None` if it did not fit.
     pub node: Option<usize>,
-    /// By their places in the setting's pods.
+    /// As indices of the setting's pods.
     pub evicted: Vec<usize>,
 }
 
@@ -32,7 +32,7 @@ impl<'s> PackingRun<'s> {
         Self { setting, cluster, fragments, placed: BTreeMap::new() }
     }
 
-    /// The pod comes, and is placed or dropped.
+    /// The pod arrives, and is placed or dropped.
     pub fn admit(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> ArrivalOutcome {
         let Some(placed) = placer.place(&self.cluster, arrival) else { return ArrivalOutcome::default() };
         let evicted = placed.evicted.iter().filter_map(|number| self.remove(*number)).collect();
@@ -42,7 +42,7 @@ impl<'s> PackingRun<'s> {
         ArrivalOutcome { node: Some(placed.seat.node), evicted }
     }
 
-    /// The pod has ended; nothing happens if it never was placed or had to leave.
+    /// The pod has ended; no effect if it was never placed or was evicted.
     pub fn end(&mut self, number: usize, placer: &mut dyn Placer) {
         if self.remove(number).is_some() {
             placer.end(number);

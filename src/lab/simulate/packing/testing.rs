@@ -1,4 +1,4 @@
-//! Small settings for tests of this room.
+//! Small settings for this module's tests.
 
 use super::trace::{PlayedNode, PlayedPod, PlayedTrace, PodKind};
 use crate::ids::{GpuModel, NodeName};

@@ -1,4 +1,4 @@
-//! Whole runs on the trace that is made up. Those on the real one are integration tests.
+//! Whole runs on the generated trace. Those on the real one are integration tests.
 
 use super::*;
 use crate::lab::simulate::openb::built_in;

@@ -1,5 +1,5 @@
-//! What is played: a trace's nodes and pods in numbers, so that millions of looks at them are cheap. Pods that ask for the
-//! same are of one kind; scores are remembered by kinds. Whether anything fits is not known here.
+//! The workload: a trace's nodes and pods as numbers, so that millions of reads are cheap. Pods with the same request are of
+//! one kind; scores are cached by kind. Whether a pod fits is not known here.
 
 use crate::ids::{GpuModel, NodeName};
 use crate::lab::simulate::openb::{Qos, Trace, TraceNode, TracePod, WHOLE_GPU};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// What a kubelet takes by default (`maxPods`); no trace's node comes near it.
 pub const POD_SLOTS: u32 = 110;
 
-/// A trace, understood once and played many times.
+/// A trace, parsed once and simulated many times.
 #[derive(Debug, Clone)]
 pub struct PlayedTrace {
     pub sites: Vec<PlayedNode>,
@@ -18,11 +18,11 @@ pub struct PlayedTrace {
     pub pods: Vec<PlayedPod>,
 }
 
-/// A node as it was bought.
+/// A node's capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlayedNode {
     pub name: NodeName,
-    /// By its place in [`PlayedTrace::models`].
+    /// Its index in [`PlayedTrace::models`].
     pub model: usize,
     /// In thousandths of a core.
     pub cpu: u64,
@@ -31,22 +31,22 @@ pub struct PlayedNode {
     pub gpus: u32,
 }
 
-/// What a pod asks for.
+/// A pod's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodKind {
     pub cpu: u64,
     pub memory: u64,
-    /// None at all for a pod that runs on CPUs alone.
+    /// None for a pod without GPUs.
     pub gpus: u32,
     /// Of each of them, in thousandths.
     pub milli: u32,
-    /// Whether it may run on a node of each model, by the model's place.
+    /// Whether it may run on a node of each model, by the model's index.
     pub models: Box<[bool]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlayedPod {
-    /// By its place in [`PlayedTrace::kinds`].
+    /// Its index in [`PlayedTrace::kinds`].
     pub kind: usize,
     pub qos: Option<Qos>,
 }
@@ -75,7 +75,7 @@ impl PlayedTrace {
         &self.kinds[self.pods[pod].kind]
     }
 
-    /// Whether a pod of the kind could run on any node if nobody else did.
+    /// Whether a pod of the kind fits on any empty node.
     pub fn could_fit(&self, kind: &PodKind) -> bool {
         self.sites.iter().any(|site| site.could_fit(kind))
     }
@@ -87,7 +87,7 @@ impl PlayedTrace {
 }
 
 impl PlayedNode {
-    /// Whether a pod of the kind could run here if nobody else did.
+    /// Whether a pod of the kind fits on this node if it is empty.
     pub fn could_fit(&self, kind: &PodKind) -> bool {
         kind.models[self.model]
             && kind.gpus <= self.gpus
@@ -113,7 +113,7 @@ impl PodKind {
         u64::from(self.gpus) * u64::from(self.milli)
     }
 
-    /// Whether it wants a part of one GPU.
+    /// Whether it requests a part of one GPU.
     pub fn is_shared(&self) -> bool {
         self.gpus == 1 && self.milli < WHOLE_GPU
     }
@@ -140,7 +140,7 @@ mod tests {
         let setting = PlayedTrace::of(&trace);
         assert_eq!(setting.capacity(), 24 * 8 * 1000);
         assert_eq!(setting.pods.len(), trace.pods.len());
-        // Of the nine shapes that are made up, three ask for one whole GPU, and two for a half.
+        // Of the nine generated shapes, three request one whole GPU, and two a half.
         assert_eq!(setting.kinds.len(), 6);
         for (pod, written) in setting.pods.iter().zip(&trace.pods) {
             let kind = &setting.kinds[pod.kind];

@@ -1,16 +1,16 @@
-//! Residents that wait for room, by kind: of pods that ask the same either the eldest fits or none does.
+//! Pending residents by kind: of pods with the same request either the oldest fits or none does.
 
 use super::workload::{JobRole, JobSize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What decides where a pod fits. Urgent ones first.
+/// What decides where a pod fits. Higher priorities first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobKind {
     pub role: JobRole,
     pub size: JobSize,
 }
 
-/// Jobs by their place in the workload, which is the order in which they came.
+/// Jobs by their index in the workload, which is their order of arrival.
 #[derive(Debug, Default)]
 pub struct Backlog(BTreeMap<JobKind, BTreeSet<usize>>);
 

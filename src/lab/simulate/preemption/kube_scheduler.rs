@@ -1,10 +1,10 @@
-//! The stock scheduler's own choice of victims (kube-scheduler's default preemption): a dry run on each node that readmits the
-//! more important pods first, and `pickOneNodeForPreemption` over what is left. As it knows VRAM, by sums over nodes; and the
-//! same told of single GPUs.
+//! kube-scheduler's own choice of victims (default preemption): a dry run on each node that readmits the more important pods
+//! first, and `pickOneNodeForPreemption` over the results. Once with VRAM as sums over nodes, as kube-scheduler knows it, and
+//! once with the VRAM of single GPUs.
 //!
-//! It is shown in a better light than it has. It looks at all nodes, not at a hundred; a node where no eviction would make the
-//! pod fit on single GPUs is not offered; and when the pod does not fit after its evictions, more leave the same node, where
-//! the real one would go on to the next.
+//! It is simulated in its favor. It tries all nodes, not a hundred; a node on which no eviction would make the pod fit on
+//! single GPUs is not offered; and if the pod does not fit after its evictions, more pods of the same node are evicted, where
+//! the real one would continue with the next node.
 
 use super::orders::{Person, VictimChoice, best, choice, fits_without, people};
 use crate::scheduling::evicting::PreemptionCandidate;
@@ -13,8 +13,8 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::units::Moment;
 use std::cmp::Reverse;
 
-/// By sums, and then more in the same order until a GPU fits the pod. Nodes whose sum is enough have no victims for it; they
-/// are looked at where there is no other.
+/// By sums over nodes, and then more victims in the same order until the pod fits on a GPU. Nodes whose sum is enough have no
+/// victims for it; they are used if there is no other.
 pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
     let ruled: Vec<(&PreemptionCandidate, Vec<Person<'_>>)> =
         rooms.iter().map(|room| (*room, victims_by_sum(ledger, room, demand))).collect();
@@ -25,7 +25,7 @@ pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand)
     Some(choice(room, demand, &until_it_fits(ledger, room, demand, victims)))
 }
 
-/// The same dry run, whose filter asks for single GPUs.
+/// The same dry run, with a filter for single GPUs.
 pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
     best(rooms, demand, |room| {
         let everyone = most_important_first(ledger, room);
@@ -41,7 +41,7 @@ pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand)
     })
 }
 
-/// Everyone leaves; then, the most important first, whoever the node's sum still allows comes back.
+/// Removes every pod of lower priority, then adds them back, the most important first, as long as the node's sum allows it.
 fn victims_by_sum<'a>(ledger: &Ledger, room: &'a PreemptionCandidate, demand: &Demand) -> Vec<Person<'a>> {
     let everyone = most_important_first(ledger, room);
     let freed = everyone.iter().map(|one| one.resident.vram()).sum();
@@ -74,15 +74,15 @@ fn until_it_fits<'a>(
     leave
 }
 
-/// Higher priority first, then the one that has run longer.
+/// Higher priority first, then the pod that has run longer.
 fn most_important_first<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
     let mut everyone = people(ledger, room);
     everyone.sort_by_key(|one| (Reverse(one.resident.priority), one.started, &one.resident.uid));
     everyone
 }
 
-/// The lowest highest priority, the lowest sum of priorities, the fewest victims, and the one whose most important victim began
-/// last.
+/// The lowest highest priority, the lowest sum of priorities, the fewest victims, and the one whose most important victim
+/// started last.
 fn rank(victims: &[Person<'_>]) -> impl Ord + use<> {
     let highest = victims.iter().map(|one| one.resident.priority).max();
     // Shifted, so that more victims of negative priority do not make a lower sum.

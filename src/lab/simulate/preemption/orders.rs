@@ -1,5 +1,5 @@
-//! Orders of victims: Stowage's own, and those that it is held against. Each picks a node by its own rule, and victims there
-//! until the pod fits on single GPUs; whom nobody may evict (priority, class) is left out for all of them alike.
+//! Victim orders: Stowage's own, and those that it is compared with. Each picks a node by its own rule, and victims there until
+//! the pod fits on single GPUs; pods that may not be evicted (priority, class) are left out in all of them.
 
 use super::kube_scheduler;
 use crate::ids::{NodeName, PodUid};
@@ -17,33 +17,34 @@ use std::cmp::Reverse;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VictimOrder {
-    /// The cheapest set by the shipped price, by the shipped search.
+    /// The cheapest set by the production eviction cost, with the production search.
     Stowage,
-    /// The stock scheduler's choice by sums over nodes; where no single GPU fits the pod then, more leave in its order.
+    /// kube-scheduler's choice by sums over nodes; if the pod fits on no single GPU then, more are evicted in its order.
     Stock,
-    /// The same rules, told of single GPUs: better than the stock scheduler can do.
+    /// The same rules applied to single GPUs: better than kube-scheduler can do.
     StockOnGpus,
-    /// Who began last leaves first; the node is the one whose eldest victim is the youngest.
+    /// The youngest pod is evicted first; the node is the one whose oldest victim is the youngest.
     YoungestFirst,
-    /// The lowest priority leaves first; the node is the one whose highest victim is the lowest, then with the fewest victims.
+    /// The lowest priority is evicted first; the node is the one whose highest victim is the lowest, then with the fewest
+    /// victims.
     LowestPriorityFirst,
 }
 
-/// Who leaves which node, and what the pod gets there.
+/// A preemption: the node, its victims, and the pod's GPUs there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VictimChoice {
     pub node: NodeName,
     pub gpus: GpuSet,
-    /// Who is evicted for it.
+    /// The pods to evict for it.
     pub evicted: Vec<PodUid>,
-    /// Who must have left before it can come: those, and whoever leaves anyway.
+    /// The pods that must be gone before it can arrive: its victims, and pods that leave anyway.
     pub awaited: Vec<PodUid>,
     pub grace: Millis,
-    /// False if a search ended before it had seen everything.
+    /// False if a search reached its limit before it was complete.
     pub exact: bool,
 }
 
-/// A resident, and since when it runs.
+/// A resident, and since when it has been running.
 #[derive(Debug, Clone, Copy)]
 pub struct Person<'a> {
     pub resident: &'a PotentialVictim,
@@ -64,7 +65,7 @@ impl VictimOrder {
         }
     }
 
-    /// `None` if nobody's leaving would be enough on any node.
+    /// `None` if no set of evictions would be enough on any node.
     pub fn choose(
         self,
         ledger: &Ledger,
@@ -110,7 +111,7 @@ fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoi
     })
 }
 
-/// Of what each room's rule says who leaves, the least by its key.
+/// The least by its key among the victim sets that the rule chooses on each candidate node.
 pub fn best<'a, K: Ord>(
     rooms: &[&'a PreemptionCandidate],
     demand: &Demand,
@@ -121,7 +122,7 @@ pub fn best<'a, K: Ord>(
     Some(choice(room, demand, &leave))
 }
 
-/// The victims' room for the pod, which fits there once they have left.
+/// The pod's placement after the victims are gone; it fits there then.
 pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> VictimChoice {
     let evicted: Vec<PodUid> = leave.iter().map(|one| one.resident.uid.clone()).collect();
     VictimChoice {
@@ -134,7 +135,7 @@ pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>])
     }
 }
 
-/// All who may leave a node.
+/// All pods that may be evicted from a node.
 pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
     let started = |uid: &PodUid| match &ledger.pod_state(uid)?.phase {
         PodPhase::Bound(bound) => Some(bound.started),
@@ -147,7 +148,7 @@ pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<
     room.candidates.iter().map(person).collect()
 }
 
-/// The first of these without whom the pod fits, and of them none whose staying would do as well.
+/// The shortest prefix of these whose eviction makes the pod fit, without those whose eviction is not needed.
 fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a>]) -> Vec<Person<'a>> {
     let enough = (0..=people.len()).find(|count| fits_without(room, demand, &people[..*count]).is_some());
     let mut leave = people[..enough.unwrap_or(people.len())].to_vec();
@@ -160,7 +161,7 @@ fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a
     leave
 }
 
-/// The GPUs that the pod would get if these left.
+/// The GPUs that the pod would get if these were evicted.
 pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
     let mut gpus = room.gpus.clone();
     leave.iter().for_each(|one| discharge(&mut gpus, one.resident));

@@ -1,4 +1,4 @@
-//! Runs under several orders and seeds, compared.
+//! Compares runs under several orders and seeds.
 
 use super::orders::VictimOrder;
 use super::tally::{GpuTime, PreemptionTally};
@@ -27,9 +27,9 @@ pub struct Report {
 pub struct OrderLine {
     pub order: VictimOrder,
     pub lost_gpu_hours: Spread,
-    /// Over what our own order loses with the same seed, over the seeds with which it loses anything.
+    /// Relative to the loss of Stowage's order with the same seed, over the seeds in which that loses anything.
     pub lost_times_ours: Option<Spread>,
-    /// The part that is work, without the time to load again: there every victim loses, whoever chose it.
+    /// Lost work alone, without the time to load again, which every victim loses whatever the order.
     pub work_gpu_hours: Spread,
     pub work_times_ours: Option<Spread>,
     pub victims: Spread,
@@ -40,11 +40,11 @@ pub struct OrderLine {
     pub used_percent: Spread,
     /// The same, less what was lost.
     pub kept_percent: Spread,
-    /// Searches that ended before they had seen everything, over all seeds.
+    /// Searches that reached their limit before they were complete, over all seeds.
     pub cut_short: u64,
 }
 
-/// A figure over seeds.
+/// A figure over several seeds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub mean: f64,
@@ -64,7 +64,7 @@ impl Spread {
 }
 
 impl Report {
-    /// Of all orders on workloads of one cluster; the same in whatever order the runs ended.
+    /// Compares all orders on workloads of one cluster; the same whatever the order in which the runs ended.
     pub fn of(workloads: &[Workload], outcomes: &[RunOutcome]) -> Self {
         let mut seeds: Vec<u64> = workloads.iter().map(|workload| workload.seed).collect();
         seeds.sort_unstable();

@@ -1,8 +1,8 @@
-//! One run: the ledger as the extender has it, and jobs that come, load, work, save, are evicted, come back and end.
+//! One run: a ledger as the extender has it, and jobs that arrive, load, work, save, are evicted, return and end.
 //!
-//! Every pod goes the way it would go in a cluster: seen, placed by the rank's shortlist, assumed and confirmed; or room is
-//! held for it, its victims are told to leave, and it is bound when the last of them has. Only who leaves is not always
-//! Stowage's to say ([`VictimOrder`]).
+//! Every pod is treated as in a cluster: observed, placed by the rank's shortlist, assumed and confirmed; or a reservation is
+//! made for it, its victims are evicted, and it is bound when the last of them is gone. Only the choice of victims is not
+//! always Stowage's ([`VictimOrder`]).
 
 use super::backlog::{Backlog, JobKind};
 use super::orders::{VictimChoice, VictimOrder};
@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 enum JobEvent {
-    /// The job that is that far down the list.
+    /// The job with this index in the workload.
     Comes(usize),
     /// Its engine answers.
     Ready(PodUid),
@@ -53,12 +53,12 @@ pub struct PreemptionRun<'w> {
     counter: Counter,
 }
 
-/// How far a job is.
+/// A job's progress.
 #[derive(Debug, Clone, Copy, Default)]
 struct JobProgress {
     /// How many pods it has had.
     pods: u32,
-    /// Work that no eviction takes away.
+    /// Work that is saved, so that no eviction loses it.
     saved: Millis,
 }
 
@@ -77,7 +77,7 @@ struct RunningPod {
     is_leaving: bool,
 }
 
-/// Plays the workload to its end.
+/// Runs the workload to its end.
 pub fn play(workload: &Workload, order: VictimOrder) -> PreemptionTally {
     let mut world = PreemptionRun::new(workload, order);
     while world.step() {}
@@ -88,7 +88,7 @@ impl<'w> PreemptionRun<'w> {
     pub fn new(workload: &'w Workload, order: VictimOrder) -> Self {
         let policy = Arc::new(Policy::default());
         let mut ledger = Ledger::new(policy.clone());
-        // Nobody wrote a budget, and everybody knows it.
+        // There are no budgets, and the ledger knows it.
         ledger.set_budget_visibility(BudgetVisibility::Complete);
         workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
         let mut events = EventQueue::default();
@@ -109,7 +109,7 @@ impl<'w> PreemptionRun<'w> {
         }
     }
 
-    /// The next event; false once the end has come.
+    /// Handles the next event; false at the end.
     pub fn step(&mut self) -> bool {
         let event = self.events.take();
         let now = self.events.now();
@@ -133,7 +133,7 @@ impl<'w> PreemptionRun<'w> {
         self.counter.tally
     }
 
-    /// A pod of higher priority: there is room, or it is made, or there is none for it.
+    /// A pod of higher priority arrives: it is placed, preempts, or is rejected.
     fn admit(&mut self, job: usize) {
         self.counter.note(self.workload.jobs[job].comes, |tally| tally.arrivals += 1);
         let uid = self.enter(job);
@@ -146,7 +146,7 @@ impl<'w> PreemptionRun<'w> {
         }
     }
 
-    /// A resident: it waits for room, behind those like it that wait already.
+    /// A resident arrives: it is pending, behind earlier ones of its kind.
     fn take_in(&mut self, job: usize) {
         let kind = self.kind(job);
         let free = if self.backlog.has(kind) { None } else { self.free_node(kind) };
@@ -155,18 +155,18 @@ impl<'w> PreemptionRun<'w> {
         self.start(&uid, &node);
     }
 
-    /// A pod of the job is seen, and waits.
+    /// A pod of the job is observed, and is pending.
     fn enter(&mut self, job: usize) -> PodUid {
         let number = (job as u64) << 32 | u64::from(self.progress[job].pods);
         self.progress[job].pods += 1;
-        // As random as real ones are, so that what is decided by name is decided by chance; and the same in all orders.
+        // As random as real UIDs, so that ties by UID are broken at random; and the same in all orders.
         let uid = PodUid::parse(&format!("{:016x}", mixed(number))).expect("digits are a name");
         self.pods.insert(uid.clone(), SimulatedPod { job, run: None });
         self.see(&uid, ObservedPhase::Waiting(ObservedWaiting::default()), CheckpointAge::None, None);
         uid
     }
 
-    /// The best node with room now.
+    /// The best node on which it fits now.
     fn free_node(&mut self, kind: JobKind) -> Option<NodeName> {
         let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
         let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
@@ -181,7 +181,7 @@ impl<'w> PreemptionRun<'w> {
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
-    /// Binds the pod; false if the node has no room for it.
+    /// Binds the pod; false if it does not fit on the node.
     fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
         let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return false };
         let devices = placement.recorded();
@@ -204,7 +204,7 @@ impl<'w> PreemptionRun<'w> {
         true
     }
 
-    /// Room is held for the pod, and whoever is in the way is evicted; false if nobody's leaving would be enough.
+    /// Makes a reservation for the pod, and evicts the pods in its way; false if no set of evictions would be enough.
     fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
         let preemptor = self.ledger.preemptor(uid);
         let rooms = self.ledger.candidates_for(&preemptor, self.workload.nodes.iter().map(|(name, _)| name));
@@ -232,7 +232,7 @@ impl<'w> PreemptionRun<'w> {
         })
     }
 
-    /// The pod is told to leave: what it has not saved is lost.
+    /// Evicts the pod: unsaved work is lost.
     fn evict(&mut self, uid: &PodUid) {
         let now = self.events.now();
         let Some(SimulatedPod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
@@ -251,7 +251,7 @@ impl<'w> PreemptionRun<'w> {
         self.events.at(now + DEFAULT_GRACE, JobEvent::Leaves(uid.clone()));
     }
 
-    /// An evicted pod is gone, and its job waits again; whoever waited for the room comes.
+    /// An evicted pod is gone, and its job is pending again; a pod whose last victim this was is bound.
     fn leave(&mut self, uid: &PodUid) {
         let Some((job, node)) = self.remove(uid) else { return };
         self.backlog.put(self.kind(job), job);
@@ -278,13 +278,13 @@ impl<'w> PreemptionRun<'w> {
         run.map(|run| (job, run.node))
     }
 
-    /// There is no room for the pod; nobody waits.
+    /// The pod does not fit, and no pod is pending.
     fn turn_away(&mut self, uid: &PodUid) {
         self.ledger.release(uid);
         self.pods.remove(uid);
     }
 
-    /// Residents that wait go where there is room now. Nothing else has changed than this node.
+    /// Places pending residents that fit now. Only this node has changed.
     fn fill(&mut self, node: &NodeName) {
         let mut refused = BTreeSet::new();
         while let Some((kind, job)) = self.backlog.first_but(&refused) {

@@ -1,4 +1,4 @@
-//! The cluster and its pods as the ledger meets them: nodes of equal GPUs, and what a manifest of each kind asks for.
+//! The cluster and its pods as the ledger gets them: nodes of equal GPUs, and the requests of each kind of manifest.
 
 use super::backlog::JobKind;
 use super::workload::{Job, JobRole, Workload};
@@ -12,7 +12,7 @@ use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A size that GPUs have; every figure is a part of it.
+/// A common GPU size; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
 
 pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
@@ -31,7 +31,7 @@ pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
     debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
 }
 
-/// What pods of each kind ask for, understood as a pod's manifest is.
+/// The request of each kind of pod, parsed like a pod's manifest.
 pub fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<JobKind, Demand> {
     let kinds: BTreeSet<JobKind> =
         workload.jobs.iter().map(|Job { role, size, .. }| JobKind { role: *role, size: *size }).collect();

@@ -1,4 +1,4 @@
-//! What one run came to, in integers.
+//! The results of one run, in integers.
 
 use super::workload::{JobSize, WorkloadExtent};
 use crate::units::{Millis, Moment};
@@ -10,24 +10,24 @@ pub struct GpuTime(pub u64);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PreemptionTally {
-    /// Those of higher priority that came.
+    /// Arrived pods of higher priority.
     pub arrivals: u64,
-    /// Those of them that were placed.
+    /// Of them, those that were placed.
     pub admitted: u64,
-    /// Those of them for whom somebody was evicted.
+    /// Of them, those with victims.
     pub preempted_for: u64,
     pub victims: u64,
     /// Work since the victims' last checkpoints.
     pub lost_work: GpuTime,
-    /// What they take to load again.
+    /// The time that they need to load again.
     pub reload: GpuTime,
-    /// Searches that ended before they had seen everything.
+    /// Searches that reached their limit before they were complete.
     pub cut_short: u64,
-    /// What was in use, over all GPUs.
+    /// GPU time in use, over all GPUs.
     pub used: GpuTime,
 }
 
-/// Adds up what happens after the warm-up.
+/// Adds up events after the warm-up.
 #[derive(Debug)]
 pub struct Counter {
     extent: WorkloadExtent,
@@ -67,14 +67,14 @@ impl Counter {
         }
     }
 
-    /// Counts it, if it happens when things are counted.
+    /// Counts it if it happens after the warm-up.
     pub fn note(&mut self, when: Moment, note: impl FnOnce(&mut PreemptionTally)) {
         if self.extent.is_counted(when) {
             note(&mut self.tally);
         }
     }
 
-    /// Time goes on, to the end at most.
+    /// Advances the time, to the end at most.
     pub fn until(&mut self, now: Moment) {
         let now = now.min(self.extent.ends());
         let passed = now.since(self.since);

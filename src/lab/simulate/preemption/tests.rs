@@ -1,4 +1,4 @@
-//! Runs that can be had again, books that add up after every event, and each order on hand-made nodes.
+//! Reproducible runs, a consistent ledger after every event, and each order on hand-made nodes.
 
 use super::orders::VictimChoice;
 use super::report::RunOutcome;
@@ -100,7 +100,8 @@ fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
         assert_eq!((tally.arrivals, tally.admitted, tally.victims), (1, 1, 1), "{order:?}");
         assert_eq!(tally.lost_work, GpuTime::of(whole, minutes(5)), "{order:?}");
         assert_eq!(tally.reload, GpuTime::of(whole, load), "{order:?}");
-        // It loads and works, is told to leave and takes its grace; then the arrival; then it loads, and does what it has not saved.
+        // It loads and works, is evicted and takes its grace period; then the arrival; then it loads again, and repeats the
+        // unsaved work.
         let first = load + minutes(25) + Millis::seconds(30);
         let used = first + minutes(30) + load + minutes(100);
         assert_eq!(tally.used, GpuTime::of(whole, used), "{order:?}");
@@ -127,7 +128,7 @@ fn real_trace() -> Option<Trace> {
     }
 }
 
-/// Nodes with GPUs of 100 B, residents that began at some second, and one who wants room.
+/// Nodes with GPUs of 100 B, residents that started at some second, and one pending pod.
 struct Scene {
     ledger: Ledger,
     nodes: Vec<NodeName>,
@@ -172,7 +173,7 @@ impl Scene {
         });
     }
 
-    /// Whom an order evicts for a pod of that size, and from where.
+    /// The victims that an order chooses for a pod of that size, and their node.
     fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
         self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
         let preemptor = self.ledger.preemptor(&PodUid::parse("asks").unwrap());
@@ -226,7 +227,7 @@ fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
     // The old are readmitted first. The sum wants 90, and both young ones free just that; but no GPU fits 90 then, and the
     // next in its order is the younger of the old.
     assert_eq!(two_gpus().choice(VictimOrder::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
-    // Told of single GPUs it spares those on the other.
+    // With the VRAM of single GPUs it spares the pods on the other.
     assert_eq!(two_gpus().choice(VictimOrder::StockOnGpus, 90), of("a", &["old-1", "young-1"]));
     // Where one is enough by either count, the least important leaves.
     assert_eq!(two_gpus().choice(VictimOrder::Stock, 40), of("a", &["young-0"]));

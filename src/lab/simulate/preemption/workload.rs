@@ -1,16 +1,16 @@
-//! The pods of one run, made of a trace and a seed. What becomes of them is the world's.
+//! Generates the pods of one run from a trace and a seed. The run decides what happens to them.
 
 use crate::ids::NodeName;
 use crate::lab::simulate::openb::{Qos, Trace, TracePod};
 use crate::lab::simulate::random::Random;
 use crate::units::{Millis, Moment};
 
-/// How much of a trace is played, and for how long.
+/// How much of a trace is simulated, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkloadExtent {
-    /// Every so-many-th node of the trace takes part.
+    /// Every n-th node of the trace is used.
     pub node_step: usize,
-    /// Nothing is counted before.
+    /// Nothing is counted before this time.
     pub warm_up: Millis,
     pub counted: Millis,
 }
@@ -21,30 +21,30 @@ pub struct Workload {
     pub extent: WorkloadExtent,
     /// Names, and how many GPUs each has.
     pub nodes: Vec<(NodeName, u32)>,
-    /// In the order in which they come.
+    /// In their order of arrival.
     pub jobs: Vec<Job>,
 }
 
-/// What somebody wants done; its pods may be evicted, it comes back.
+/// Work to be done; a resident's pods may be evicted, and it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
     pub comes: Moment,
     pub role: JobRole,
     pub size: JobSize,
-    /// On its GPUs, beside loading.
+    /// On its GPUs, without loading.
     pub work: Millis,
-    /// Of a resident.
+    /// For a resident.
     pub saves_every: Millis,
 }
 
-/// On how many GPUs, and how many thousandths of each.
+/// The number of GPUs, and the thousandths of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobSize {
     pub gpus: u32,
     pub milli: u32,
 }
 
-/// The more urgent first.
+/// Higher priorities first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobRole {
     Arrival,
@@ -64,16 +64,16 @@ pub enum WorkloadError {
     NoGpu,
 }
 
-/// A day: what runs longer counts as so long, so that the first day brings arrivals to their balance.
+/// A day: longer jobs count as this long, so that arrivals are in equilibrium after the first day.
 const LONGEST: Millis = DAY;
 const DAY: Millis = Millis::seconds(86_400);
-/// Evicted before that, a pod would have lost nothing that anybody could measure.
+/// A pod that is evicted before this time would have lost nothing measurable.
 const SHORTEST: Millis = Millis::seconds(1);
 
 impl WorkloadExtent {
-    /// A part that runs in seconds.
+    /// A part that is simulated in seconds.
     pub const OPENB: Self = Self { node_step: 12, warm_up: DAY, counted: DAY };
-    /// All of the cluster that is made up.
+    /// All of the generated cluster.
     pub const BUILT_IN: Self = Self { node_step: 1, warm_up: DAY, counted: DAY };
 
     pub fn ends(self) -> Moment {
@@ -96,7 +96,7 @@ impl JobRole {
         }
     }
 
-    /// The part of the cluster, in hundredths, that its jobs would keep busy if all had room.
+    /// The percentage of the cluster that its jobs would keep busy if all were placed.
     fn load(self) -> u64 {
         match self {
             Self::Arrival => 50,
@@ -164,7 +164,7 @@ fn rows(trace: &Trace, role: JobRole, most: u32) -> Result<Vec<(JobSize, Millis)
     }
 }
 
-/// Jobs of one role, one after the other, without end.
+/// An endless sequence of jobs of one role.
 struct JobStream<'r> {
     role: JobRole,
     rows: &'r [(JobSize, Millis)],

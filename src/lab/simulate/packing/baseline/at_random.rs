@@ -1,4 +1,4 @@
-//! Any node that fits, and any GPU that does: what no policy should be worse than.
+//! Random placement: any node and any GPU that fit. No policy should be worse.
 
 use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
 use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};

@@ -1,5 +1,5 @@
 //! Fragmentation gradient descent (Weng, Yang et al., USENIX ATC 2023): the node, and on it the GPU, where the pod makes the
-//! least of what is free useless to typical pods.
+//! least free capacity useless to typical pods.
 
 use super::{BaselineScore, TOP};
 use crate::lab::simulate::openb::WHOLE_GPU;

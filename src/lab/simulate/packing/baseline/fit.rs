@@ -1,4 +1,4 @@
-//! Policies that weigh how much of what a node has free a pod takes.
+//! Policies that score how much of a node's free capacity a pod takes.
 
 use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, TOP};
 use crate::lab::simulate::packing::cluster::SimulatedNode;
@@ -7,7 +7,7 @@ use crate::lab::simulate::packing::trace::PodKind;
 /// The least that is left over, of CPU and GPUs with equal weights.
 pub struct BestFit;
 
-/// The least product of what is free with what is asked for (Tetris, SIGCOMM 2014, turned round as in the published runs).
+/// The least product of free and requested amounts (Tetris, SIGCOMM 2014, reversed as in the published runs).
 pub struct DotProduct;
 
 impl BaselineScore for BestFit {

@@ -1,4 +1,4 @@
-//! Policies that look at what is on a node already: who is there, or which GPUs are in use.
+//! Policies that score what is on a node already: its pods, or the GPUs in use.
 
 use super::{BaselineScore, LARGEST_GPU, TOP};
 use crate::lab::simulate::openb::WHOLE_GPU;
@@ -6,8 +6,8 @@ use crate::lab::simulate::packing::cluster::{DemandSort, SimulatedNode};
 use crate::lab::simulate::packing::trace::PodKind;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 
-/// Pods of one sort together: first nodes with that sort alone, then such as have it too, then empty ones, then those of
-/// others; within each quarter of the scale the fuller node.
+/// Groups pods of one sort: first nodes with that sort alone, then nodes that have it too, then empty ones, then those of other
+/// sorts; within each quarter of the scale the fuller node.
 pub struct Clustering;
 
 /// GPUs in use before idle ones, nodes in use before idle ones.
@@ -47,7 +47,7 @@ impl BaselineScore for PackingBaseline {
     }
 }
 
-/// As many GPUs as the pod asks for, the fullest that have room.
+/// As many GPUs as the pod requests, the fullest on which it fits.
 fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
     let mut places: Vec<usize> = node.roomy(kind).collect();
     places.sort_by_key(|place| node.gpus[*place]);

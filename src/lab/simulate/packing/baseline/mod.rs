@@ -1,9 +1,9 @@
-//! The policies that Stowage's is held against, with the scores of their published runs (FGD's simulator, "Beware of
-//! Fragmentation", USENIX ATC 2023): whole numbers from 0 to 100, the higher the better, cut off and not rounded. Whatever
-//! rounds differently is another policy: which nodes tie decides what a policy comes to.
+//! The policies that Stowage's is compared with, with the scores of their published runs (FGD's simulator, "Beware of
+//! Fragmentation", USENIX ATC 2023): whole numbers from 0 to 100, higher is better, truncated and not rounded. A policy with
+//! other rounding is another policy: which nodes tie decides its result.
 //!
-//! [`fit`] has those that look at amounts, [`grouping`] those that look at what is there already, [`fgd`] the one that looks
-//! at what is left for others; [`scored`] plays any of them, and [`at_random`] is the one without a score.
+//! [`fit`] has the policies that score amounts, [`grouping`] those that score what is on the node, [`fgd`] the one that scores
+//! what is left for other pods; [`scored`] runs any of them, and [`at_random`] is the one without a score.
 
 pub mod at_random;
 pub mod fgd;
@@ -17,7 +17,7 @@ use crate::scheduling::vocabulary::gpu::GpuSet;
 
 /// The best score.
 const TOP: u32 = 100;
-/// The largest node that scores are taken against: thousandths of cores, and of GPUs.
+/// The largest node, to which scores are relative: thousandths of cores, and of GPUs.
 const LARGEST_CPU: u32 = 128_000;
 const LARGEST_GPU: u32 = 8000;
 

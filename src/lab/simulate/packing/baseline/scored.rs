@@ -1,5 +1,5 @@
-//! A policy that is a score, played: the node with the highest takes the pod, of equal ones the lowest rank. Of each kind of
-//! pods the scores are remembered, and only nodes that have changed since are looked at again.
+//! Runs a score as a policy: the node with the highest score gets the pod, of equal ones the lowest rank. Scores are cached by
+//! kind of pod, and only nodes that have changed since are scored again.
 
 use super::BaselineScore;
 use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
@@ -9,15 +9,15 @@ use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
 pub struct Scored<'s, S> {
     setting: &'s PlayedTrace,
     score: S,
-    /// By kind; none of those that have not come yet.
+    /// By kind; empty for kinds that have not arrived yet.
     memories: Vec<Option<RememberedScores>>,
 }
 
-/// What is remembered of one kind, by rank of node.
+/// The cached scores of one kind, by rank of node.
 struct RememberedScores {
-    /// The node's version that the score is of.
+    /// The node's version for which the score was computed.
     versions: Box<[u32]>,
-    /// None where such a pod does not fit.
+    /// `None` if such a pod does not fit.
     scores: Box<[Option<u32>]>,
 }
 

@@ -1,7 +1,7 @@
-//! How many pods of each kind had come at a load: what bounds, beside the cluster, what can be allocated.
+//! How many pods of each kind had arrived at a load: beside the cluster, the limit of what can be allocated.
 //!
-//! A figure at a load is a mean over events and seeds. What a linear program can reach at most is concave in its right-hand
-//! sides, so the bound on the mean counts is above the mean of the bounds, and one program serves all seeds.
+//! A figure at a load is a mean over events and seeds. The maximum of a linear program is concave in its right-hand sides, so
+//! the bound of the mean counts is above the mean of the bounds, and one program serves all seeds.
 
 use super::Until;
 use crate::lab::simulate::packing::arrivals::Arrivals;
@@ -9,17 +9,17 @@ use crate::lab::simulate::packing::curve;
 use crate::lab::simulate::packing::placer::PodArrival;
 use crate::lab::simulate::packing::trace::PlayedTrace;
 
-/// Pods by kind, as their places in the setting's kinds: means, so fractions too.
+/// Pods by kind, as indices of the setting's kinds: means, so fractions too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandAtLoad {
     pub came: Vec<f64>,
-    /// Of them, those for whom room was found, whatever came later.
+    /// Of them, those that were placed, whatever arrived later.
     pub placed: Vec<f64>,
 }
 
 impl DemandAtLoad {
-    /// Over the events at which what has been asked for rounds to so many hundredths of the GPUs; `None` if there are none. By
-    /// seed: who came, and until when each kind's pods were all placed.
+    /// Means over the events at which the requested share rounds to this percentage of the GPUs; `None` if there are none. By
+    /// seed: the arrivals, and until when each kind's pods were all placed.
     pub fn at(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until], load: u64) -> Option<Self> {
         let runs = arrivals.iter().zip(until);
         let of: Vec<Self> =
@@ -43,7 +43,7 @@ impl DemandAtLoad {
         let none = vec![0.0; setting.kinds.len()];
         let mut counts = Self { came: none.clone(), placed: none };
         for (PodArrival { number, kind, .. }, is_at) in arrivals.iter(setting).zip(is_at) {
-            // A pod has come at every event from its own on.
+            // A pod has arrived at every event from its own on.
             counts.came[kind] += left / events;
             if number < until[kind] {
                 counts.placed[kind] += left / events;

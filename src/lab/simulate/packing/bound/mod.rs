@@ -1,10 +1,11 @@
-//! How full GPUs could have become at most, whoever places pods: an upper bound by a linear program ([`program`]) on how many
-//! pods of each kind had come ([`asked`]). Which policy comes how near is not known here.
+//! Upper bounds of GPU allocation for any placement policy, by a linear program ([`program`]) on how many pods of each kind had
+//! arrived ([`asked`]). How near a policy comes is not known here.
 //!
-//! When more has been asked for than there is, somebody is turned away, and a policy that knew the future would choose whom: of
-//! such a one little more can be said than that GPUs have an end. Real policies place whoever fits. So there are two bounds: of
-//! [anybody](AllocationBound::of_anybody_at_130), and of whoever [places at least those](AllocationBound::at_130) whom the best policy that was played
-//! placed before it turned away the first who accepts the same GPU models.
+//! When more has been requested than there is, some pods are rejected, and a policy that knew the future would choose which:
+//! about such a policy little more can be said than that GPUs are finite. Real policies place every pod that fits. So there are
+//! two bounds: for [any policy](AllocationBound::of_anybody_at_130), and for policies that [place at least the
+//! pods](AllocationBound::at_130) that the best simulated policy had placed before it first rejected a pod that accepts the
+//! same GPU models.
 
 pub mod asked;
 pub mod program;
@@ -19,41 +20,41 @@ use asked::DemandAtLoad;
 use program::{Unsolved, most};
 use serde::Serialize;
 
-/// Shares of all GPUs in hundredths; absent for a load at which nothing came.
+/// Percent of all GPUs; absent for a load at which no pod arrived.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllocationBound {
-    /// The policy that turned nobody away for longest.
+    /// The policy that rejected no pod for longest.
     pub begins_as: PlayedPolicy,
-    /// What those asked for whom it had placed by then, whoever was turned away later: the mean over seeds.
+    /// Requests of the pods that it had placed by then, whichever pods were rejected later: the mean over seeds.
     pub placed: f64,
-    /// Of whoever places them too.
+    /// For policies that place those pods too.
     pub at_100: Option<f64>,
     pub at_130: Option<f64>,
-    /// Of anybody, also of who turns pods away for which there is room.
+    /// For any policy, including one that rejects pods that fit.
     pub of_anybody_at_100: Option<f64>,
     pub of_anybody_at_130: Option<f64>,
 }
 
-/// What a policy did with each seed until it first turned somebody away.
+/// A policy's run with each seed until it first rejected a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beginning {
     pub policy: PlayedPolicy,
     pub until: Vec<Until>,
 }
 
-/// By kind: how many pods had come when the first was turned away that accepts the same GPU models. Of the kind's own pods, all
-/// that came before were placed, and stayed.
+/// By kind: how many pods had arrived when the first was rejected that accepts the same GPU models. Of the kind's own pods, all
+/// that arrived before were placed, and stayed.
 pub type Until = Vec<usize>;
 
 impl AllocationBound {
-    /// On the means over these seeds of what was allocated; `None` if nothing was played.
+    /// From the means over these seeds of what was allocated; `None` without runs.
     pub fn of(
         setting: &PlayedTrace,
         arrivals: &[Arrivals],
         beginnings: &[Beginning],
     ) -> Result<Option<Self>, Unsolved> {
         let placed = |beginning: &Beginning| placed(setting, arrivals, &beginning.until);
-        // Of equals the one that was asked for first.
+        // Of equals the one that was requested first.
         let longest = beginnings.iter().rev().max_by(|a, b| placed(a).total_cmp(&placed(b)));
         let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else { return Ok(None) };
         let nobody = vec![vec![0; setting.kinds.len()]; arrivals.len()];
@@ -92,8 +93,8 @@ fn hundredths(setting: &PlayedTrace, milli: f64) -> f64 {
     100.0 * milli / setting.capacity().max(1) as f64
 }
 
-/// Looks on as somebody places pods, until the first of each kind is turned away. Where somebody has to leave, that is the end
-/// for all kinds. Pods that no node could ever hold are turned away by everybody, and say nothing.
+/// Observes a policy until the first pod of each kind is rejected. An eviction is the end for all kinds. Pods that do not fit
+/// on any empty node are rejected by every policy, and are ignored.
 pub struct ObservedPlacer<'p> {
     setting: &'p PlayedTrace,
     placer: Box<dyn Placer + 'p>,
@@ -111,7 +112,7 @@ impl<'p> ObservedPlacer<'p> {
         self.until.into_iter().map(|until| until.unwrap_or(self.came)).collect()
     }
 
-    /// Nothing is known any more of what becomes of kinds like this.
+    /// From here on this run says nothing about such kinds.
     fn stop(&mut self, is_like: impl Fn(&PodKind) -> bool) {
         for (until, kind) in self.until.iter_mut().zip(&self.setting.kinds) {
             if is_like(kind) {

@@ -1,4 +1,4 @@
-//! The linear program of the bound, solved as its dual: prices for which nobody could place pods at a profit.
+//! The linear program of the bound, solved as its dual: prices at which no pod can be placed at a profit.
 //!
 //! ```text
 //! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, those of the sort taken together
@@ -21,11 +21,11 @@ use crate::lab::simulate::packing::trace::{PlayedNode, PlayedTrace, PodKind};
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Solution, Variable};
 use std::collections::BTreeMap;
 
-/// Below this a cut is missed by no more than the arithmetic's noise.
+/// Below this a violated cut is arithmetic noise.
 const EPSILON: f64 = 1e-7;
 /// Far more than any trace takes.
 const ROUNDS: usize = 200;
-/// So much less has to be placed than was, so that rounding never asks for more than there is room for.
+/// The required placements are reduced by this, so that rounding never requires more than fits.
 const SLACK: f64 = 1e-9;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,11 +36,11 @@ pub enum Unsolved {
     Interrupted,
 }
 
-/// In GPUs, for one pod that has to be placed: more than any can displace. Without an end to it there is no first solution, as
-/// long as the cuts that make room for all are missing.
+/// In GPUs, for one required pod: more than any pod can displace. Without this limit there is no first solution as long as the
+/// cuts that would fit all pods are missing.
 const DEAREST: f64 = 1000.0;
 
-/// GPUs that can be allocated at most when so many of each kind have come.
+/// The most GPUs that can be allocated when this many pods of each kind have arrived.
 pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved> {
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_fit(&setting.kinds[*kind]);
@@ -71,7 +71,7 @@ fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
     sorts.into_values().collect()
 }
 
-/// What it is worth that one more pod of a kind came, and what it costs that one more has to be placed.
+/// The value of one more arrived pod of a kind, and the cost of one more required placement.
 #[derive(Debug, Clone, Copy)]
 struct KindPrices {
     came: Variable,
@@ -125,7 +125,7 @@ impl NodePrices {
         sort
     }
 
-    /// At first a GPU's price is only held to cuts of one size each.
+    /// At first a GPU's price is constrained only by cuts of one size each.
     fn part(&mut self, problem: &mut Problem, milli: u32) -> Variable {
         *self.parts.entry(milli).or_insert_with(|| {
             let part = problem.add_var(0.0, (0.0, f64::INFINITY));
@@ -135,7 +135,7 @@ impl NodePrices {
         })
     }
 
-    /// The cut whose parts are worth most, by size, and by how much they are worth more than a GPU costs.
+    /// The cut with the most valuable parts, by size, and by how much its value exceeds a GPU's price.
     fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
         let worths: Vec<(u32, f64)> =
             self.parts.iter().map(|(milli, part)| (*milli, solution.var_value(*part))).collect();
@@ -149,7 +149,7 @@ impl NodePrices {
     }
 }
 
-/// Adds cuts until none is missed; what the prices of GPUs still lack, over all GPUs.
+/// Adds cuts until none is violated; returns what the prices of GPUs still lack, over all GPUs.
 fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), Unsolved> {
     for _ in 0..ROUNDS {
         let mut is_done = true;
@@ -173,7 +173,7 @@ fn solved(outcome: microlp::SolveOutcome) -> Result<Solution, Unsolved> {
     outcome.into_solution().map_err(|_| Unsolved::Interrupted)
 }
 
-/// Of parts of these sizes in thousandths, each worth so much, those that are worth most together and come from one GPU.
+/// Of parts of these sizes in thousandths and with these values, the most valuable set that fits on one GPU.
 fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     let whole = WHOLE_GPU as usize;
     let mut best = vec![0.0; whole + 1];
@@ -199,7 +199,7 @@ fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     (pieces, best[whole])
 }
 
-/// Units in which figures are of the size of GPUs, so that the solver's arithmetic is sound.
+/// Scales figures to the size of GPUs, so that the solver's arithmetic is sound.
 fn cores(milli: u64) -> f64 {
     milli as f64 / 1000.0
 }

@@ -1,4 +1,4 @@
-//! The bound beside packings that are found by trying all, and beside what policies come to.
+//! Compares the bound with packings found by exhaustive search, and with policies' results.
 
 use super::super::cluster::{SimulatedNode, SimulatedPlacement};
 use super::super::testing::{kind, setting};
@@ -25,7 +25,7 @@ fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -
     go(setting, &SimulatedCluster::new(setting, ranks), pods, placed)
 }
 
-/// Every node and GPU on which there is room. Whole GPUs are all alike.
+/// Every node and GPU on which it fits. Whole GPUs are all alike.
 fn seats(cluster: &SimulatedCluster, kind: &PodKind) -> Vec<SimulatedPlacement> {
     let on = |(rank, node): (usize, &SimulatedNode)| -> Vec<SimulatedPlacement> {
         let gpus = match kind.is_shared() {
@@ -40,7 +40,7 @@ fn seats(cluster: &SimulatedCluster, kind: &PodKind) -> Vec<SimulatedPlacement> 
     cluster.nodes().iter().enumerate().flat_map(on).collect()
 }
 
-/// Two nodes and a handful of kinds, some of which only one of two models would hold.
+/// Two nodes and a handful of kinds, some of which fit on only one of two models.
 fn small() -> impl Strategy<Value = (PlayedTrace, Vec<usize>)> {
     let size = prop_oneof![Just(1000u32), (1u32..=100).prop_map(|tens| tens * 10)];
     let one = (0u64..9, 0u32..=2, size, any::<bool>());

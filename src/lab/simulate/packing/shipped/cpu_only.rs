@@ -1,6 +1,6 @@
-//! Who places pods that run on CPUs alone. In a cluster they never come to Stowage: the stock scheduler places them, by rules that
-//! are the owner's. Two stand in for it here: one that goes by what free VRAM is worth, as Stowage does, and one that knows
-//! nothing of it. What they take of CPU decides what GPUs can still be used, so it matters which.
+//! Placement of pods without GPUs. In a real cluster they never come to Stowage: kube-scheduler places them, by rules that are
+//! the owner's. Two policies stand in for it here: one that uses the learned packing, as Stowage does, and one that does not.
+//! The CPU that these pods take decides which GPUs can still be used, so the choice matters.
 
 use super::cpu_pods::BestEffortCpuPods;
 use super::{PodTier, SimulatedEviction};
@@ -17,11 +17,11 @@ use crate::units::{Bytes, MilliCpu};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CpuRule {
-    /// Where it costs least of what free VRAM is worth, to a pod that stays: of what would be free without those who may be evicted.
-    /// Best fit as long as nothing was learned.
+    /// The lowest packing cost by the learned packing. A pod that stays is scored by what would be free without the evictable
+    /// pods. Best fit until something was learned.
     #[default]
     Worth,
-    /// Where the least CPU and GPU is left over.
+    /// The least CPU and GPU left over.
     BestFit,
 }
 
@@ -30,12 +30,12 @@ pub struct CpuOnly<'s> {
     rule: CpuRule,
     eviction: SimulatedEviction,
     best_fit: Scored<'s, BestFit>,
-    /// Those that may be evicted.
+    /// Evictable pods.
     pub evictable: BestEffortCpuPods,
 }
 
 impl<'s> CpuOnly<'s> {
-    /// Nobody is evicted.
+    /// Without evictions.
     pub fn new(setting: &'s PlayedTrace, rule: CpuRule) -> Self {
         let best_fit = Scored::new(setting, BestFit);
         Self {
@@ -72,7 +72,7 @@ impl<'s> CpuOnly<'s> {
         Some(placed)
     }
 
-    /// By its rank, which is its place in a snapshot too.
+    /// The node's rank, which is its index in a snapshot too.
     fn cheapest(
         &self,
         ledger: &mut Ledger,
@@ -94,8 +94,8 @@ impl<'s> CpuOnly<'s> {
         super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
     }
 
-    /// The node as the pod should see it, where that is not as it is. A pod that stays is placed as if those who may be evicted
-    /// had left: others who stay will have their GPUs, and need CPU beside them.
+    /// The node as the pod should see it, if that differs from its state. A pod that stays is placed as if the evictable pods
+    /// were gone: later pods that stay will get their GPUs, and need CPU beside them.
     fn cleared(
         &self,
         ledger: &Ledger,
@@ -120,8 +120,8 @@ mod tests {
     use crate::lab::simulate::packing::run::PackingRun;
     use crate::lab::simulate::packing::testing::{kind, setting};
 
-    /// On which of two nodes a pod of ten cores lands: one with 16 cores or one with 64, the GPUs of both in the hands of pods that
-    /// need a core each. Those to come need six.
+    /// On which of two nodes a pod of ten cores is placed: one with 16 cores or one with 64, the GPUs of both used by pods that
+    /// need a core each. Later pods need six.
     fn node_for(qos: Qos, eviction: SimulatedEviction) -> usize {
         let kinds = [kind(1000, 1, 1000), kind(6000, 1, 1000), kind(10_000, 0, 0)];
         let mut setting = setting(&[(16_000, 2), (64_000, 2)], &kinds);

@@ -1,5 +1,5 @@
-//! Best-effort pods that run on CPUs alone. The books do not know them, but the stock scheduler evicts them like any others
-//! where CPU or memory is lacking: on each node, what they would free, and which of them leave.
+//! Best-effort pods without GPUs. The ledger does not have them, but kube-scheduler evicts them like any others if CPU or
+//! memory is short: for each node, what they would free, and which of them are evicted.
 
 use crate::lab::simulate::packing::trace::PodKind;
 use crate::scheduling::vocabulary::demand::HostResources;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct BestEffortCpuPods {
     /// By rank of node and number.
     on: BTreeMap<(usize, usize), HostResources>,
-    /// Where each is, by number.
+    /// The node of each, by number.
     ranks: BTreeMap<usize, usize>,
 }
 
@@ -27,7 +27,7 @@ impl BestEffortCpuPods {
         }
     }
 
-    /// What all of them there would give back.
+    /// What all of them there would free.
     pub fn freed(&self, rank: usize) -> HostResources {
         self.there(rank).fold(HostResources::default(), |sum, (_, freed)| HostResources {
             cpu: MilliCpu(sum.cpu.0 + freed.cpu.0),
@@ -35,12 +35,12 @@ impl BestEffortCpuPods {
         })
     }
 
-    /// What is lacking on a node when all of them there have left.
+    /// What is missing on a node when all of them there are evicted.
     pub fn lack_without(&self, rank: usize, lack: HostResources) -> HostResources {
         less(lack, self.freed(rank))
     }
 
-    /// Who leaves so that nothing is lacking: the largest first, and none that is not needed.
+    /// The victims so that nothing is missing: the largest first, and none that is not needed.
     pub fn leavers(&self, rank: usize, mut lack: HostResources) -> Vec<usize> {
         let mut there: Vec<(usize, HostResources)> = self.there(rank).collect();
         there.sort_by_key(|(number, freed)| (Reverse((freed.cpu, freed.memory)), *number));
@@ -60,7 +60,7 @@ impl BestEffortCpuPods {
     }
 }
 
-/// What is still lacking when that much was freed.
+/// What is still missing after that much was freed.
 pub fn less(lack: HostResources, freed: HostResources) -> HostResources {
     HostResources {
         cpu: MilliCpu(lack.cpu.0.saturating_sub(freed.cpu.0)),

@@ -1,5 +1,5 @@
-//! Room for a pod that serves, where nobody has any: the shipped search for the cheapest who leave, of the nodes that would
-//! suit the pod if they did.
+//! Preemption for a serving pod that does not fit: the production search for the cheapest victims, on the nodes that would suit
+//! the pod after their eviction.
 
 use super::cpu_pods::less;
 use super::{Shipped, ledger};
@@ -15,7 +15,7 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu};
 
 impl Shipped<'_> {
-    /// Who leaves is gone at once.
+    /// A victim is gone at once.
     pub(super) fn make_room(
         &mut self,
         cluster: &SimulatedCluster,
@@ -36,7 +36,7 @@ impl Shipped<'_> {
         Some(Placed { seat: self.seat(&placement), evicted })
     }
 
-    /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
+    /// Pods without GPUs that kube-scheduler evicts for what the other victims do not free.
     fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
         let rank = self.rank_of(&set.node);
         let host_resources =
@@ -49,7 +49,7 @@ impl Shipped<'_> {
         self.names.binary_search(node).expect("a room is one of a node that is there")
     }
 
-    /// Nodes are looked at closely only where it could be cheapest.
+    /// A node is searched only if it could be the cheapest.
     fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
         let demand = &self.ledger.pod_state(uid).filter(|entry| entry.demand.may_preempt)?.demand;
         let preemptor = self.ledger.preemptor(uid);
@@ -67,7 +67,7 @@ impl Shipped<'_> {
     }
 }
 
-/// What the stock scheduler's filters miss of CPU and memory: whoever leaves must free that too.
+/// What is missing of CPU and memory for kube-scheduler's filters: the victims must free that too.
 fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
     HostResources {
         cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),
@@ -85,7 +85,7 @@ fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     })
 }
 
-/// The other way from [`books::uid`].
+/// The inverse of [`books::uid`].
 fn number(uid: &PodUid) -> Option<usize> {
     uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| ledger::uid(*number) == *uid)
 }

@@ -1,5 +1,5 @@
-//! What `serve` does beside the requests: it says how much CPU and memory nodes have left, and has what free VRAM is worth
-//! learned anew when enough pods have come.
+//! What `serve` does beside the requests: updates the nodes' free CPU and memory, and relearns the packing model when enough
+//! pods have arrived.
 
 use super::ledger;
 use crate::ids::NodeName;
@@ -13,19 +13,19 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 
-/// What is known of the pods to come.
+/// The known demand of pods to come.
 #[derive(Debug, Clone, Default)]
 pub enum Knowledge {
-    /// What was seen of those before them.
+    /// The history of earlier pods.
     #[default]
     Learned,
-    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
+    /// How often each kind will arrive. The packing model depends on the nodes too, and so is computed again after some
     /// arrivals.
     Told { demand_history: Arc<DemandHistory>, next_at: u64 },
 }
 
 impl Knowledge {
-    /// Of each pod of the trace, as if all had come already.
+    /// Counts each pod of the trace, as if all had arrived already.
     pub fn of_all(setting: &PlayedTrace) -> Self {
         let window = u16::try_from(setting.pods.len()).unwrap_or(u16::MAX);
         let policy = Policy::default();
@@ -48,7 +48,7 @@ impl Knowledge {
 #[derive(Debug, Default)]
 pub struct SimulatedUpkeep {
     knowledge: Knowledge,
-    /// By rank: as which version of a node the ledger knows what CPU and memory it has left. No node has version 0.
+    /// By rank: the version of each node for which the ledger has its free CPU and memory. No node has version 0.
     versions: Vec<u32>,
 }
 
@@ -57,7 +57,7 @@ impl SimulatedUpkeep {
         Self { knowledge, versions: Vec::new() }
     }
 
-    /// As often as `serve` does, which is before each pod: it is told of nodes that have changed, and learns if it is time to.
+    /// As often as `serve` does, which is before each pod: updates changed nodes, and learns if it is due.
     pub fn tick(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
         self.look_at_nodes(ledger, cluster, names);
         self.learn(ledger);
@@ -87,7 +87,7 @@ impl SimulatedUpkeep {
         let snapshot = ledger.snapshot();
         let packing_model =
             PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-        // The ledger copies one that somebody still reads.
+        // The ledger copies a snapshot that is still in use.
         drop(snapshot);
         ledger.set_packing_model(packing_model);
     }

@@ -1,5 +1,5 @@
-//! The trace's nodes and pods as the ledger meets them. All GPUs count alike, and a thousandth of one is a thousandth of the
-//! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
+//! The trace's nodes and pods as the ledger gets them. All GPUs count alike, and a thousandth of one is a thousandth of its
+//! allocatable VRAM; a pod of 1000 thousandths requires an exclusive GPU.
 
 use super::PodTier;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
@@ -17,10 +17,10 @@ use crate::units::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A size that GPUs have; every figure is a part of it.
+/// A common GPU size; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
 
-/// Names whose order is that of the ranks.
+/// Names that sort in the order of the ranks.
 pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
     let width = ranks.len().to_string().len();
     let name = |(rank, site): (usize, &usize)| {
@@ -35,7 +35,7 @@ pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
 
 /// The nodes with their GPUs, under these names.
 pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
-    // Nobody wrote a budget, and everybody knows it.
+    // There are no budgets, and the ledger knows it.
     ledger.set_budget_visibility(BudgetVisibility::Complete);
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
@@ -55,14 +55,14 @@ pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: 
     }
 }
 
-/// What such a pod's manifest asks for, by [`PodTier`]; nothing of Stowage's if it has no GPU.
+/// The request of such a pod's manifest, by [`PodTier`]; no Stowage resource if it has no GPU.
 pub fn demands(setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Option<[Demand; 3]> {
     let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
     let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
     (kind.gpus > 0).then(|| PodTier::ALL.map(demand))
 }
 
-/// The GPU models that a pod insists on; none if it runs on any.
+/// The GPU models that a pod requires; none if it runs on any.
 pub fn models<'s>(setting: &'s PlayedTrace, kind: &PodKind) -> impl Iterator<Item = &'s GpuModel> {
     let is_picky = kind.models.contains(&false);
     let named = setting.models.iter().zip(kind.models.clone());
@@ -83,19 +83,19 @@ pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservatio
     PodObservation { uid: uid.clone(), key, demand, state, observed: shown }
 }
 
-/// What a pod asks for over all its GPUs.
+/// A pod's request over all its GPUs.
 pub fn vram(kind: &PodKind, policy: &Policy) -> Bytes {
     let promisable = GPU.minus(policy.headroom.default.of(GPU));
     let per_gpu = promisable.0 * u64::from(kind.milli) / u64::from(WHOLE_GPU);
     Bytes(per_gpu).times(kind.gpus.into())
 }
 
-/// Whether it wants its GPUs to itself.
+/// Whether it requires exclusive GPUs.
 pub fn is_exclusive(kind: &PodKind) -> bool {
     kind.milli == WHOLE_GPU
 }
 
-/// Where a pod is, as its cluster's rank of nodes and places of GPUs.
+/// A pod's placement, as its cluster's rank of the node and indices of GPUs.
 pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> SimulatedPlacement {
     let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
     let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();

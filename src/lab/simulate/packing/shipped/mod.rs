@@ -1,9 +1,9 @@
-//! Stowage, played: a ledger with the trace's nodes, and of each pod the very calls that filter, prioritize and bind make.
-//! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
-//! pod slot. No rule of Stowage's own is here.
+//! Stowage in the simulation: a ledger with the trace's nodes, and for each pod the same calls that filter, prioritize and bind
+//! make. The stand-in for kube-scheduler's filters decides which nodes it is asked about: those with CPU, memory, the model and
+//! a pod slot. None of Stowage's own rules are here.
 //!
-//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_only`] stands in for
-//! whoever places pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
+//! [`books`] fills the ledger, [`learning`] lets it learn, [`evict`] preempts where a pod does not fit, [`cpu_only`] stands in
+//! for the scheduler of pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
 
 pub mod cpu_only;
 mod cpu_pods;
@@ -30,21 +30,20 @@ use cpu_only::CpuOnly;
 use learning::{Knowledge, SimulatedUpkeep};
 use std::sync::Arc;
 
-/// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
-/// else.
+/// So short that no victim has lost relevant work: pods differ in their requests, and in nothing else.
 const BETWEEN_ARRIVALS: Millis = Millis(1);
 
-/// Whether pods may be evicted for others.
+/// Which pods may be evicted for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SimulatedEviction {
     #[default]
     Never,
-    /// Best-effort pods, for those that serve.
+    /// Best-effort pods, for serving ones.
     OfBestEffort,
 }
 
 impl SimulatedEviction {
-    /// Where nobody is evicted all are equal.
+    /// Without evictions all are equal.
     pub fn standing(self, qos: Option<Qos>) -> PodTier {
         match self {
             Self::Never => PodTier::Bystander,
@@ -67,7 +66,7 @@ pub struct Shipped<'s> {
     score_cache: ScoreCache,
 }
 
-/// What a pod is to the others.
+/// A pod's role in evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodTier {
     /// It serves; others may be evicted for it.
@@ -151,7 +150,7 @@ impl<'s> Shipped<'s> {
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
-    /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
+    /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
         let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
         let devices = placement.recorded();
@@ -198,7 +197,7 @@ impl Placer for Shipped<'_> {
     }
 }
 
-/// Ranks of the nodes that the stock scheduler's filters let the pod come to.
+/// Ranks of the nodes that kube-scheduler's filters accept for the pod.
 pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
     nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)

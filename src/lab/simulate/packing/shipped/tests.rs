@@ -1,4 +1,4 @@
-//! Stowage on small clusters: the books are right after every event, and it says what the flat cluster says.
+//! Stowage on small clusters: the ledger is right after every event, and agrees with the flat cluster.
 
 use super::*;
 use crate::lab::simulate::openb::{Qos, built_in};
@@ -56,7 +56,7 @@ fn a_pod_goes_only_where_the_stock_filters_let_it() {
     assert!(shipped.ledger.pod_state(&super::ledger::uid(1)).is_none());
 }
 
-/// Two best-effort pods on one node with 8 CPUs and two GPUs, and then one that serves: where that goes, and who leaves for it.
+/// Two best-effort pods on one node with 8 CPUs and two GPUs, then a serving pod: its node and its victims.
 fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
     let mut setting = setting(&[(8000, 2)], &kinds);
     for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
@@ -74,7 +74,7 @@ fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
 
 #[test]
 fn whoever_leaves_frees_the_cpu_too() {
-    // One with little CPU, and one with most of it; the GPU has room for neither and one more.
+    // One with little CPU, and one with most of it; neither leaves enough of the GPU for another.
     let kinds = [kind(1000, 1, 600), kind(6000, 1, 900), kind(5000, 1, 700)];
     assert_eq!(third_of(kinds), (Some(0), vec![1]));
 }
