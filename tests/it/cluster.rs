@@ -148,7 +148,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 async fn server_with_nodes(names: &[&str]) -> ApiServer {
@@ -205,7 +205,7 @@ fn advertised(server: &ApiServer, node: &str) -> Option<String> {
 async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     let server = server_with_nodes(&["a", "b"]).await;
     let before = TestReplica::acting(&server).await;
-    for name in ["one", "done", "late", "stray", "holds", "waits", "gone"] {
+    for name in ["one", "done", "late", "unplanned", "holds", "waits", "gone"] {
         create_pod(&server, name, 20);
     }
     create_pod_of(&server, "two", 20, -1);
@@ -213,7 +213,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     let two = before.bind("two", "a").await;
     before.bind("done", "b").await;
     finish(&server, "done");
-    bind_past_stowage(&server, "stray", "b");
+    bind_past_stowage(&server, "unplanned", "b");
     eventually("the pod is seen", || before.phase("gone").is_some()).await;
     server.delete_now("pods/default/gone").unwrap();
     create_pod(&server, "gone", 30);
@@ -245,7 +245,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         let is_shown =
             matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.reservation_observed);
         bound("late")
-            && bound("stray")
+            && bound("unplanned")
             && is_shown
             && before.phase("done").is_none()
             && before.entries().len() == 7
@@ -363,15 +363,15 @@ async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
 #[tokio::test]
 async fn a_replica_that_does_not_lead_writes_nothing() {
     let server = server_with_nodes(&["a"]).await;
-    create_pod(&server, "stray", 20);
-    bind_past_stowage(&server, "stray", "a");
+    create_pod(&server, "unplanned", 20);
+    bind_past_stowage(&server, "unplanned", "a");
     let lease = LeaseName::of_kube_scheduler();
     let replica = TestReplica::start(
         &server,
         "stowage",
         LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() },
     );
-    eventually("the stray is seen", || replica.phase("stray").is_some()).await;
+    eventually("the unplanned pod is observed", || replica.phase("unplanned").is_some()).await;
     eventually("the Lease is looked for twice", || server.calls().count("get", "leases") >= 2).await;
     let wrote = |verb| server.calls().all().iter().any(|(call, _)| call.verb == verb);
     assert!(!wrote("create") && !wrote("patch") && !wrote("update"));
@@ -384,7 +384,7 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
         (event["reason"].as_str(), event["type"].as_str()),
         (Some("StowageUnplaced"), Some("Warning"))
     );
-    assert_eq!(event["regarding"]["name"], "stray");
+    assert_eq!(event["regarding"]["name"], "unplanned");
     replica.stop().await;
 }
 

@@ -1,5 +1,5 @@
-//! Many pods at once over loopback: no GPU is promised more than it has, no pod is bound twice, and whoever loses a race
-//! is told so in a form the scheduler tries again.
+//! Many pods at once over loopback: no GPU is overallocated, no pod is bound twice, and the loser of a race gets an answer after
+//! which the scheduler tries again.
 
 use crate::client::Client;
 use crate::served::{Served, ServedCluster, args, bind_args, exclusive, over, pod, uid_of};
@@ -86,7 +86,7 @@ impl FiveHundred {
         let orders = self.served.control_plane.orders.lock().clone();
         let mut seats: BTreeMap<String, u32> = BTreeMap::new();
         for (order, outcome) in &orders {
-            assert_eq!(*outcome, Some(BindOutcome::Written), "no Binding was written in vain");
+            assert_eq!(*outcome, Some(BindOutcome::Written), "every Binding was accepted");
             for device in order.placement.devices.iter() {
                 *seats.entry(device.to_string()).or_default() += 1;
             }

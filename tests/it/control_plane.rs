@@ -345,7 +345,7 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane
     spec.node_selector = Some(BTreeMap::from([("kubernetes.io/hostname".into(), roomy.into())]));
 
     let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
-    // Each that begins to run wakes whoever was refused.
+    // Each pod that starts to run wakes the refused pods.
     eventually("all that are bound run", async || pods(&world.client).await.iter().all(runs).then_some(()))
         .await;
     let filters = "verb=\"filter\"";

@@ -272,11 +272,11 @@ fn fewer_broken_budgets_go_before_a_lower_price() {
 #[test]
 fn victims_that_ask_for_no_gpu_are_the_schedulers_own_affair() {
     let low = bound_to(priority(asks("low", GPU, 2), -1), "a");
-    let mut foreign_pod = pod("stranger", "1Gi");
+    let mut foreign_pod = pod("foreign", "1Gi");
     foreign_pod["spec"]["containers"][0]["resources"] = json!({});
     let high = priority(asks("high", GPU, 1), 100);
     let served = cluster(&[("a", 2)], without_engines()).with([low.clone()]).serve();
-    let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-stranger" }]);
+    let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-foreign" }]);
     let answer = narrowed(&served, &high, &[("a", &[&low, &foreign_pod])]);
     assert_eq!(answer, json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } }));
 }

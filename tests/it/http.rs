@@ -289,7 +289,7 @@ fn a_bind_of_a_pod_nobody_knows_is_a_typed_conflict() {
     other_uid["metadata"]["uid"] = json!("uid-of-its-successor");
     let mut other_name = pod("impostor", "20Gi");
     other_name["metadata"]["uid"] = json!("uid-waiting");
-    for foreign_pod in [pod("stranger", "20Gi"), other_uid, other_name] {
+    for foreign_pod in [pod("foreign", "20Gi"), other_uid, other_name] {
         assert_eq!(served.bind(&foreign_pod, "node-a"), "conflict: pod unknown to Stowage or gone");
     }
     assert_eq!(served.books(), books);

@@ -199,7 +199,7 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
         }
         let binds = round % 16 == 0;
         let place = if binds { next.fetch_add(1, Ordering::Relaxed) } else { pods.len() - 1 };
-        // Whoever is left over asks, and is not bound.
+        // The last pod only sends filter requests; it is never bound.
         let pod = &pods[place.min(pods.len() - 1)];
         let mut passed = Vec::new();
         progress.answered(|| {
@@ -486,7 +486,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     }
     assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
     assert!(client.get("/metrics").text().contains("stowage_policy_refused 1"));
-    // Whoever mends the file needs no restart.
+    // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
     running.line_with("another policy is in force");
     assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));

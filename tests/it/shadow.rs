@@ -160,7 +160,7 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let answer = served.filter(&vram, &["stowage"]).json();
     assert_eq!(answer["NodeNames"], json!([]));
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "stowage": NO_VRAM_IN_SHADOW }));
-    let unplannable_pod = bound_to(pod("stray", "10Gi"), "stowage");
+    let unplannable_pod = bound_to(pod("unplannable", "10Gi"), "stowage");
     let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&unplannable_pod])]));
     assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
     assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);

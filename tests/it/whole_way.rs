@@ -158,7 +158,7 @@ impl SteppedAgent {
     }
 }
 
-/// As shipped, but for what would keep a test waiting: no pause after a try in vain, and a figure is told for a moment only.
+/// The shipped limits, except what would delay a test: no pause after a failed attempt, and figures are reported briefly only.
 fn limits() -> EngineLimits {
     EngineLimits {
         patience: Duration::from_millis(50),

@@ -34,8 +34,8 @@ pub struct VictimSearchResult {
     pub is_limited: bool,
 }
 
-/// Where a search finds its rooms, and what it must keep to. Whoever keeps rooms for the next search can keep what this one learns
-/// of them.
+/// The source of a search's preemption candidates and of its limits. A source that keeps candidates for the next search can keep
+/// what this search learns about them.
 pub trait CandidateSource {
     type Candidate: Borrow<PreemptionCandidate>;
 

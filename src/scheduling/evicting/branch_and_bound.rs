@@ -212,7 +212,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         mark(branch, true);
     }
 
-    /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
+    /// Records a set that is better than the best so far. Victims that turn out to be unnecessary are removed from it first.
     fn offer(&mut self, branch: &SearchBranch<'a>) {
         let needed = self.without_idle(branch);
         let eviction_cost = needed.eviction_cost;

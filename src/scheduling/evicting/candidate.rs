@@ -33,7 +33,7 @@ pub struct PreemptionCandidate {
     pub tenant: TenantQuota,
     /// What the scheduler itself must see freed.
     pub shortfall: Shortfall,
-    /// By how much budgets are overdrawn here whoever of the candidates leaves.
+    /// By how much disruption budgets are overdrawn on this node, whichever victims are chosen.
     pub violations: u32,
 }
 

@@ -1,8 +1,8 @@
-//! What a set of victims will cost at least: the reason why few sets have to be looked at.
+//! A lower bound of the cost of a victim set. Because of it, the search looks at few sets.
 //!
-//! Each thing that is lacking (VRAM on a seat, or on the node's sum) must be covered by somebody. The fields of a price are
-//! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
-//! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
+//! Victims must cover every shortfall (VRAM on a GPU, or of the node's sum). The fields of the cost are bounded in their order:
+//! victims that are dearer by an earlier field are ignored while cheaper ones suffice, and of those the best value is taken
+//! first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
 use super::candidate::{PotentialVictim, PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;

@@ -42,8 +42,8 @@ impl Default for ShownNodes {
     }
 }
 
-/// How the books are looked into. An explanation takes several short looks and thinks in between, so that whoever keeps the
-/// books behind a lock can let others in.
+/// Access to the ledger for an explanation. An explanation reads the ledger in several short looks and computes in between, so
+/// that a caller that keeps the ledger behind a lock can release it between the looks.
 pub trait LedgerAccess {
     fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
 }
@@ -57,8 +57,8 @@ impl LedgerAccess for Ledger {
 /// Policies that may come into force while one pod is explained. Nobody changes them that fast.
 const CHANGES: usize = 3;
 
-/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
-/// books: whoever has it adds it.
+/// Explains the pod of `uid`, by one policy; `None` if the ledger has no such pod. The findings of the continuous audit are not
+/// in the ledger; the caller adds them.
 pub fn explain(
     node_states: &mut impl LedgerAccess,
     uid: &PodUid,

@@ -183,9 +183,9 @@ impl ClusterFilters {
 }
 
 impl FilterSnapshot {
-    /// What the stock filters would say of this pod on this node, altered as `beside` says.
+    /// The verdict of kube-scheduler's filters on this pod on this node, altered as `beside` says.
     ///
-    /// Whoever has many nodes to ask about asks a [`FilterQuery`].
+    /// For many nodes, use a [`FilterQuery`].
     pub fn verdict(
         &self,
         pod: &PodUid,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Of a node and of a pod alike.
 pub type ObjectLabels = BTreeMap<String, String>;
 
-/// The taint that stands for `spec.unschedulable`: whoever tolerates it may come to a cordoned node.
+/// The taint that stands for `spec.unschedulable`: a pod that tolerates it may be placed on a cordoned node.
 pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// A node as its object shows it.

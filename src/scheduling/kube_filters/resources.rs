@@ -1,6 +1,6 @@
-//! What pods take of a node and what nodes have, beside GPUs: the stock scheduler's own sums.
+//! Resources that pods request and nodes have, except GPUs: kube-scheduler's own sums.
 //!
-//! GPUs and their memory are the ledger's and must not be entered here: whoever reads a pod or a node leaves them out.
+//! GPUs and their memory belong to the ledger and must not be entered here: code that reads a pod or a node leaves them out.
 
 use crate::scheduling::vocabulary::demand::{ContainerRole, together};
 use crate::units::{Bytes, MilliCpu};

@@ -19,8 +19,8 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::Millis;
 use std::collections::BTreeSet;
 
-/// A group that does not say how many it takes is what has been there for this long: whoever makes its pods makes them one
-/// after the other.
+/// A group that does not declare its size consists of the pods that have existed for this long, because controllers create the
+/// pods of a group one after the other.
 const SETTLES: Millis = Millis::seconds(2);
 
 /// For how many pods of a group there are places, and the limit on evictions that the next one came upon.

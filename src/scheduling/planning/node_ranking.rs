@@ -105,7 +105,7 @@ impl DemandKey {
         match verdict {
             FilterVerdict::Accepts => Ok(()),
             FilterVerdict::Refuses(_) => Err(NodeFit::Shut),
-            // Whoever leaves may be what the pod came for: then the names say nothing of the node without them.
+            // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
             FilterVerdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
             FilterVerdict::CannotJudge(unjudged) => Err(NodeFit::Unjudged(unjudged)),
         }

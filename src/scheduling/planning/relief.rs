@@ -30,8 +30,8 @@ pub struct ReliefEviction {
 }
 
 impl PressureWatch {
-    /// Who leaves now, `not_now` excepted. Whoever is named is expected to be told: the next is named only when their leaving has
-    /// had time to help.
+    /// The pods to evict now, except `not_now`. The caller is expected to evict every pod that is named: the next pod of a GPU is
+    /// named only when the eviction has had time to help.
     pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
         let Some(rules) = ledger.policy().planning.pressure else {
             self.pressed.clear();

@@ -23,7 +23,7 @@ pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
     view.snapshot()
 }
 
-/// What the planner would do about whoever is due.
+/// What the planner would do for the pods that are due.
 pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<PlanStep> {
     let pending = ledger.pending(limit);
     plan(ledger.clone(), &roomy(ledger), &pending)

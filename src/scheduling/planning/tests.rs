@@ -374,7 +374,7 @@ fn nobody_is_moved_for_less_than_it_costs_or_to_where_there_is_no_room() {
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     cluster.bound("l", "n", 0, job(20));
     cluster.bound("o", "m", 0, job(20));
-    assert_eq!(cluster.plan(), ["polite waits: no-room"], "whoever moved would lose its place");
+    assert_eq!(cluster.plan(), ["polite waits: no-room"], "a moved pod would have no place");
 }
 
 /// A serving engine and two jobs on one GPU.

@@ -1,6 +1,6 @@
-//! Random queues on random clusters, planned and put into force: nobody is evicted who may not be, no room is given twice, no
-//! node is chosen that the stock filters refuse, a group is whole or nowhere, and whoever waits although there is room for it
-//! does not exist. The oracle looks at the pods alone.
+//! Random queues on random clusters, planned and applied: no protected pod is evicted, no VRAM is allocated twice, no node is
+//! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
+//! The oracle looks at the pods alone.
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};

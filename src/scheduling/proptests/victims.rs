@@ -65,7 +65,7 @@ struct VictimCluster {
     demand: Demand,
     /// What the tenant of the one who asks has left; below nothing if it has too much.
     left: Option<i64>,
-    /// By node: VRAM and CPU that the scheduler must see freed, and budgets overdrawn whoever leaves.
+    /// By node: VRAM and CPU that the scheduler must see freed, and budgets that are overdrawn whichever pods are evicted.
     missing: Vec<(u64, u64, u32)>,
 }
 

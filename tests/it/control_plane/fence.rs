@@ -1,5 +1,5 @@
-//! The optional fence at the API server: Bindings and holds of another transition than the Lease's are refused, whoever
-//! sends them as Stowage and however late.
+//! The optional fence at the API server: it refuses Bindings and reservations of another transition than the Lease's, whichever
+//! process sends them as Stowage and however late.
 
 use super::fleet::{node, pod};
 use super::leading::{LEASE, serve_beside_its_scheduler};

@@ -160,8 +160,8 @@ async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
     })
 }
 
-/// From the moment when each node's stranger gives its memory back until the pod that waits for it is bound: the agent's next
-/// report, up to a second later, is a part of it.
+/// The time from the release of each node's unaccounted VRAM until the pod that waits for it is bound. It includes the wait for
+/// the agent's next report, up to a second.
 async fn freed(
     world: &RealControlPlane,
     nodes: &[GpuNode],

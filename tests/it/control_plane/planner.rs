@@ -151,7 +151,7 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
         assert_eq!(written(&world, kind).await, 32, "{kind}");
     }
 
-    eventually("the stranger's memory is believed", async || {
+    eventually("the ledger has the unaccounted VRAM", async || {
         let books = world.books().await?;
         let taken = &books["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
             [0]["taken"];

@@ -30,7 +30,7 @@ const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// Fields end in this order: whoever asks goes before whoever answers.
+/// Fields are dropped in this order: clients before the servers that answer them.
 pub struct RealControlPlane {
     agents: Option<FleetAgents>,
     kubelet: Option<Kubelet>,

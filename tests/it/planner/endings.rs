@@ -85,7 +85,7 @@ async fn room_is_handed_out_when_the_report_shows_it_free() {
 async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_stays() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     world.fill([job("one", 35), job("two", 35)]).await;
-    // One is told; the other's budget, whoever keeps it, has nothing left.
+    // The first eviction succeeds; every later one is refused because of a disruption budget.
     let faults = world.setup().api.faults();
     faults.next(Operation::Eviction, 1, InjectedFault::AnswersLate(Duration::ZERO));
     faults.next(Operation::Eviction, 10_000, InjectedFault::TooMany);

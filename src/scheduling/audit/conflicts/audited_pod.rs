@@ -58,8 +58,8 @@ pub struct ReservedShare {
 }
 
 impl AuditedPod {
-    /// What the pod shows now, where what its Binding recorded stays as it was first shown: an edit of the record moves no
-    /// process to another GPU, and whoever may edit a pod must not make other pods leave by it.
+    /// The pod as it is shown now, except that the GPUs its Binding recorded stay as they were first shown: an edit of the
+    /// record moves no process to another GPU, and a user who may edit a pod must not cause evictions of other pods by it.
     pub(super) fn after(self, before: &Self) -> Self {
         let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else { return self };
         if self.node != before.node {

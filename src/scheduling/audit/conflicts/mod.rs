@@ -276,7 +276,7 @@ impl StandingConflict {
         let party_since = parties.iter().map(joined).collect();
         let counts = known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
         let conflict = GpuConflict { kind, node: node.clone(), gpu, parties, capacity };
-        // What nobody has changed is shared with whoever was told of it.
+        // An unchanged conflict is shared with the readers that already have it.
         let conflict = match known {
             Some(known) if *known.conflict == conflict => known.conflict,
             _ => Arc::new(conflict),

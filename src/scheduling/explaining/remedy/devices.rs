@@ -49,7 +49,7 @@ fn free_some(
     Some(RemedyChange::FreeDevices { gpu_candidate, resource: resource.to_string(), missing })
 }
 
-/// No node offers as many, whoever leaves it.
+/// No node offers as many devices, even without its pods.
 fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
         let share = node.share_of(resource);

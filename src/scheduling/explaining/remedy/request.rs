@@ -1,5 +1,5 @@
-//! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
-//! another class, so it is judged anew.
+//! Changes of the pod's request that would make it fit: less VRAM, another number of GPUs, sharing with other pods. A changed
+//! request may belong to another class, so it is classified anew.
 
 use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
 use crate::scheduling::explaining::classification::asked_vram;

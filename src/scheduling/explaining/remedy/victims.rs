@@ -53,7 +53,7 @@ fn cheapest(
     outline: &NodeOutline,
     demand: &Demand,
 ) -> Option<FoundVictims> {
-    // Whoever is forbidden to ask is told what asking would do.
+    // For a pod that may not preempt, the explanation still shows which pods it would evict.
     let demand = &Demand { may_preempt: true, ..demand.clone() };
     let nodes = facts.snapshot.nodes();
     let could_help = |place: &usize| {

@@ -168,7 +168,7 @@ impl DemandHistory {
         self.departures as f64 / self.latest.len().max(1) as f64
     }
 
-    /// What was asked for in vain, over all that was asked for; more than one where many wait who came long ago.
+    /// The demand that found no place, divided by all demand; more than 1 where many pods wait that arrived long ago.
     pub fn turned_away(&self) -> f64 {
         (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
     }

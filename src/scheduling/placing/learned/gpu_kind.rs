@@ -187,7 +187,7 @@ fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
     }
 }
 
-/// What a GPU has free for whoever comes next: nothing, if it takes nobody.
+/// A GPU's free VRAM for the next pod: none if the GPU accepts no pods.
 pub fn free_for_others(gpu: &Gpu) -> Bytes {
     let is_open = gpu.health == crate::scheduling::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }

@@ -12,8 +12,8 @@
 
 use std::sync::LazyLock;
 
-/// λ: whoever comes to the last GPUs of a node is not the average pod but one of those that fit, and they bring less. Found by
-/// trial on openb, where it is better than 1 on every variant.
+/// λ: the pod that gets the last GPUs of a node is not the average pod but one of those that fit, and these need less CPU and
+/// memory. Found by trial on openb, where it is better than 1 on every variant.
 const OF_THOSE_THAT_FIT: f64 = 0.8;
 
 /// What the pods seen lately bring along, for one resource.

@@ -1,4 +1,4 @@
-//! What `preemption.evictionsPerMinute` leaves to be evicted is all that is evicted, and whoever could be helped within it is.
+//! The planner evicts no more pods than `preemption.evictionsPerMinute` allows, and places every pod that it can within that.
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;

@@ -32,7 +32,7 @@ pub enum LedgerStep {
     LoseGpu(u8),
     RemoveNode(u8),
     AddNode(u8),
-    /// It becomes a device plugin's, whoever is there.
+    /// The node becomes a device plugin's, even with pods on it.
     GiveToPlugin(u8),
     /// What it has of CPU beside its GPUs.
     Spare(u8, u64),
