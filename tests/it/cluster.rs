@@ -202,7 +202,7 @@ fn advertised(server: &ApiServer, node: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
+async fn a_restart_rebuilds_the_lost_ledger() {
     let server = server_with_nodes(&["a", "b"]).await;
     let before = TestReplica::acting(&server).await;
     for name in ["one", "done", "late", "unplanned", "holds", "waits", "gone"] {
@@ -291,7 +291,7 @@ async fn a_bind_is_one_write_and_reads_nothing() {
 }
 
 #[tokio::test]
-async fn every_fate_of_a_binding_has_its_outcome() {
+async fn every_binding_response_has_its_outcome() {
     let server = server_with_nodes(&["a", "b"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
@@ -320,7 +320,7 @@ async fn every_fate_of_a_binding_has_its_outcome() {
 }
 
 #[tokio::test]
-async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
+async fn a_watch_that_fell_behind_relists_and_releases_deleted_pods() {
     let server = server_with_nodes(&["a", "b"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "gone", 20);
@@ -341,7 +341,7 @@ async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
 }
 
 #[tokio::test]
-async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
+async fn capacity_is_patched_and_kept_except_on_device_plugin_nodes() {
     let server = server_with_nodes(&["a", "plugin"]).await;
     let offers = json!({ "status": { "allocatable": { "nvidia.com/gpu": "2" } } });
     server.patch_status("nodes/plugin", &offers).unwrap();
@@ -389,7 +389,7 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
+async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 500);
@@ -408,7 +408,7 @@ async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
 }
 
 #[tokio::test]
-async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_other_conditions_alone() {
+async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
@@ -452,7 +452,7 @@ fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
 }
 
 #[tokio::test]
-async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_renewed() {
+async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_or_expires() {
     let server = server_with_nodes(&["a"]).await;
     let path = "leases/kube-system/kube-scheduler";
     let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 12);
@@ -486,7 +486,7 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
 }
 
 #[tokio::test]
-async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
+async fn one_of_two_replicas_leads_and_the_other_takes_over_when_it_stops() {
     let server = server_with_nodes(&["a"]).await;
     let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
     let first = TestReplica::start(&server, "first", lead_with("first"));

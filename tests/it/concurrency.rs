@@ -106,7 +106,7 @@ impl FiveHundred {
 }
 
 #[test]
-fn five_hundred_pods_land_at_once_on_a_cluster_that_holds_exactly_five_hundred() {
+fn five_hundred_concurrent_pods_fill_a_cluster_of_exactly_that_size() {
     let cluster = FiveHundred::new();
     let nodes = cluster.names();
     in_parallel(&cluster.served, &cluster.pods, |client, pod| {
@@ -123,7 +123,7 @@ fn five_hundred_pods_land_at_once_on_a_cluster_that_holds_exactly_five_hundred()
 }
 
 #[test]
-fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
+fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_another_node() {
     let cluster = FiveHundred::new();
     let nodes = cluster.names();
     let mut waiting = cluster.pods.clone();
@@ -159,7 +159,7 @@ fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
 }
 
 #[test]
-fn one_more_pod_than_there_is_room_for_is_refused_and_not_squeezed_in() {
+fn one_pod_more_than_fits_is_refused() {
     let pods: Vec<Value> = (0..21).map(|n| pod(&format!("pod-{n:02}"), "14745Mi")).collect();
     let served = ServedCluster::of(&[("node-a", 4)]).with(pods.iter().cloned()).serve();
     let refused = AtomicUsize::new(0);
@@ -184,7 +184,7 @@ fn one_more_pod_than_there_is_room_for_is_refused_and_not_squeezed_in() {
 }
 
 #[test]
-fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
+fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     let names: Vec<String> = (0..6).map(|n| format!("node-{n}")).collect();
     let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
     let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 4)).collect();
@@ -235,7 +235,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
 }
 
 #[test]
-fn one_pod_sent_to_bind_from_everywhere_at_once_is_bound_once() {
+fn one_pod_with_many_concurrent_binds_is_bound_once() {
     let llm = pod("llm", "40Gi");
     let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
     let answers = parking_lot::Mutex::new(Vec::new());

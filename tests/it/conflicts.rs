@@ -102,7 +102,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other() {
+async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_the_other() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "{}").await;
     assert_eq!(world.gauge("overcommitted").as_deref(), Some("0"), "shown before the first");
     world.bound("early", 60, false);
@@ -124,7 +124,7 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other(
 }
 
 #[tokio::test]
-async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_was_bound_first() {
+async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_bound_first() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
     world.bound("waiting-for-its-image", 60, false);
     world.bound("running", 60, false);
@@ -137,7 +137,7 @@ async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_w
 }
 
 #[tokio::test]
-async fn b6_a_pod_beside_an_exclusive_one_is_counted_by_a_replica_that_does_not_lead_and_told_by_none() {
+async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
     // Nobody holds that Lease.
     let standby =
         LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };

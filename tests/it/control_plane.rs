@@ -32,7 +32,7 @@ const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];
 const GIB: u64 = 1 << 30;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
+async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     let nodes = vec![
         node("h100-a", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
         node("h100-b", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
@@ -75,7 +75,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
+async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     let nodes =
         vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3"), node("b", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
@@ -132,7 +132,7 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_is_known_by_the_token_of_its_pod() {
+async fn an_agent_is_authenticated_by_its_pods_token() {
     let Some(mut world) = RealControlPlane::start().await else { return };
     world.install();
     world.add_nodes(&[node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;

@@ -171,7 +171,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again() {
+async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
@@ -191,7 +191,7 @@ async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never() {
+async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_never() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
@@ -215,7 +215,7 @@ async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
+async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     let server = server(1).await;
     let a = LeasedReplica::acting(&server, "a").await;
     let job = create(&server, "job", -10);
@@ -251,7 +251,7 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b9_however_often_a_pod_is_bound_without_an_answer_one_loop_reads_it() {
+async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     let server = server(2).await;
     let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));
     let replica = LeasedReplica::acting(&server, "a").await;

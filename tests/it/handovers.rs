@@ -74,7 +74,7 @@ fn play_all(seeds: u64) -> HandoverTally {
 }
 
 #[test]
-fn no_gpu_is_promised_twice_however_leadership_changes_hands() {
+fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {
     if let Some(seed) = asked("STOWAGE_HANDOVER_SEED") {
         let HandoverRun { tally, history, broken } = play(seed);
         println!("{}\n{tally}", history.join("\n"));

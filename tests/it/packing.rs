@@ -20,7 +20,7 @@ fn setting() -> Option<PlayedTrace> {
 }
 
 #[test]
-fn pods_come_in_the_order_of_the_published_runs() {
+fn pods_arrive_in_the_order_of_the_published_runs() {
     let (Some(setting), Some(orders)) = (setting(), text("default_arrivals_130pct.csv")) else { return };
     let mut seeds = 0;
     for line in orders.lines().skip(1) {
@@ -33,7 +33,7 @@ fn pods_come_in_the_order_of_the_published_runs() {
 }
 
 #[test]
-fn a_published_policy_comes_to_what_was_published() {
+fn a_published_policy_reaches_its_published_figure() {
     let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else { return };
     let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
     let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));

@@ -256,7 +256,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
+fn a_pod_is_classified_anew_after_a_policy_change() {
     let reloading = Reloading::new();
     let pod = serde_json::from_value(reloading.pods[0].clone()).unwrap();
     let mut asking = filter::asking(&reloading.served.extender, &pod).unwrap().unwrap();
@@ -273,7 +273,7 @@ fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
 }
 
 #[test]
-fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
+fn a_policy_change_during_victim_selection_evicts_no_pod() {
     let tenant = priority(on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30), -10);
     let urgent = priority(pod("urgent", "40Gi"), 1000);
     let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), urgent.clone()]).serve();
@@ -310,7 +310,7 @@ fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
 // ---- what is found on disk ----
 
 #[test]
-fn a_config_map_that_is_swapped_by_its_link_comes_into_force() {
+fn a_config_map_swapped_by_its_symlink_comes_into_force() {
     let swap = |policies: &Path, generation: &str, text: &str| {
         let data = policies.join(format!("..{generation}"));
         fs::create_dir(&data).unwrap();
@@ -333,7 +333,7 @@ fn a_config_map_that_is_swapped_by_its_link_comes_into_force() {
 }
 
 #[test]
-fn what_changes_no_setting_changes_nothing() {
+fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.ledger().policy().version;
     reloading.write(&format!("# Written anew.\n{}", one_sided("a")));
@@ -377,7 +377,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
 }
 
 #[test]
-fn what_is_no_policy_is_refused_and_said_and_the_last_good_one_stays() {
+fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     let reloading = Reloading::new();
     let policies = reloading.policies();
     let away = reloading.folder.path().join("away");
@@ -410,7 +410,7 @@ fn what_is_no_policy_is_refused_and_said_and_the_last_good_one_stays() {
 }
 
 #[test]
-fn a_broken_edit_that_is_taken_back_leaves_everything_as_it_was() {
+fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.ledger().policy().version;
     is_refused(&reloading, "a broken edit", "policy.yaml:1", || reloading.write("nodepools: []\n"));
@@ -528,7 +528,7 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
 }
 
 #[test]
-fn a_service_takes_a_changed_file_over_and_says_so_in_its_log() {
+fn a_service_logs_that_it_took_over_a_changed_file() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
     fs::write(&policy, one_sided("a")).unwrap();

@@ -121,7 +121,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
 }
 
 #[test]
-fn bind_writes_what_the_scheduler_wants_whatever_the_books_say() {
+fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     let there = bound_to(asks("there", GPU, 2), "b");
     let [same, other, full, gone] = ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
     let huge = asks("huge", GPU, 9);
@@ -170,7 +170,7 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_understood_passes_and_is_bound_all_the_same() {
+fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
     let mut odd = asks("odd", GPU, 1);
     odd["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
     odd["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("perhaps");
@@ -190,7 +190,7 @@ fn a_pod_that_cannot_be_understood_passes_and_is_bound_all_the_same() {
 }
 
 #[test]
-fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
+fn a_policy_that_switches_to_enforcing_takes_effect_at_once() {
     let served = cluster(&[("a", 2), ("b", 8)]).with([bound_to(asks("there", GPU, 2), "a")]).serve();
     let one = asks("one", GPU, 1);
     assert_eq!(served.passed(&one, &["a", "b"]), ["a", "b"]);
@@ -200,7 +200,7 @@ fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
 }
 
 #[test]
-fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enforces() {
+fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     let vram = pod("vram", "10Gi");
     let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
     cluster.policy = shadowing(without_engines());
@@ -312,7 +312,7 @@ impl ShadowSetup {
 }
 
 #[tokio::test]
-async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
+async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     let without = ShadowSetup::start(without_engines(), NOBODYS).await;
     let alone = without.all().await;
     assert_eq!(without.scheduler.observations().calls().len(), 0, "it decided alone");

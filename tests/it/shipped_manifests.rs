@@ -72,7 +72,7 @@ fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
 }
 
 #[test]
-fn s5_the_memory_limit_holds_the_measured_cluster_with_room() {
+fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
     let page = fs::read_to_string(root().join("docs/measurements.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     let rows = rows.map(|row| row.split(" | ").collect::<Vec<_>>());

@@ -99,7 +99,7 @@ pub fn connect(
 }
 
 #[test]
-fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
+fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let [ours, theirs, impostor] = ["ours", "theirs", "ours"].map(Ca::new);
     let files = TlsFixture::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
@@ -142,7 +142,7 @@ fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
 }
 
 #[test]
-fn files_that_do_not_work_are_named_with_what_is_wrong() {
+fn unusable_tls_files_are_named_with_the_error() {
     let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), TlsFixture::new());
     let server = ca.issue();
     let good = files.of(&server, &ca.pem);

@@ -52,7 +52,7 @@ fn kv_percent(setup: &Setup) -> Option<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_not_before() {
+async fn a_pod_refused_for_a_busy_engine_is_woken_only_when_the_engine_is_idle_enough() {
     // What the engine's page last said stays true, however late a busy machine makes the next report.
     let mut policy = Policy::default();
     policy.telemetry.fresh = Millis::seconds(24 * 3600);

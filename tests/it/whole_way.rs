@@ -209,7 +209,7 @@ fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
 }
 
 #[test]
-fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
+fn an_engines_metric_decides_the_gpu_of_a_pod() {
     let engine = EngineProcess::start(CALM);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
@@ -230,7 +230,7 @@ fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
 }
 
 #[test]
-fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
+fn an_engines_metric_decides_the_node_of_a_pod() {
     let engine = EngineProcess::start(FULL);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
@@ -260,7 +260,7 @@ fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
 }
 
 #[test]
-fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
+fn a_hanging_engine_has_unknown_load_and_excludes_no_pod() {
     let (engine, served, mut agent, newcomer) = known_to_be_full();
     engine.is(EngineMood::Hangs);
     until_known("nothing is known", &mut agent, &served, |pressure| {
@@ -272,7 +272,7 @@ fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
 }
 
 #[test]
-fn of_an_engine_that_died_nothing_is_known_which_keeps_nobody_off() {
+fn a_dead_engine_has_unknown_load_and_excludes_no_pod() {
     let (engine, served, mut agent, newcomer) = known_to_be_full();
     engine.dies();
     until_known("nothing is known", &mut agent, &served, |pressure| {

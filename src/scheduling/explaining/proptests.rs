@@ -158,7 +158,7 @@ fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explan
 
 proptest! {
     #[test]
-    fn every_verdict_is_the_filters_and_a_gpu_has_an_obstacle_exactly_if_the_pod_cannot_have_it(
+    fn explanations_agree_with_filter_and_name_an_obstacle_for_every_gpu_that_does_not_fit(
         plan in plan(), wanted in wanted()
     ) {
         let (mut world, explanation) = explained(&plan, &wanted);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_proposed_makes_the_pod_fit_when_it_is_done(plan in plan(), wanted in wanted()) {
+    fn every_remedy_makes_the_pod_fit_once_it_is_applied(plan in plan(), wanted in wanted()) {
         let (_, explanation) = explained(&plan, &wanted);
         for remedy in &explanation.remedies {
             prop_assert_ne!(helps(&plan, &wanted, &remedy.change), Some(false), "{}", remedy.text);
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn no_larger_request_than_the_proposed_one_fits(plan in plan(), wanted in wanted()) {
+    fn the_proposed_request_is_the_largest_that_fits(plan in plan(), wanted in wanted()) {
         let (mut world, explanation) = explained(&plan, &wanted);
         let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
         let proposed = explanation.remedies.iter().find_map(|remedy| match remedy.change {
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn an_explanation_is_the_same_after_it_went_through_json(plan in plan(), wanted in wanted()) {
+    fn an_explanation_survives_a_json_round_trip(plan in plan(), wanted in wanted()) {
         let (_, explanation) = explained(&plan, &wanted);
         let text = serde_json::to_string(&explanation).unwrap();
         prop_assert_eq!(serde_json::from_str::<Explanation>(&text).unwrap(), explanation);

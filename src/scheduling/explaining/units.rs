@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_and_quantities_read_as_people_write_them() {
+    fn durations_and_quantities_are_formatted_for_people() {
         let lengths = [1_234, 59_000, 180_000, 7_500_000, 400_000_000].map(|millis| length(Millis(millis)));
         assert_eq!(lengths, ["1.2 s", "59 s", "3 min", "2 h 5 min", "4 days"]);
         let sizes =

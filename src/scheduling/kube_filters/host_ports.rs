@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_listen_on_one_port_only_by_different_protocols_or_on_different_addresses() {
+    fn two_pods_share_a_host_port_only_with_different_protocols_or_addresses() {
         let everywhere = port("0.0.0.0", "TCP", 80);
         assert!(everywhere.conflicts_with(&port("10.0.0.1", "TCP", 80)));
         assert!(port("10.0.0.1", "TCP", 80).conflicts_with(&everywhere));

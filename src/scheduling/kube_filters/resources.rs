@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_takes_what_runs_together_or_the_largest_step_of_its_start() {
+    fn a_pod_requests_its_running_containers_or_its_largest_init_step() {
         use ContainerRole::{Init, Main, Sidecar};
         let small =
             of_pod(&[container(Init, 3), container(Sidecar, 1), container(Main, 2), container(Main, 4)]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_says_as_a_whole_stands_in_place_of_its_containers_and_overhead_comes_on_top() {
+    fn pod_level_resources_replace_the_containers_sum_and_overhead_is_added() {
         let containers = [container(ContainerRole::Main, 5)];
         let pod_level = [(CPU, 3), ("example.com/nic", 1)].into();
         let overhead = [(CPU, 1), (MEMORY, 7)].into();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_stop_at_the_largest_number() {
+    fn sums_saturate_at_the_largest_number() {
         let mut taken = RequestedSums::default();
         let huge = Amounts::of(&[(CPU, u64::MAX), (MEMORY, u64::MAX), ("example.com/nic", u64::MAX)].into());
         taken.add(&huge);

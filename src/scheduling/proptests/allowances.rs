@@ -256,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn b1_nobody_waits_that_a_set_within_the_limits_would_help_nor_for_an_untrue_reason(world in world()) {
+    fn b1_no_pod_waits_that_evictions_within_the_limits_would_place_and_reasons_are_true(world in world()) {
         let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
@@ -290,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn b2_a_plan_that_is_stopped_or_cut_short_is_the_beginning_of_the_whole(world in world(), steps in 1u64..400) {
+    fn b2_a_plan_that_is_stopped_or_cut_short_is_a_prefix_of_the_whole(world in world(), steps in 1u64..400) {
         let mut bench = AllowanceFixture::new(world);
         let (pending, kube_filters) = (bench.ledger.pending(64), roomy(&bench.ledger));
         let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &kube_filters, &pending, bounds);

@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_said_of_a_choice_is_the_same_when_it_is_asked_again(
+    fn a_choice_is_the_same_when_it_is_asked_again(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let (packing_model, node) = (PackingModel::default(), node("n", gpus.clone()));
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn a_node_is_refused_exactly_when_no_set_of_gpus_has_room(
+    fn a_node_is_refused_exactly_when_no_set_of_gpus_fits(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let possible = subsets(gpus.len(), demand.gpus)
@@ -224,7 +224,7 @@ proptest! {
 }
 
 #[test]
-fn a_misfit_never_puts_a_figure_on_the_wire() {
+fn a_refusal_phrase_never_contains_a_figure() {
     let misfits = [
         Misfit::NoGpus,
         Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
@@ -235,7 +235,7 @@ fn a_misfit_never_puts_a_figure_on_the_wire() {
 }
 
 #[test]
-fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fail() {
+fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fail() {
     let gpu = |charged: u64| {
         let mut gpu = Gpu::of(&device(0, 0), &Headroom::all(Percent::default()));
         gpu.charge(Bytes(charged), Sharing::Shared);

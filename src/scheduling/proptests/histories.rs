@@ -24,7 +24,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_happens_no_gpu_is_promised_twice_and_the_books_add_up(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_gpu_is_allocated_twice_and_the_ledger_adds_up_after_any_history(steps in prop::collection::vec(step(), 1..80)) {
         let mut bench = LedgerHistory::new();
         for step in &steps {
             bench.apply(step);
@@ -37,7 +37,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_remembered_of_nodes_is_what_they_would_say_anew(steps in prop::collection::vec(step(), 1..60)) {
+    fn cached_node_results_equal_fresh_ones(steps in prop::collection::vec(step(), 1..60)) {
         let (mut bench, mut score_cache) = (LedgerHistory::new(), ScoreCache::default());
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
         let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_history_gives_the_same_books(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_same_history_gives_the_same_ledger(steps in prop::collection::vec(step(), 1..60)) {
         let (mut one, mut other) = (LedgerHistory::new(), LedgerHistory::new());
         for step in &steps {
             one.apply(step);
@@ -71,7 +71,7 @@ proptest! {
     }
 
     #[test]
-    fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_ledger_rebuilt_from_pods_equals_the_lost_one(steps in prop::collection::vec(step(), 1..60)) {
         let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, LedgerStep::LoseGpu(_) | LedgerStep::RemoveNode(_) | LedgerStep::Read(..) | LedgerStep::Spare(..) | LedgerStep::Learn)).collect();
         let mut bench = LedgerHistory::new();
         steps.iter().for_each(|step| bench.apply(step));

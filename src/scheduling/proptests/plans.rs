@@ -305,7 +305,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn what_is_planned_can_be_put_into_force_and_breaks_nothing(world in world()) {
+    fn a_plan_can_be_applied_and_breaks_no_rule(world in world()) {
         let mut bench = PlanFixture::new(&world);
         let priorities: BTreeMap<PodUid, i32> =
             bench.pods.iter().map(|(uid, pod)| (uid.clone(), pod.priority)).collect();
@@ -371,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_waits_for_room_that_is_free(world in world()) {
+    fn no_pod_waits_while_it_would_fit(world in world()) {
         let mut bench = PlanFixture::new(&world);
         let steps = bench.steps();
         for step in &steps {
@@ -403,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn a_search_that_looks_at_few_nodes_finds_what_one_that_looks_at_all_of_them_finds(
+    fn the_pruned_search_finds_what_the_full_search_finds(
         world in world(),
         told in prop::collection::vec((0..12usize, 0..3000u64, any::<bool>()), 0..8),
     ) {
@@ -437,7 +437,7 @@ proptest! {
 
     /// First all for whom there is a free place, then those for whom others leave.
     #[test]
-    fn a_plan_of_many_pods_is_that_of_one_after_the_other(mut world in world(), are_alike in any::<bool>()) {
+    fn planning_many_pods_equals_planning_them_one_by_one(mut world in world(), are_alike in any::<bool>()) {
         world.queue.iter_mut().for_each(|pod| pod.group = None);
         if are_alike {
             let first = world.queue[0].clone();

@@ -336,7 +336,7 @@ impl TenantFixture {
 
 proptest! {
     #[test]
-    fn limits_hold_and_classes_keep_apart_whatever_happens_and_whichever_policy_is_in_force(
+    fn limits_and_class_exclusions_hold_after_any_history_and_policy_change(
         steps in prop::collection::vec(step(), 0..120),
     ) {
         let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
@@ -349,7 +349,7 @@ proptest! {
 }
 
 #[test]
-fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_round() {
+fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
     let arrive = |pod, namespace, vram, priority| TenantStep::Arrive {
         pod,

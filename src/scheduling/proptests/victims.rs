@@ -454,7 +454,7 @@ fn no_cheaper_set_of_victims_exists_on_any_node() {
 }
 
 #[test]
-fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
+fn the_input_order_of_pods_and_nodes_changes_nothing() {
     for seed in 0..500 {
         let world = VictimCluster::new(seed);
         let mut rooms = world.rooms();
@@ -472,7 +472,7 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
 }
 
 #[test]
-fn a_search_that_is_cut_short_says_so_and_still_spares_whom_it_can() {
+fn a_search_that_is_cut_short_says_so_and_still_removes_unneeded_victims() {
     let mut cut_short = 0;
     for seed in 0..500 {
         let world = VictimCluster::new(seed);

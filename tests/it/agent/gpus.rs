@@ -28,7 +28,7 @@ fn bound(extender: &Served, pod: &Value) -> String {
 }
 
 #[test]
-fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
+fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     let world = AgentNode::of([ScriptedGpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
@@ -53,7 +53,7 @@ fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
 }
 
 #[test]
-fn slices_stand_behind_the_gpu_they_are_cut_from() {
+fn mig_slices_are_listed_after_their_gpu() {
     let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
     let with_process = Slice { processes: busy("x", &[(10, 4)]).processes, used: 4 * GIB, ..slice("x") };
     let slices = [(0, with_process), (3, slice("y"))].into();
@@ -84,7 +84,7 @@ fn gpus_that_reach_each_other_share_an_island() {
 }
 
 #[test]
-fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
+fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
     let world = AgentNode::of([gpu("a"), gpu("b")]);
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
@@ -101,7 +101,7 @@ fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
 }
 
 #[test]
-fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
+fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
     let world = AgentNode::of([gpu("a"), gpu("b")]);
     world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));

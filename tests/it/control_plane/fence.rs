@@ -98,7 +98,7 @@ fn refused(outcome: Result<(), String>, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_the_fence_refuses_what_was_decided_before_the_lease_passed_on() {
+async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
     let Some(fenced) = Fenced::start().await else { return };
     submit(&fenced.world.client, &[pod("waits", 20, &json!({}), "stowage-serving")]).await;
     let first = fenced.lease(3).await;

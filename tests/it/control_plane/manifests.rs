@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
+async fn the_manifests_are_accepted_and_the_admission_policy_reserves_the_gpu_annotations_for_stowage() {
     let Some(world) = RealControlPlane::start().await else { return };
     println!("{}", world.versions());
     config_map_is_the_shipped_configuration();

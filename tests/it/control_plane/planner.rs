@@ -60,7 +60,7 @@ async fn remaining(world: &RealControlPlane) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_for_it() {
+async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_for_it() {
     let mut nodes = vec![h100("sum", 2, PCIE)];
     nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
@@ -119,7 +119,7 @@ async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
 const REFUSED: usize = 200;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_is_woken() {
+async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_woken() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let strangers = nodes[2].uuid(0);

@@ -39,7 +39,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn s7_the_schedulers_certificate_and_client_ca_are_read_again_and_bad_ones_are_not_taken() {
+fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejected() {
     let ([old, new], files, folder) =
         (["old", "new"].map(Ca::new), TlsFixture::new(), tempfile::tempdir().unwrap());
     let paths = write(&files, &old.issue_for("127.0.0.1"), &old.pem);

@@ -52,7 +52,7 @@ fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
 }
 
 #[test]
-fn s3_twenty_thousand_made_up_tokens_cost_no_agent_its_report() {
+fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
     let guarded = GuardedReports::start();
     // An API server that has something else to do.
     guarded.api.faults().next(

@@ -24,7 +24,7 @@ fn kv_percent(world: &PlannerCluster) -> Option<u8> {
 
 /// Beside the engine there is room for one of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
+async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM).await.unwrap();
     world.create(pod("engine", 40, Some(engine.port())));

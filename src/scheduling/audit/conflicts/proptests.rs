@@ -299,7 +299,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_counts_at_each_look_is_what_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
+    fn the_audit_counts_the_conflicts_that_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
         // No node in turn: what is found is found because something changed.
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
@@ -314,7 +314,7 @@ proptest! {
     }
 
     #[test]
-    fn with_one_visit_a_look_it_comes_to_the_same_when_all_is_quiet(
+    fn checking_one_node_at_a_time_finds_the_same_conflicts_once_nothing_changes(
         steps in proptest::collection::vec(step(), 1..40),
     ) {
         let mut both = Both::with_pace(AuditPace { changed: 1, in_turn: 1 });
@@ -332,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn who_leaves_has_not_started_and_stands_in_a_proven_conflict(
+    fn an_evicted_pod_has_not_started_and_is_in_a_proven_conflict(
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });

@@ -246,7 +246,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn the_optimum_is_the_one_that_brute_force_finds(
+        fn the_optimum_equals_the_one_that_brute_force_finds(
             sizes in prop::collection::btree_map(20usize..=100, 1u32..50, 2..=3)
         ) {
             let wanted = wanted(&sizes.into_iter().collect::<Vec<_>>());
@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn a_part_is_worth_the_best_it_can_be_cut_into(
+        fn free_vram_has_the_value_of_its_best_cut(
             sizes in prop::collection::btree_map(15usize..=100, 1u32..50, 1..=4), part in 0usize..=100
         ) {
             let wanted = wanted(&sizes.into_iter().collect::<Vec<_>>());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_size_only_whole_pieces_are_worth_something() {
+    fn with_one_size_only_whole_pieces_have_value() {
         let curve = ValueCurve::of(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
         for (part, packing_model) in
@@ -295,20 +295,20 @@ mod tests {
     }
 
     #[test]
-    fn of_a_size_just_over_a_half_the_rest_is_worth_nothing() {
+    fn with_one_size_just_over_a_half_the_rest_has_no_value() {
         let curve = ValueCurve::of(&wanted(&[(51, 7)]));
         assert_eq!((curve.useless(49), curve.useless(51), curve.useless(60)), (49, 0, 9));
         assert_eq!((curve.at(49), curve.at(50), curve.at(51), curve.at(100)), (0.0, 0.0, 1.0, 1.0));
     }
 
     #[test]
-    fn where_nothing_is_wanted_only_a_whole_gpu_is_worth_something() {
+    fn without_demand_only_a_whole_gpu_has_value() {
         let curve = ValueCurve::of(&[]);
         assert_eq!((curve.at(0), curve.at(99), curve.at(100)), (0.0, 0.0, 1.0));
     }
 
     #[test]
-    fn a_hundred_sizes_are_solved_to_the_end() {
+    fn a_hundred_sizes_are_solved_completely() {
         let sizes: Vec<(usize, u32)> = (1..=100).map(|size| (size, 1 + (size as u32 * 37) % 11)).collect();
         let wanted = wanted(&sizes);
         let (_, optimum) = solve(&wanted);

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten_and_their_departures_with_them() {
+    fn the_oldest_arrivals_are_forgotten_with_their_departures() {
         let mut demand_history = DemandHistory::of_last(3);
         demand_history.arrive(demand_shape(10));
         demand_history.depart();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
+    fn learning_intervals_grow_up_to_a_hundred_arrivals() {
         let mut demand_history = DemandHistory::default();
         let (mut learned_at, mut due) = (0, Vec::new());
         for _ in 0..400 {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_window_forgets_at_once() {
+    fn a_smaller_window_takes_effect_at_once() {
         let mut demand_history = DemandHistory::default();
         (1..=5).for_each(|gib| demand_history.arrive(demand_shape(gib)));
         demand_history.set_window(2);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
+    fn unmet_demand_is_forgotten_with_the_arrivals_of_its_time() {
         let mut demand_history = DemandHistory::of_last(2);
         demand_history.arrive(DemandShape { gpus: 3, ..demand_shape(10) });
         demand_history.turn_away(Bytes::gib(30));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_before_anybody_came_is_not_counted() {
+    fn departures_before_the_first_arrival_are_not_counted() {
         let mut demand_history = DemandHistory::default();
         demand_history.depart();
         demand_history.arrive(demand_shape(1));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_number_of_gpus_there_is_a_block_for_the_median_pod_and_one_for_the_largest() {
+    fn each_gpu_count_has_a_block_for_the_median_pod_and_one_for_the_largest() {
         let demand_history = demand_history(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
         let blocks = GpuBlock::wanted(&demand_history, |demand_shape| f64::from(demand_shape.gpus));
         let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scarcer_blocks_are_the_more_one_costs() {
+    fn the_scarcer_blocks_are_the_higher_the_cost_of_one() {
         let block = GpuBlock { gpus: 4, cpu: 32.0, share: 0.5 };
         let price = |blocks| block.price(80.0, 80.0, blocks);
         assert!(price(40.0) < 0.01 && price(10.0) > 2.0 && price(0.0) > price(10.0) && price(0.0) <= 4.0);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_is_the_one_in_the_tables() {
+    fn the_normal_distribution_matches_published_tables() {
         for (z, share) in [(-3.0, 0.001_349_9), (-1.0, 0.158_655_3), (0.0, 0.5), (1.96, 0.975_002_1)] {
             assert!((at_most(z) - share).abs() < 1e-6, "{z}: {}", at_most(z));
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_steps_of_the_table_next_to_nothing_is_added_and_it_never_falls() {
+    fn interpolation_adds_almost_nothing_and_never_decreases() {
         let ends = [-FAR, (-FAR).next_up(), FAR.next_down(), FAR].into_iter();
         let mut points: Vec<f64> = (-4500..4500).map(|n| f64::from(n) / 1000.0).chain(ends).collect();
         points.sort_by(f64::total_cmp);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn where_every_pod_brings_the_same_only_what_is_lacking_is_wasted() {
+    fn with_equal_host_demand_only_the_shortfall_is_wasted() {
         let host_demand = HostDemand::of([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
         // Those that fit bring 8 for each GPU.
         assert_eq!(host_demand.wasted(4.0, 32.0), 0.0);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_they_differ_the_more_is_wasted_where_it_would_just_do() {
+    fn more_varied_host_demand_wastes_more_when_resources_just_suffice() {
         let host_demand =
             |other: f64| HostDemand::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
         let wasted = [8.0, 12.0, 20.0].map(|other| host_demand(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_bring_nothing_waste_nothing() {
+    fn pods_without_host_demand_waste_nothing() {
         assert_eq!(HostDemand::of([(1.0, 0.0, 3.0)].into_iter()), None);
         assert_eq!(HostDemand::of(std::iter::empty()), None);
     }

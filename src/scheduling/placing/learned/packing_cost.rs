@@ -356,13 +356,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
-        fn a_loss_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
+        fn a_packing_cost_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
             let PackingCost(billionths) = fixed(packing_cost);
             prop_assert!((billionths as f64 - packing_cost * UNIT).abs() <= 0.5, "{} {}", billionths, packing_cost);
         }
 
         #[test]
-        fn what_a_choice_changes_is_what_a_fresh_look_at_the_node_shows(
+        fn the_incremental_packing_cost_equals_a_fresh_computation(
             sizes in prop::collection::vec((1u64..=1000, 0u64..20_000), 10..40),
             charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=300], 4),
             cpu in prop::option::of(0u64..100_000),

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_nobody_leaves_company_counts_and_where_many_leave_fragments_do() {
+    fn host_demand_has_weight_without_departures_and_fragments_with_many() {
         assert_eq!(PotentialWeights::at(0.0, 0.0), STAYING);
         assert_eq!(PotentialWeights::at(0.9, 0.01), CHANGING);
         let between = PotentialWeights::at(0.25, 0.0);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn where_more_is_asked_for_than_there_is_fragments_count_all_the_more_but_only_if_somebody_leaves() {
+    fn excess_demand_raises_the_weight_of_fragments_only_if_pods_leave() {
         assert_eq!(PotentialWeights::at(0.9, 0.3), CROWDED);
         assert_eq!(PotentialWeights::at(0.0, 0.3), STAYING);
         let between = PotentialWeights::at(0.9, 0.05);
