@@ -1,5 +1,5 @@
-//! One node as a search for victims sees it: its GPUs, who could leave them, who leaves anyway, and what it would take for the
-//! pod to be placed there. Data; the ledger fills it in.
+//! The preemption candidate: one node as the search for victims sees it, with its GPUs, its potential victims, the pods that
+//! leave anyway, and the shortfall to cover. Plain data; the ledger fills it in.
 
 use super::eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
 use crate::ids::{NodeName, PodUid};
@@ -14,22 +14,22 @@ use std::sync::Arc;
 pub struct PreemptionCandidate {
     pub node: NodeName,
     pub gpus: Vec<Gpu>,
-    /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed, not protected, and
-    /// not already leaving for someone else.
+    /// Pods that may be evicted for the preemptor: of a preemptible class, of lower priority, placed, not protected, and not
+    /// already a victim of another reservation.
     pub candidates: Vec<PotentialVictim>,
-    /// Pods that are being deleted: their room is on its way at no cost.
+    /// Pods that are being deleted: their VRAM becomes free at no cost.
     pub awaited: Vec<PotentialVictim>,
-    /// Groups of which candidates here are members: those leave together or not at all.
+    /// Groups with members among the candidates: they are evicted whole or not at all.
     pub gangs: Vec<VictimGroup>,
-    /// Who keeps classes off which GPUs: a class is let in again when the last that bars it has left.
+    /// Class exclusions by GPU: a class is admitted again when the last pod that excludes it has left.
     pub class_exclusions: Vec<ClassExclusion>,
-    /// How many pods each disruption budget that covers a candidate lets leave.
+    /// By disruption budget that covers a candidate: how many of its pods may be disrupted.
     pub budgets: Vec<u32>,
-    /// Which budgets those are, by their places in the ledger's list.
+    /// Which budgets those are, as indices into the ledger's list.
     pub budget_places: Vec<usize>,
-    /// False if budgets may stand that nobody could read.
+    /// False if budgets may exist that this process may not read.
     pub budgets_known: bool,
-    /// What the tenant of the one who asks may have, and has beside it.
+    /// What the preemptor's tenant may have, and has.
     pub tenant: TenantQuota,
     /// What the scheduler itself must see freed.
     pub shortfall: Shortfall,
@@ -37,7 +37,7 @@ pub struct PreemptionCandidate {
     pub violations: u32,
 }
 
-/// A tenant of some GPUs that does not share them with everyone.
+/// A pod on some GPUs, and whether it shares them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassExclusion {
     pub uid: PodUid,
@@ -50,43 +50,43 @@ pub struct PotentialVictim {
     pub uid: PodUid,
     pub gpus: GpuSet,
     pub per_gpu: Bytes,
-    /// What its processes have beyond that, on each of its GPUs at least.
+    /// VRAM that its processes use beyond its grant, on each of its GPUs at least.
     pub used_beyond_grant: Bytes,
     pub sharing: Sharing,
     pub priority: i32,
     pub class: ClassId,
-    /// Whose it is: its eviction counts as that tenant's.
+    /// Its tenant: an eviction counts as that tenant's.
     pub tenant: Option<TenantId>,
     pub host_resources: HostResources,
-    /// How long it may take to leave.
+    /// How long it may take to terminate.
     pub grace: Millis,
     pub eviction_cost: PodEvictionCost,
     pub deletion_cost: i32,
     pub standing: QuotaStatus,
-    /// What it gives back of what the tenant of the one who asks may have.
+    /// What its eviction gives back of the quota of the preemptor's tenant.
     pub given_back: TenantUsage,
-    /// The budgets that cover it, by their place in [`PreemptionCandidate::budgets`].
+    /// The budgets that cover it, as indices into [`PreemptionCandidate::budgets`].
     pub budgets: Vec<u16>,
-    /// Its group, by its place in [`PreemptionCandidate::gangs`].
+    /// Its group, as an index into [`PreemptionCandidate::gangs`].
     pub gang: Option<u16>,
 }
 
-/// Members of a group: those on this node are candidates, and with any of them all leave.
+/// A pod group: its members on this node are candidates, and the eviction of one evicts all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VictimGroup {
-    /// Everyone who leaves with it, on whichever node, in order of UID.
+    /// All members, on whichever node, in order of UID.
     pub members: Arc<[PodUid]>,
-    /// Of those on other nodes: their price, the longest that one may take to leave, what they give back, and the budgets that
-    /// cover them.
+    /// Of the members on other nodes: their eviction cost, the longest grace period, the quota they give back, and the budgets
+    /// that cover them.
     pub eviction_cost: EvictionCost,
     pub grace: Millis,
     pub given_back: TenantUsage,
     pub budgets: Vec<u16>,
-    /// Where those on other nodes are, and whose they are.
+    /// The nodes and tenants of the members on other nodes.
     pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
 }
 
-/// What a tenant may have, and has.
+/// A tenant's quota and its usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TenantQuota {
     pub ceiling: TenantLimit,
@@ -101,7 +101,7 @@ pub struct Shortfall {
 }
 
 impl PreemptionCandidate {
-    /// A room in which nobody could leave.
+    /// A candidate without potential victims.
     pub fn new(node: NodeName, gpus: Vec<Gpu>) -> Self {
         Self {
             node,
@@ -127,7 +127,7 @@ impl PotentialVictim {
 }
 
 impl TenantQuota {
-    /// Whether it may have so much more, once it has given that much back.
+    /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
     pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
@@ -156,7 +156,7 @@ impl Shortfall {
     }
 }
 
-/// Lets in whom nobody bars any more.
+/// Admits the classes that no remaining pod excludes.
 pub fn settle_class_exclusions(
     class_exclusions: &[ClassExclusion],
     state: &mut [Gpu],
@@ -173,8 +173,7 @@ pub fn settle_class_exclusions(
     }
 }
 
-/// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
-/// engine is busy.
+/// Removes a pod: its allocation becomes free, its usage beyond that is given back, and a GPU without pods has no busy engine.
 pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
     for place in resident.gpus.iter() {
         let gpu = &mut state[place];

@@ -1,58 +1,58 @@
-//! What it costs that pods leave: the parts of one pod's loss, and the price of a set, whose order is the policy.
+//! Eviction cost: the parts of what one pod's eviction loses, and the cost of a victim set, whose field order is the policy.
 
 use super::candidate::PotentialVictim;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What the eviction of one pod loses, part by part, each in thousandths of a GPU for a second.
+/// What the eviction of one pod loses, by part, each in thousandths of a GPU-second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEvictionCost {
-    /// To stop, and to be placed and started again.
+    /// Stopping it, and placing and starting it again.
     pub restart: u64,
-    /// Work since its last checkpoint, up to what its class lets count.
+    /// Work since its last checkpoint, up to the limit of its class.
     pub work: u64,
-    /// Its GPUs while its model loads again, where that is quickest.
+    /// Its GPUs while its model loads again, on the node where that is quickest.
     pub reload: u64,
-    /// Its GPUs while it leaves: its grace period, and what its class needs beyond.
+    /// Its GPUs while it terminates: its grace period, and the extra time of its class.
     pub drain: u64,
-    /// Requests its engine works on: their KV cache goes with it.
+    /// Requests in flight of its engine: their KV cache is lost.
     pub in_flight: u64,
-    /// Its owner has lost others to eviction lately.
+    /// A surcharge because its owner has lost other pods to eviction recently.
     pub again: u64,
 }
 
-/// Whose share a victim lives on: what is borrowed goes first.
+/// Whose quota a victim uses: borrowed capacity is reclaimed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QuotaStatus {
-    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
-    /// its share in millionths, counted from above.
+    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less the pod is spared:
+    /// the tenant's share in millionths, subtracted from the maximum.
     Borrowed {
         spared: u32,
     },
     Guaranteed,
 }
 
-/// What a victim set costs; less is better, the first field that differs decides. It only grows as victims are added.
+/// The cost of a victim set. Less is better; the first field that differs decides. It only grows as victims are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionCost {
-    /// By how many pods disruption budgets are overdrawn, over all of them.
+    /// By how many pods disruption budgets are overdrawn, summed over all budgets.
     pub violations: u32,
-    /// Somebody loses what is guaranteed: only where what is borrowed is not enough.
+    /// A victim lives on its tenant's guarantee: only where borrowed capacity is not enough.
     pub from_guarantee: bool,
-    /// The highest priority among the victims, counted from the lowest possible.
+    /// The highest priority among the victims, relative to the lowest possible.
     pub priority: u32,
-    /// How much the most spared of the borrowers among them is spared.
+    /// How much the most spared borrower among the victims is spared.
     pub spared: u32,
-    /// In thousandths of a GPU for a second.
+    /// The sum of the losses, in thousandths of a GPU-second.
     pub cost: u64,
-    /// The highest deletion cost among the victims, counted from the lowest possible.
+    /// The highest pod deletion cost among the victims, relative to the lowest possible.
     pub deletion_cost: u32,
     pub victims: u32,
     pub evicted: Bytes,
-    /// Pods that leave anyway, and whose room it counts on.
+    /// Pods that leave anyway, and whose VRAM the set needs.
     pub awaited: u32,
 }
 
@@ -64,7 +64,7 @@ impl PodEvictionCost {
 }
 
 impl EvictionCost {
-    /// With one more who leaves.
+    /// The cost with one more victim.
     pub fn plus(self, resident: &PotentialVictim) -> Self {
         let (guaranteed, spared) = match resident.standing {
             QuotaStatus::Guaranteed => (true, 0),
@@ -83,7 +83,7 @@ impl EvictionCost {
         })
     }
 
-    /// Both sets together; overdrawn budgets are the caller's to count.
+    /// The cost of both sets together; the caller counts overdrawn budgets.
     pub fn and(self, other: Self) -> Self {
         Self {
             violations: self.violations.saturating_add(other.violations),

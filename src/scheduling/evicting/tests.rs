@@ -1,4 +1,4 @@
-//! The search on rooms made by hand, one rule of the price each. Random rooms against brute force are in
+//! The search on hand-made candidates, one rule of the cost at a time. Random candidates against brute force are in
 //! `scheduling::proptests::victims`.
 
 use super::*;
@@ -13,7 +13,7 @@ fn uid(name: &str) -> PodUid {
     PodUid::parse(name).unwrap()
 }
 
-/// 80 GiB, of which 72 can be promised; what is on it is charged as residents are added.
+/// 80 GiB, of which 72 are allocatable; residents are charged as they are added.
 fn gpu() -> Gpu {
     let device = whole_gpu(GpuUuid::from_index(0), 0, Bytes::gib(80));
     Gpu::of(&device, &Policy::default().headroom)

@@ -1,4 +1,4 @@
-//! The planner's ways, one by one, on clusters small enough to see what is right.
+//! The planner's rules, one by one, on clusters small enough to see what is right.
 
 use super::testing::{placed, roomy, steps};
 use super::*;
@@ -39,13 +39,13 @@ fn shared(gib: u64, priority: i32) -> Demand {
     demand_of(gib << 30, 1, Sharing::Shared, priority)
 }
 
-/// Of a class whose start keeps nobody out.
+/// Of a class whose start excludes no pod.
 fn job(gib: u64) -> Demand {
     shared(gib, -10)
 }
 
 impl LedgerCluster {
-    /// Nodes of 80 GiB GPUs, of which 72 GiB each can be promised; those of a node are two islands.
+    /// Nodes of 80 GiB GPUs, of which 72 GiB each are allocatable; the GPUs of a node form two islands.
     fn new(nodes: &[(&str, u32)]) -> Self {
         Self::by(Policy::default(), nodes)
     }
@@ -340,7 +340,7 @@ fn consolidating(gain: Millis) -> Policy {
     policy
 }
 
-/// Two nodes, each half full of a job; neither has room for one that never preempts.
+/// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(30));

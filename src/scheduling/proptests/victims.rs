@@ -472,7 +472,7 @@ fn the_input_order_of_pods_and_nodes_changes_nothing() {
 }
 
 #[test]
-fn a_search_that_is_cut_short_says_so_and_still_removes_unneeded_victims() {
+fn a_search_that_is_cut_short_is_marked_as_inexact() {
     let mut cut_short = 0;
     for seed in 0..500 {
         let world = VictimCluster::new(seed);

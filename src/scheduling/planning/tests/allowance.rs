@@ -55,7 +55,7 @@ fn b1_free_places_are_preferred_to_evictions() {
 #[test]
 fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
     let mut cluster = LedgerCluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
-    // The lower priority goes first, whatever it costs.
+    // The lower priority is evicted first, whatever it costs.
     (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
     cluster.bound("large", "n", 0, job(72));
     cluster.gated("pod", shared(72, 50));
@@ -111,7 +111,7 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
 #[test]
 fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     let mut cluster = full(Policy::default(), &["m", "n"]);
-    // Nobody leaves for these; of each kind the first costs a look at every node.
+    // No pod is evicted for these; the first of each kind costs a look at every node.
     for n in 0..6 {
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }

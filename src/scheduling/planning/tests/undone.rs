@@ -1,9 +1,9 @@
-//! What was held for a group that finds no room in the end, or for a move that does not work out, is as if it had never been.
+//! Reservations for a group that cannot be placed after all, or for a move that does not work out, leave no trace.
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;
 
-/// A job on each of two nodes, and what stays on a third: no room for three.
+/// A job on each of two nodes, and a pod that stays on a third: not enough for three.
 fn for_two(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("l", 1), ("m", 1), ("n", 1)]);
     cluster.bound("stays", "l", 0, shared(60, 1000));
@@ -51,7 +51,7 @@ fn beyond_the_eviction_limit_no_pod_is_evicted_and_pending_pods_wait() {
     assert_eq!(cluster.plan(), ["y on m after j", "z waits: eviction-limit"]);
 }
 
-/// On n a job of 30 GiB, for which there is room beside the 40 on m; o is full.
+/// A job of 30 GiB on n, which fits beside the 40 on m; o is full.
 #[test]
 fn a_failed_group_placement_leaves_no_reservation_for_moved_pods() {
     let mut cluster =
