@@ -37,7 +37,7 @@ pub struct PreemptionCandidate {
     pub violations: u32,
 }
 
-/// A pod on some GPUs, and whether it shares them.
+/// A resident pod that does not share its GPUs with every class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassExclusion {
     pub uid: PodUid,

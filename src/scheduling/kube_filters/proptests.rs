@@ -1,5 +1,5 @@
-//! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: whatever was set, changed and
-//! removed before, in any order, both say the same.
+//! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: after any changes, in any
+//! order, both agree.
 
 use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
@@ -177,7 +177,7 @@ prop_compose! {
 
 // ---- the oracle ----
 
-/// Everything that is, in plain lists.
+/// The whole state, in plain lists.
 #[derive(Default)]
 struct FilterCluster {
     machines: Vec<FilterNode>,
@@ -214,7 +214,7 @@ impl FilterCluster {
         self.machines.iter().find(|machine| machine.name == *name)
     }
 
-    /// Codes of all filters that refuse, and whether something cannot be judged.
+    /// Codes of all filters that refuse, and whether the verdict is unknown.
     fn classify(&self, case: &FilterCase) -> (Vec<&'static str>, bool) {
         let Some(machine) = self.machine(&case.node) else { return (vec!["unknown-node"], false) };
         let FilterCase { wants, leaving, coming, .. } = case;

@@ -1,4 +1,4 @@
-//! The stock filters one by one, and what of the view changes when.
+//! Kube-scheduler's filters one by one, and when the view changes.
 
 use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
@@ -22,7 +22,7 @@ fn cpu(amount: u64) -> Amounts {
     Amounts::of(&NamedAmounts::from([(CPU, amount)]))
 }
 
-/// With 100 thousandths of a core, room for three pods, and its name for a label.
+/// A node with 100 thousandths of a core, three pods at most, and its name as a label.
 fn machine(name: &str) -> FilterNode {
     FilterNode {
         name: node(name),

@@ -1,4 +1,4 @@
-//! Which conflicts there are, when they count, who leaves, and what a look costs.
+//! Which conflicts exist, when they count, which pods are evicted, and what a look costs.
 
 use super::*;
 use crate::ids::PodKey;
@@ -187,7 +187,7 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     assert!(bench.settled().is_empty());
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
     assert!(bench.look(121).begun.is_empty());
-    // The victim and the late pod are too many already: that is what is told.
+    // The victim and the late pod conflict already: that is what is reported.
     assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
@@ -279,7 +279,7 @@ fn a_smaller_reported_gpu_evicts_no_pod() {
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1, "it is told");
     assert!(bench.victims(120).is_empty());
-    // Nor where one of them was bound while the agent said so: the largest GPU that a record allows counts.
+    // Nor if one of them was bound while the agent said so: the largest GPU that a record allows counts.
     let small = Grant { hundredths: 90, ..grant(9, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
@@ -334,7 +334,7 @@ fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
     let due = conflicts.due(seconds(7));
     assert!(due.len() >= in_turn && due.len() <= in_turn + 3, "{}", due.len());
     assert!([7, 4711, 4999].iter().all(|n| due.contains(&node(&format!("n-{n}")))));
-    // What a kubelet writes every few seconds changes nothing here.
+    // The status that a kubelet writes every few seconds changes nothing here.
     let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
     conflicts.see(&uid("u-8"), Some(observed));
     assert_eq!(conflicts.waiting(), 0);
