@@ -1,4 +1,4 @@
-//! Whatever the cluster is like: an explanation says what the filter says, and what it proposes helps when it is done.
+//! On any cluster, an explanation agrees with the filter, and every remedy helps once it is applied.
 
 use super::explanation::PodVerdict;
 use super::obstacle::Obstacle;
@@ -11,7 +11,7 @@ use crate::scheduling::policy::Policy;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 
-/// A cluster that can be built again, to try a remedy in.
+/// A cluster that can be rebuilt, to try a remedy in it.
 #[derive(Debug, Clone)]
 struct ExplainedPlan {
     /// GPUs of each node, with the KV cache on each in per cent.
@@ -60,7 +60,7 @@ impl ExplainedPlan {
                 ..pod(&format!("pod-{n}"), &format!("{gib}Gi"))
             };
             let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
-            // It is there if there is room for it.
+            // The pod is there if it fits.
             match world.ledger.assume(&uid, &node) {
                 Ok(_) => {
                     let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
@@ -74,7 +74,7 @@ impl ExplainedPlan {
         world
     }
 
-    /// All agents report, but that of `calm` has nothing to do.
+    /// All agents report; the engines on `calm` have no load.
     fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
         for (place, gpus) in self.nodes.iter().enumerate() {
             let busy: Vec<_> = gpus.iter().enumerate().map(|(gpu, kv)| (gpu, *kv, 0)).collect();
@@ -92,7 +92,7 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
     }
 }
 
-/// Whether the pod fits on the seat's node, asked of the core itself.
+/// Whether the pod fits on the candidate's node, by the core itself.
 fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate) -> bool {
     let demand = pod.demand(&Policy::default());
     let snapshot = world.ledger.snapshot();
@@ -104,7 +104,7 @@ fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
     world.ledger.snapshot().nodes().iter().any(|node| fit(node, &demand).is_ok())
 }
 
-/// Does what is proposed in a cluster built anew; `None` if it cannot be done in this little world.
+/// Applies the remedy in a rebuilt cluster; `None` if this test cannot apply it.
 fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
@@ -119,7 +119,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             }
             release(&mut world, &victims.iter().map(|victim| victim.pod.clone()).collect::<Vec<_>>());
             plan.report(&mut world, None);
-            // On a GPU that nobody is left on no engine is busy, as the search for victims takes it.
+            // A GPU without pods has no busy engine, as the search for victims assumes.
             if victims.is_empty() {
                 return Some(false);
             }
@@ -133,7 +133,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
         RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
         RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
-            // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
+            // If nothing is free on a GPU, all of it is missing, and no pod requests nothing.
             let rest = asked.minus(*short_bytes);
             if rest.0 == 0 {
                 return None;

@@ -1,4 +1,4 @@
-//! One thing in the way at a time, and what is said of it. The texts as a whole are golden files of the command line's.
+//! One obstacle at a time, and its explanation. Whole texts are golden files of the command line.
 
 use super::explanation::{PodStage, PodVerdict};
 use super::obstacle::Obstacle;
@@ -255,7 +255,7 @@ fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
     assert_eq!((explanation.counts.fit, explanation.counts.refused), (17, 13));
     assert_eq!(explanation.nodes.len(), 11);
     let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
-    // The nearest to fitting stands for all.
+    // The nearest node to fitting stands for all.
     assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
     assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
     assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
@@ -296,7 +296,7 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     );
 }
 
-/// Books under which another policy comes into force at the second look.
+/// A ledger in which another policy comes into force at the second look.
 struct Changing {
     world: ExplainedCluster,
     looks: u32,

@@ -3,7 +3,7 @@
 use super::explanation::ShareAmount;
 use crate::units::{Bytes, Millis};
 
-/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as anyone wants it.
+/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as a person needs it.
 pub fn length(time: Millis) -> String {
     let seconds = time.0 / 1000;
     match seconds {
@@ -30,7 +30,7 @@ pub fn gpus(milli: u64) -> String {
     }
 }
 
-/// `2.0 GiB and 0.5 GPUs`; `nothing` stands for a bound that is not there.
+/// `2.0 GiB and 0.5 GPUs`; `nothing` is the text for a missing bound.
 pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
     let gpus = amount.milli_gpus.map(|milli| format!("{} GPUs", gpus(milli)));
