@@ -187,7 +187,7 @@ impl<'a> GpuOccupants<'a> {
         self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.contains(self.place))
     }
 
-    /// Why none of them may be evicted for the pod, as text.
+    /// Why one of these pods may not be evicted for the pod, as text.
     pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
         Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
     }

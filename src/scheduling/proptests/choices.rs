@@ -62,14 +62,14 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
 }
 
-/// Every set of exactly `size` of the first `n` places.
+/// Every set of exactly `size` of the first `n` indices.
 fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
     (0u32..1 << n)
         .filter(move |bits| bits.count_ones() == size)
         .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
 }
 
-/// Room, said again from DESIGN's words.
+/// Whether a GPU fits, written again from DESIGN's words.
 fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
@@ -96,7 +96,7 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
         && queue_is_short
 }
 
-/// How busy the engines are for this demand: 0 well below the limits, 1 nobody knows, 2 near one.
+/// The engine load for this demand: 0 well below the limits, 1 unknown, 2 near a limit.
 fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
     let parts = [
         (
@@ -202,7 +202,7 @@ proptest! {
             let engine_load_level = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
-            // The default weights of KV headroom, packing and topology; nothing else differs between these nodes.
+            // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.
             let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
             let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
             let cost = 40 * 500 * u64::from(engine_load_level) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };

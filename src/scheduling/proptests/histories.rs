@@ -1,4 +1,4 @@
-//! Random histories of a small cluster: promises kept, books that add up, free VRAM by the formula, a rebuild that is the same.
+//! Random histories of a small cluster: no overallocation, a ledger that adds up, free VRAM by the formula, an identical rebuild.
 
 mod bench;
 mod step;
@@ -30,7 +30,7 @@ proptest! {
             bench.apply(step);
             bench.check_promises();
             bench.check_free();
-            // A GPU that was lost came back as it was, so nothing can be over-promised; nothing else may differ either.
+            // A lost GPU came back as it was, so nothing can be overallocated; nothing else may differ either.
             let violations = audit(&bench.ledger);
             prop_assert!(violations.is_empty(), "after {:?}: {:?}", step, violations);
         }
@@ -48,7 +48,7 @@ proptest! {
             let failed = name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             for demand in &demands {
-                // Made of the nodes alone, it has nothing summed up.
+                // A snapshot made of the nodes alone has no summaries.
                 let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
                     .with_packing_model(Arc::new(snapshot.packing_model().clone()));
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
@@ -75,7 +75,7 @@ proptest! {
         let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, LedgerStep::LoseGpu(_) | LedgerStep::RemoveNode(_) | LedgerStep::Read(..) | LedgerStep::Spare(..) | LedgerStep::Learn)).collect();
         let mut bench = LedgerHistory::new();
         steps.iter().for_each(|step| bench.apply(step));
-        // What is in flight settles before a comparison means anything, and hints may be lost.
+        // Pending writes settle before a comparison means anything, and soft reservations may be lost.
         (0..14).for_each(|pod| bench.apply(&LedgerStep::Confirm(pod)));
         (0..14).for_each(|pod| drop(bench.ledger.begin_attempt(&uid(pod))));
         let mut rebuilt = bench.rebuilt();

@@ -1,7 +1,7 @@
-//! The demand seen lately: what the last pods asked for, how many ended meanwhile, and how many never got a place.
+//! Recent demand: what the last pods requested, how many pods ended meanwhile, and how many never got a place.
 //!
-//! Only what came is kept, never what is to come: a mix that knew a workload's future would look better than it can be. Bounded,
-//! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
+//! Only past arrivals are stored, never future ones: a history that knew a workload's future would look better than it can be. It
+//! is bounded, and cheap to add to, because the ledger adds to it under its lock. Conclusions from it are drawn elsewhere.
 
 use crate::ids::GpuModel;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -10,16 +10,16 @@ use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
-/// them, and a workload that changed a day ago is forgotten in most clusters.
+/// Pods that are remembered unless the policy says otherwise: a size that makes up one per cent of the demand occurs about twenty
+/// times among them, and a workload that changed a day ago is forgotten in most clusters.
 pub const WINDOW: u16 = 2000;
 
-/// Pods that must have been seen before anything is believed of those to come.
+/// Pods that must have arrived before anything is concluded about later ones.
 pub const ENOUGH: usize = 10;
-/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
+/// Learning is repeated after this many more arrivals: a twentieth of what is remembered.
 pub const EVERY: u64 = 100;
 
-/// What one pod asks for, as far as its place is concerned.
+/// One pod's request, as far as its place is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DemandShape {
     /// VRAM on each of its GPUs.
@@ -27,12 +27,12 @@ pub struct DemandShape {
     pub gpus: u32,
     pub sharing: Sharing,
     pub host_resources: HostResources,
-    /// GPU models it may run on; none named means any.
+    /// GPU models that it may run on; empty means any.
     pub models: Arc<[GpuModel]>,
 }
 
 impl DemandShape {
-    /// `None` of a pod whose GPUs a device plugin hands out: they cannot be shared by Stowage.
+    /// `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
     pub fn of(demand: &Demand) -> Option<Self> {
         let Demand { per_gpu, gpus, sharing, host_resources, models, .. } = demand;
         (demand.ask == Ask::Vram).then(|| Self {
@@ -49,7 +49,7 @@ impl DemandShape {
     }
 }
 
-/// The last so many wishes.
+/// The latest demand shapes, up to the window.
 #[derive(Debug, Clone)]
 pub struct DemandHistory {
     window: usize,
@@ -58,18 +58,18 @@ pub struct DemandHistory {
     departures: u64,
     asked: Bytes,
     turned_away: Bytes,
-    /// By those who were refused, and have not given up.
+    /// The VRAM of pods that were refused and still wait.
     waiting: Bytes,
     arrivals: u64,
 }
 
-/// And what happened between this one and the next.
+/// What happened between this arrival and the next.
 #[derive(Debug, Clone)]
 struct RememberedArrival {
     demand_shape: Arc<DemandShape>,
-    /// How many pods ended.
+    /// The number of pods that ended.
     departures: u32,
-    /// What those asked for who were refused, and gave up.
+    /// The VRAM of pods that were refused and gave up.
     turned_away: Bytes,
 }
 
@@ -80,7 +80,7 @@ impl Default for DemandHistory {
 }
 
 impl DemandHistory {
-    /// A mix of at most so many wishes, and at least one.
+    /// A history of at most `window` demand shapes, and at least one.
     pub fn of_last(window: u16) -> Self {
         Self {
             window: usize::from(window).max(1),
@@ -94,7 +94,7 @@ impl DemandHistory {
         }
     }
 
-    /// Remembers so many from now on.
+    /// Changes the number of demand shapes that are remembered.
     pub fn set_window(&mut self, window: u16) {
         self.window = usize::from(window).max(1);
         while self.latest.len() > self.window {
@@ -102,7 +102,7 @@ impl DemandHistory {
         }
     }
 
-    /// A pod was seen for the first time.
+    /// Records a pod that is observed for the first time.
     pub fn arrive(&mut self, demand_shape: DemandShape) {
         if self.latest.len() == self.window {
             self.forget_oldest();
@@ -117,7 +117,7 @@ impl DemandHistory {
         self.arrivals += 1;
     }
 
-    /// A pod that had a place is gone.
+    /// Records the end of a pod that had a place.
     pub fn depart(&mut self) {
         if let Some(latest) = self.latest.back_mut() {
             latest.departures += 1;
@@ -125,7 +125,7 @@ impl DemandHistory {
         }
     }
 
-    /// A pod that asked for so much was refused, and is gone.
+    /// Records that a pod with this request was refused and is gone.
     pub fn turn_away(&mut self, vram: Bytes) {
         if let Some(latest) = self.latest.back_mut() {
             latest.turned_away += vram;
@@ -133,23 +133,23 @@ impl DemandHistory {
         }
     }
 
-    /// The same mix, while pods that ask for so much all together were refused and wait.
+    /// The same history, while refused pods with this total request wait.
     pub fn with_waiting(self, vram: Bytes) -> Self {
         Self { waiting: vram, ..self }
     }
 
-    /// How many arrivals there were, those that are forgotten too.
+    /// The number of all arrivals, including forgotten ones.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// Whether it is worth learning again, if that was last done after so many arrivals: twice as many in the beginning, where a
-    /// place that was chosen for no reason stays spoilt.
+    /// Whether to learn again, if that was last done after `learned_at` arrivals: twice as many at first, because a place that
+    /// was chosen for no reason stays spoilt.
     pub fn is_due(&self, learned_at: u64) -> bool {
         self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
     }
 
-    /// How many it remembers.
+    /// The number of demand shapes that it remembers.
     pub fn len(&self) -> usize {
         self.latest.len()
     }
@@ -158,12 +158,12 @@ impl DemandHistory {
         self.latest.is_empty()
     }
 
-    /// Each wish, and how often it was seen; in order.
+    /// Each demand shape, and its count; in order.
     pub fn demand_shapes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
         self.counts.iter().map(|(demand_shape, count)| (&**demand_shape, *count))
     }
 
-    /// How many pods ended for each that came.
+    /// The number of pods that ended, per arrival.
     pub fn departures_per_arrival(&self) -> f64 {
         self.departures as f64 / self.latest.len().max(1) as f64
     }

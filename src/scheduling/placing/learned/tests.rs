@@ -1,4 +1,4 @@
-//! The policy whole: against best fit where best fit is good, and on the mix of a real cluster.
+//! The packing model as a whole: against best fit where best fit is good, and on the demand of a real cluster.
 
 use super::cutting_stock::ValueCurve;
 use super::gpu_kind;
@@ -28,7 +28,7 @@ fn device(index: u32, model: &str, capacity: u64) -> Device {
     }
 }
 
-/// A node of GPUs that are still empty.
+/// A node of empty GPUs.
 #[derive(Debug, Clone)]
 pub(super) struct EmptyNode {
     pub gpus: Vec<Gpu>,
@@ -93,7 +93,7 @@ pub(super) fn learned(demand_history: &DemandHistory, machines: &[EmptyNode]) ->
     PackingModel::learn(demand_history, machines.iter().map(EmptyNode::node_gpus))
 }
 
-/// How much of these machines is allocated when all these pods have come, in thousandths of a GPU; learned as it goes.
+/// How much of these nodes is allocated when all these pods have arrived, in thousandths of a GPU; learned on the way.
 fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u64 {
     let (mut packing_model, mut demand_history) = (PackingModel::default(), DemandHistory::default());
     let mut allocated = 0;
@@ -151,7 +151,7 @@ fn without_gpus_nothing_is_learned() {
 
 #[test]
 fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
-    // Best fit would leave 100 on the first; on the second, 400 stay that are good for two more.
+    // Best fit would leave 100 on the first; on the second, 400 remain, which fit two more pods.
     let machine = EmptyNode::alike(2).with(&[700, 400]);
     let packing_model =
         learned(&demand_history((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
@@ -265,7 +265,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Who looks at each GPU alone finds the same.
+    /// Brute force over single GPUs finds the same.
     #[test]
     fn the_gpu_of_least_cost_is_chosen_and_the_first_among_equals(
         sizes in prop::collection::vec(1u64..=1000, 10..40),
@@ -292,8 +292,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Who looks at every set of GPUs finds the same: fewest that are promised to someone else, side by side, and each of them
-    /// where a GPU alone costs least.
+    /// Brute force over sets of GPUs finds the same: the fewest GPUs with a soft reservation of another pod, in one island, and
+    /// each at the least single cost.
     #[test]
     fn a_set_of_gpus_of_least_cost_is_chosen(
         sizes in prop::collection::vec(1u64..=1000, 10..40),
