@@ -1,5 +1,5 @@
-//! What a policy's expressions cost at worst: a thousand generated ones, hostile and harmless, each refused where it stands
-//! or evaluated for the largest pods within its counted bounds.
+//! The worst cost of a policy's expressions: a thousand generated ones, hostile and harmless, each refused with its position or
+//! evaluated for the largest pods within its counted bounds.
 //!
 //! A test binary of its own, because its allocator counts. Memory and steps are measured, never time.
 

@@ -1,5 +1,5 @@
-//! What the planner does to pods, against the stand-in API server: evictions, one write of status for any change, and the
-//! gate.
+//! The planner's writes to pods, against the stand-in API server: evictions, one status write for any change, and the removal of
+//! the gate.
 
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -221,7 +221,7 @@ async fn every_other_eviction_response_has_its_outcome() {
         leader.api.faults().next(Operation::Eviction, 1, fault);
         let outcome = hasty.evict(&key("victim"), &uid, &for_llama()).await;
         assert!(matches!(outcome, EvictionOutcome::Unknown { .. }), "{fault:?}: {outcome:?}");
-        // Where the limit passed before the request was out, nobody met the fault.
+        // If the limit passed before the request was sent, no request met the fault.
         leader.api.faults().clear();
     };
     evict_in_vain(InjectedFault::Hangs).await;
@@ -315,7 +315,7 @@ async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Hangs);
     let hung = leader.hasty().write_status(&key("p"), &uid, &StatusChange::touch()).await;
     assert!(matches!(hung, Err(ControlPlaneError::Unknown(_))), "{hung:?}");
-    // Where the limit passed before the request was out, nobody met the fault.
+    // If the limit passed before the request was sent, no request met the fault.
     leader.api.faults().clear();
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Forbids);
     let forbidden = leader.write("p", &uid, StatusChange::touch()).await;

@@ -1,4 +1,4 @@
-//! Who may report: agents with a token of theirs, each for its own node, as the stand-in API server reviews tokens.
+//! Authentication of reports: agents with a token of their own, each for its own node, as the stand-in API server reviews tokens.
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{Served, ServedCluster, doors, node, report};
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 pub const ACCOUNT: &str = "kube-system/stowage-agent";
 pub const AUDIENCE: &str = "stowage.dev/reports";
 
-/// A Stowage that asks a stand-in API server whose a token is, and knows `node-a` and `node-b`.
+/// A Stowage that has tokens reviewed by a stand-in API server, and knows `node-a` and `node-b`.
 pub struct GuardedReports {
     pub served: Served,
     pub api: ApiServer,

@@ -1,5 +1,5 @@
-//! Bind against a control plane that answers in every way there is: what the scheduler is told, and what the books hold
-//! afterwards. OK is only ever said of a pod that is bound there.
+//! Bind against a control plane with every possible answer: the scheduler's answer, and the ledger afterwards. OK is only
+//! answered for a pod that is bound to that node.
 
 use crate::served::{Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
 use serde_json::{Value, json};
@@ -156,7 +156,7 @@ fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_confirms_it() {
 #[test]
 fn a_binding_without_an_answer_is_rewritten_if_a_read_does_not_show_it() {
     let (served, llm) = served([unknown(), unknown()]);
-    // The first may still land: its GPU is nobody else's meanwhile.
+    // The first write may still be applied: its GPU stays charged meanwhile.
     will_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
     assert_eq!(served.charged("node-a"), TAKEN);

@@ -65,7 +65,7 @@ impl TestReplica {
         }
     }
 
-    /// Waits for the pod to be in the books, then promises it room. What the extender does before it binds.
+    /// Waits for the pod to be in the ledger, then assumes it. What the extender does before it binds.
     async fn assume(&self, name: &str, node: &str) -> BindOrder {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
         let mut ledger = self.service.ledger();
@@ -96,7 +96,7 @@ impl TestReplica {
         let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
         server.faults().next(Operation::Binding, 1, fault);
         let outcome = hasty.bind(order).await;
-        // Where the limit passed before the request was out, nobody met the fault.
+        // If the limit passed before the request was sent, no request met the fault.
         server.faults().clear();
         outcome
     }
@@ -110,8 +110,8 @@ impl TestReplica {
             .map(|entry| entry.phase.clone())
     }
 
-    /// The pods in the books, but for what may be lost (which node was offered, who was refused) and what is each replica's own
-    /// (since when a pod waits and until when its room is held, on its own clock).
+    /// The pods in the ledger, without what may be lost (soft reservations, refusals) and what is each replica's own (since when
+    /// a pod waits and until when its reservation lasts, on its own clock).
     fn entries(&self) -> BTreeMap<PodUid, PodState> {
         let timeless = |entry: &PodState| {
             let mut entry = entry.clone();
@@ -141,7 +141,7 @@ impl TestReplica {
     }
 }
 
-/// Looks again and again. Nothing tells of a change of the gate or the ledger.
+/// Polls. There is no notification of a change of leadership or of the ledger.
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let looking = async {
         while !holds() {
@@ -223,9 +223,9 @@ async fn a_restart_rebuilds_the_lost_ledger() {
         let outcome = before.bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE)).await;
         assert!(matches!(outcome, BindOutcome::Unknown { .. }));
     }
-    // Nobody leaves meanwhile, however long this takes.
+    // No pod is evicted meanwhile, however long this takes.
     server.faults().next(Operation::Eviction, 1000, InjectedFault::TooMany);
-    // One that waits for `two` to leave.
+    // A pod that waits for `two` to terminate.
     let holder = before.assume("holds", "a").await;
     before.service.ledger().forget(&holder.uid);
     let reservation = Reservation {

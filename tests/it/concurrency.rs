@@ -14,7 +14,7 @@ use stowage::scheduling::ledger::PodPhase;
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
 
-/// What may be promised of a GPU of 80 GiB.
+/// Allocatable VRAM of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
 
 const LOST_RACE: &str = "conflict: the GPU was taken meanwhile";
@@ -61,7 +61,7 @@ fn in_parallel(served: &Served, pods: &[Value], work: impl Fn(&mut Client<TcpStr
     });
 }
 
-/// 25 nodes of 4 GPUs, five pods to a GPU and not one MiB for a sixth: room for exactly 500.
+/// 25 nodes of 4 GPUs, five pods to a GPU and not one MiB for a sixth: exactly 500 pods fit.
 struct FiveHundred {
     served: Served,
     nodes: Vec<String>,
@@ -81,7 +81,7 @@ impl FiveHundred {
         self.nodes.iter().map(String::as_str).collect()
     }
 
-    /// From the Bindings alone, and only then from the books.
+    /// From the Bindings alone, and only then from the ledger.
     fn check_that_all_are_bound_and_none_twice(&self) {
         let orders = self.served.control_plane.orders.lock().clone();
         let mut seats: BTreeMap<String, u32> = BTreeMap::new();
@@ -111,7 +111,7 @@ fn five_hundred_concurrent_pods_fill_a_cluster_of_exactly_that_size() {
     let nodes = cluster.names();
     in_parallel(&cluster.served, &cluster.pods, |client, pod| {
         loop {
-            // As long as a pod waits there is a seat for it: filter never refuses.
+            // As long as a pod waits there is a GPU for it: filter never refuses.
             match attempt(client, pod, &nodes).expect("a seat is left").as_str() {
                 "" => break,
                 LOST_RACE => {}
@@ -205,7 +205,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
                 None => break,
                 Some("") => {
                     assert_eq!(audit(&served.service.ledger()), [], "in the middle of it");
-                    // Every third leaves at once, and others come in its place.
+                    // Every third pod ends at once, and others replace it.
                     if pod["metadata"]["name"].as_str().unwrap().as_bytes().last().unwrap() % 3 == 0 {
                         left.lock().push(pod["metadata"]["uid"].clone());
                         served.delete(pod);

@@ -1,5 +1,5 @@
-//! What two pods on one GPU look like that were both promised it: one Binding landed late, and nobody was there to refuse it.
-//! Against the stand-in API server, which binds whatever it is told to.
+//! What two pods on one overallocated GPU look like: one Binding was written late, and no check refused it. Against the stand-in
+//! API server, which accepts every Binding.
 
 use serde_json::json;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl AuditedReplica {
         Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
     }
 
-    /// A pod on GPU 0, as a Binding of Stowage's leaves it: of 80 GiB, `granted` with the share of the GPU that it is.
+    /// A pod on GPU 0, as a Binding of Stowage's leaves it: `granted` with its share of the GPU's 80 GiB.
     fn bound(&self, name: &str, granted: u64, exclusive: bool) {
         let limits = json!({ "limits": { "stowage.dev/vram": format!("{granted}Gi") } });
         let spec =
@@ -69,7 +69,7 @@ impl AuditedReplica {
         text.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
     }
 
-    /// Who was told of a conflict, in order of name, and what.
+    /// The pods with an Event about a conflict, in order of name, and its text.
     fn told(&self) -> Vec<(String, String)> {
         let events = self.server.list("events");
         let about = events.iter().filter(|event| event["reason"] == "StowageConflict");
@@ -91,7 +91,7 @@ fn policy_of(text: &str) -> Policy {
     load(&sources).expect("the policy is sound").policy
 }
 
-/// Looks again and again. Nothing tells of a metric's change.
+/// Polls. There is no notification of a metric's change.
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let looking = async {
         while !holds() {
@@ -138,7 +138,7 @@ async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_b
 
 #[tokio::test]
 async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
-    // Nobody holds that Lease.
+    // No process holds that Lease.
     let standby =
         LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };
     let world = AuditedReplica::start(standby, "conflicts: evict-unstarted").await;

@@ -53,7 +53,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     });
     println!("30 pods bound, then a restart: {} GPUs charged as before", after.await.len());
 
-    // A crash with binds on their way, and pods that find nobody there.
+    // A crash with Bindings in flight, and pods that arrive while Stowage is down.
     submit(&world.client, &pods[30..45]).await;
     world.stowage.take().expect("it runs").kill();
     let so_far = all_bound(&mut world, 30).await.len();
@@ -81,7 +81,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: two of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
+    // 71.7 GiB of each GPU are allocatable: two pods of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
     // of the GPU is kept back, and all of this holds as well.
     let fillers: Vec<Pod> =
         (0..7).map(|i| pod(&format!("filler-{i}"), 28, &json!({}), "stowage-opportunistic")).collect();
@@ -336,7 +336,7 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
 
 /// A text that never changes, few calls, one Event; also while VRAM comes free beside it.
 async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane, bound: &[Pod]) {
-    // Where the scheduler's own sum has room for it, so that it asks.
+    // On a node where the scheduler's own sum suffices, so that it asks.
     let asked_on =
         |node: &str| -> u64 { bound.iter().filter(|pod| node_of(pod) == Some(node)).map(asked_gib).sum() };
     let roomy = ["h100-a", "h100-b"].into_iter().min_by_key(|node| asked_on(node)).unwrap();

@@ -1,5 +1,5 @@
-//! Pods that ask a device plugin for their GPUs, in enforce mode: where they fit, what is counted, who may be evicted for
-//! them, and that their Bindings are plain.
+//! Device plugin pods in enforce mode: where they fit, what is counted, which pods may be evicted for them, and that their
+//! Bindings name no GPUs.
 
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
@@ -247,7 +247,7 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
     assert_eq!(served.service.ledger().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
     assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
-    // One of the two would leave too little room, and nobody at all is an error of the whole preemption.
+    // One of the two would free too little, and an empty answer is an error of the whole preemption.
     assert_eq!(narrowed(&served, &high, &[("c", &[&lower])]), json!({}));
     assert_eq!(narrowed(&served, &high, &[("c", &[])]), json!({}));
     let equal = priority(asks("equal", GPU, 2), -1);

@@ -1,4 +1,4 @@
-//! `/v1/explain` and `stowage explain`: the shape of the answer, errors that say the way out, and exit codes.
+//! `/v1/explain` and `stowage explain`: the shape of the answer, errors with a remedy, and exit codes.
 
 use crate::client::{Client, NOBODYS};
 use crate::served::{ServedCluster, on, pod, priority};

@@ -158,7 +158,7 @@ fn compare(name: &str, actual: &str) {
     assert_eq!(actual, expected, "{name}: not the committed answer; STOWAGE_BLESS=1 writes it anew");
 }
 
-/// What filter, prioritize and bind are asked about:
+/// The cluster for filter, prioritize and bind:
 ///
 /// ```text
 ///  node-a  4 GPUs   1: 40 GiB promised
@@ -197,7 +197,7 @@ fn full_of_victims(request: &Value) -> ServedCluster {
             pods.push(on(crate::served::priority(pod, -10), node, &gpus, 144 << 30));
         }
     }
-    // Nothing is free beside them: where something is, nobody leaves.
+    // No GPU is free beside them: where one is free, no pod is evicted.
     let size = |node: &&str| {
         nodes.get(*node).map_or(2, |victims| victims["Pods"].as_array().unwrap().len() as u32 * 2)
     };

@@ -1,5 +1,5 @@
-//! Requests that are none: each gets its status and a text that names the place, changes nothing, is counted, and the
-//! next good one is answered.
+//! Invalid requests: each gets its status and a text that names the position, changes nothing, is counted, and the next valid one
+//! is answered.
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{

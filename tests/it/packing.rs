@@ -1,5 +1,5 @@
-//! The packing simulator on the real trace, where it lies beside the checkout: pods come as they came in the published runs, and
-//! the published policies come to what was published.
+//! The packing simulator on the real trace, if that is beside the checkout: pods arrive as in the published runs, and the
+//! published policies reach the published figures.
 
 use crate::shared;
 use stowage::lab::simulate::openb::published;

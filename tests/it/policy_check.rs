@@ -1,5 +1,5 @@
-//! What broken policies are told, word for word: each directory of `tests/golden/policy/broken` is a policy, and
-//! `expected.txt` in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
+//! Diagnostics of broken policies, word for word: each directory of `tests/golden/policy/broken` is a policy, and `expected.txt`
+//! in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The command as a person runs it: what it says, how it exits, and that it stops in order.
+//! The command as a person runs it: its output, its exit code, and that it stops cleanly.
 
 use crate::client::{Client, PATIENCE, post_head};
 use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};

@@ -151,7 +151,7 @@ fn with_tls_reports_go_only_to_a_server_with_a_valid_certificate_of_its_name() {
     };
     let named = format!("https://localhost:{}", address.port());
     let mut agent = PublishingAgent::of(&[named], None, Some(ca.clone()));
-    // A name may stand for an IPv6 address as well, where nobody listens.
+    // A name may stand for an IPv6 address as well, where no server listens.
     assert!(agent.publish("node-a").contains(&PublishOutcome::Accepted));
     let other_name = publish(format!("https://{address}"), &ca);
     assert!(unreachable(&other_name).contains("not valid for name"), "{other_name:?}");

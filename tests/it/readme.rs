@@ -1,4 +1,4 @@
-//! What the README and the pages in `docs` show in full is what is shipped.
+//! Whatever the README and the pages in `docs` show in full equals what is shipped.
 
 use std::path::Path;
 

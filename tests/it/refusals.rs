@@ -1,5 +1,5 @@
-//! What the scheduler's habits demand of the answers: refusals that never change, a short list, one top score, hints that
-//! keep two pods apart, and room that is held for the one who waits.
+//! Answers that fit kube-scheduler's behaviour: refusals that never change, a short list, one top score, soft reservations that
+//! keep two pods apart, and reservations of VRAM for a pod that waits.
 
 use crate::served::{
     Served, ServedCluster, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report,
@@ -219,7 +219,7 @@ fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     served.passed(&second, &["n01", "n02"]);
     let second_choice = top(&served.prioritize(&second, &["n01", "n02"])).to_owned();
     assert_ne!(first_choice, second_choice);
-    // Both are hinted; a hint is never a refusal.
+    // Both have a soft reservation, which is never a refusal.
     assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
     served.service.ledger().expire(Moment(u64::MAX));
     assert_eq!((served.hint_on(&first), served.hint_on(&second)), (None, None));
@@ -273,14 +273,14 @@ fn preempt_answers_one_node_and_reserves_it() {
     );
     assert!(served.events().contains(&told), "{:?}", served.events());
 
-    // While the victim leaves.
+    // While the victim terminates.
     assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
     let refused = served.filter(&urgent, &["node-a"]).json();
     assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
     assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
 
-    // The victim is gone when the agent has looked after it; the room is still nobody else's.
+    // The victim is gone when the agent has reported after its end; the VRAM is still reserved.
     served.delete(&victims[0]);
     assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
@@ -311,7 +311,7 @@ fn preempt_never_evicts_a_non_preemptible_pod_or_one_of_equal_or_higher_priority
 #[test]
 fn evictions_by_the_scheduler_count_in_the_eviction_rates() {
     let (served, victims) = crowded();
-    // Nine of the ten that leave one node within a minute at most.
+    // Nine of the ten evictions that one node allows within a minute.
     let earlier = vec![uid_of(&victims[1]); 9];
     served.service.ledger().note_ordered(&earlier);
     let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));

@@ -1,5 +1,5 @@
-//! Another policy while pods are being scheduled: no request fails, no decision is of two policies, and what is no policy
-//! changes nothing but what is said.
+//! Policy changes while pods are being scheduled: no request fails, no decision mixes two policies, and an invalid policy changes
+//! nothing but the log and the metrics.
 
 use crate::client::{Client, HttpAnswer};
 use crate::process::{RunningServe, fails, json_dump};
@@ -27,8 +27,8 @@ const CLIENTS: usize = 4;
 /// How often the policy changes under them.
 const CHANGES: usize = 4;
 
-/// A policy by which pods of the class `moving` may be placed on one side only. By side b's it is the second class, and the
-/// first may be placed on side a: who is judged by one and placed by the other is found out.
+/// A policy by which pods of the class `moving` may be placed on one side only. By side b's policy it is the second class, and
+/// the first may be placed on side a: a pod that is classified by one policy and placed by the other is detected.
 fn one_sided(side: &str) -> String {
     let other = "  - name: other\n    match:\n      labels: {app: other}\n";
     let pool = |name: &str| {
@@ -223,7 +223,7 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     let digests = SIDES.map(|side| digest_of(&one_sided(side)));
     let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        // A failed assertion here must not leave the clients asking for ever.
+        // A failed assertion here must not let the clients run for ever.
         let _over = Over(&progress);
         for _ in 0..CLIENTS {
             scope.spawn(|| schedule(&reloading.served, &reloading.pods, &next, &progress));

@@ -1,4 +1,4 @@
-//! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
+//! Agents' reports: accepted whole or not at all, in their order, and refused with the position of the error.
 
 use crate::client::{Client, post_head};
 use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};

@@ -1,5 +1,5 @@
-//! Shadow mode, as the scheduler and operators see it: everything passes, what would have been is written down, and nothing
-//! is kept, told or written but plain Bindings.
+//! Shadow mode, as the scheduler and operators see it: everything passes, the decision that enforcement would have made is
+//! recorded, and nothing is reserved, reported on pods or written but plain Bindings.
 
 use crate::client::Client;
 use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
@@ -280,7 +280,7 @@ impl ShadowSetup {
         };
         let settled = async {
             let bound = self.api.until(|_| node()).await;
-            // It is bound before the extender's answer, and who bound it writes it down between the two.
+            // It is bound before the extender's answer; the code that bound it records it between the two.
             let seen = self.scheduler.observations();
             let pod = format!("default/{name}");
             seen.until(|seen| (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(()))
@@ -290,8 +290,8 @@ impl ShadowSetup {
         tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")
     }
 
-    /// Pods of one to three GPUs, then one that needs the place of another. No two are worth the same, so that
-    /// whose place that is depends on no clock: between equals the scheduler looks at who started last.
+    /// Pods of one to three GPUs, then one that needs another's place. No two have the same cost, so that the victim depends on
+    /// no clock: between equals the scheduler compares the start times.
     async fn all(&self) -> Vec<String> {
         let mut nodes = Vec::new();
         for number in 0..13 {
@@ -324,7 +324,7 @@ async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
     assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
     assert_eq!(beside.shadow("bind"), 14);
-    // The last may ask again while the one that leaves for it is still there.
+    // The last pod may be retried while its victim is still there.
     assert!(seen.count(Verb::Preempt) > 0);
     let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
     assert!(differing > 0, "it would have packed them otherwise");

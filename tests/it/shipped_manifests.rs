@@ -1,4 +1,4 @@
-//! What the shipped manifests say of each other: needs no cluster.
+//! The shipped manifests agree with each other: needs no cluster.
 
 use serde_json::{Map, Value};
 use std::fs;
@@ -57,7 +57,7 @@ fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
         for rule in items(spec, "ingress") {
             let ports = items(rule, "ports").iter().map(|port| port["port"].as_str().unwrap());
             open.extend(ports);
-            // A rule without peers would let everyone in.
+            // A rule without peers would admit every client.
             assert!(!items(rule, "from").is_empty(), "{name}: {rule}");
             for peer in items(rule, "from").iter().filter(|peer| peer["namespaceSelector"].is_null()) {
                 let reaches = workloads.iter().any(|workload| selects(&peer["podSelector"], workload));

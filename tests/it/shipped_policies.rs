@@ -1,4 +1,4 @@
-//! Every policy in `policies/` is sound, and its cases hold.
+//! Every policy in `policies/` is valid, and its cases pass.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The stand-in API server, asked by kube's own client and watcher, and by hand where kube hides the answer.
+//! The stand-in API server, used by kube's own client and watcher, and by hand where kube hides the answer.
 
 mod faults;
 

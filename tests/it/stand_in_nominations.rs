@@ -1,4 +1,4 @@
-//! The stand-in scheduler's nominations: what they are good for, and on which paths they are lost.
+//! The stand-in scheduler's nominations: their effect, and the paths on which they are lost.
 
 use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked};
 use parking_lot::Mutex;

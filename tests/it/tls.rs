@@ -1,4 +1,4 @@
-//! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
+//! Mutual TLS on the scheduler's address: only a client with a certificate of the operators' CA gets an answer.
 
 use crate::client::{Client, PATIENCE};
 use crate::served::{ServedCluster, args, doors, pod};

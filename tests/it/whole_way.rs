@@ -1,4 +1,5 @@
-//! The whole way of a figure: an engine's page, the agent's rounds over HTTP, its report, the board, and another placement.
+//! The way of a figure through the whole system: an engine's page, the agent's rounds over HTTP, its report, the ledger, and
+//! another placement.
 //!
 //! Only the hardware and the pod list are made up. What a page says reaches the extender through the agent or not at all.
 
@@ -82,7 +83,7 @@ async fn answer(uri: &Uri, mood: EngineMood) -> Response {
     }
 }
 
-/// A node's GPUs as a driver shows them that tells of no processes, and its pods as they are bound.
+/// A node's GPUs as a driver shows them that reports no processes, and its pods as they are bound.
 struct Given {
     gpus: Vec<GpuReport>,
     pods: Vec<PodOnNode>,
@@ -179,7 +180,7 @@ fn tenant(engine: &EngineProcess) -> Value {
     tenant
 }
 
-/// Looks at the engine until the books have this pressure of its GPU.
+/// Polls the engine until the ledger has this load of its GPU.
 fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: impl Fn(EngineLoad) -> bool) {
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {

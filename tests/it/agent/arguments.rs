@@ -1,4 +1,4 @@
-//! What a person meets: a look at a bare machine, and flags that are wrong.
+//! What a user meets first: a single report on a bare machine, and wrong flags.
 
 use super::world::{AgentNode, busy, engine_at, gpu, stowage_agent, text};
 use crate::client::NOBODYS;

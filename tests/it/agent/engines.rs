@@ -1,4 +1,4 @@
-//! What engines print, from their pages into the extender's books.
+//! What engines print, from their pages into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, StubEngine, agents_at, bound_to, engine_at, gpu, measured, reported_until,
@@ -73,7 +73,7 @@ fn an_engine_is_found_by_a_port_its_pod_declares() {
 fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
     let world = AgentNode::of([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
-    // The kernel takes the connection, and nobody ever reads from it.
+    // The kernel accepts the connection, and no process ever reads from it.
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = |port| move |pod: &mut Value| engine_at(pod, port);
     let good = world.pod("good", at(engine.port));

@@ -1,4 +1,4 @@
-//! What the driver says: memory, processes, slices, links, health. From the library into the extender's books.
+//! What the driver says: memory, processes, slices, links, health. From the library into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,
@@ -10,7 +10,7 @@ use stowage::ids::NodeName;
 use stowage::kubernetes::port::PodEventReason;
 use stowage::scheduling::vocabulary::gpu::Health;
 
-/// The health of a node's GPUs in the books, by UUID.
+/// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {
     let ledger = extender.service.ledger();
     let node = ledger.node(&NodeName::parse(NODE).unwrap());
@@ -47,7 +47,7 @@ fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     assert_eq!(report["findings"], Value::Null);
     let measured = measured(&extender, "GPU-a").unwrap();
     assert_eq!(measured.attributed.len(), 1);
-    // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 promised, and what nobody in Kubernetes owns is 40.
+    // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 allocated, and 40 unaccounted.
     eventually("what nobody owns is believed", || extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty());
     assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
 }

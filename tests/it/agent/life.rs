@@ -1,4 +1,4 @@
-//! How an agent starts, ends and goes on: signals, a driver that hangs, a log that a person can read.
+//! How an agent starts, stops and keeps running: signals, a driver that hangs, a readable log.
 
 use super::world::{AgentNode, StubEngine, agents_at, engine_at, gpu, reported_until, script};
 use mock_nvml::NvmlScript;

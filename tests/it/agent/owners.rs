@@ -1,4 +1,4 @@
-//! Whose a process is, and what comes of it where that is not as it was meant.
+//! Which pod a process belongs to, and what follows where that is not as intended.
 
 use super::world::fake_kubelet::given;
 use super::world::{AgentNode, GIB, agents_at, bound_to, busy, gpu, reported_until, uid};
@@ -34,7 +34,7 @@ fn a_process_without_a_telling_cgroup_belongs_to_the_pod_with_its_gpu() {
     assert_eq!(report["gpus"][1]["processes"], json!([{ "pid": 11, "usedBytes": 10 * GIB }]), "nobody's");
 }
 
-/// What the pods are told of a finding, which is counted once however often it is reported.
+/// The Event of a finding, which is counted once however often it is reported.
 fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventReason, String) {
     let _agent = world.start(&agents_at(extender));
     let is_repeated = |report: &Value| {

@@ -1,4 +1,4 @@
-//! An agent and its extenders: with TLS and a token, and where either starts anew.
+//! An agent and its extenders: with TLS and a token, and when either restarts.
 
 use super::world::{AgentNode, NODE, RunningAgent, agents_at, gpu, reported, reported_until, text};
 use crate::agent_auth::GuardedReports;
@@ -93,7 +93,7 @@ fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
 #[test]
 fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
     let world = AgentNode::of([gpu("a")]);
-    // Nobody else's port 0 turns into this address while nobody listens there.
+    // No other listener gets this address while the port is free.
     let listener = TcpListener::bind("127.83.22.9:0").unwrap();
     let address = listener.local_addr().unwrap();
     let first = world.extender();
@@ -103,12 +103,12 @@ fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
     agent.line_with("accepted");
     open.close();
     agent.line_with("unreachable");
-    // Nothing is in its books.
+    // Its ledger is empty.
     let second = world.extender();
     assert_eq!(reported(&second), Value::Null);
     let open = OpenAddress::at(&second, TcpListener::bind(address).unwrap());
     reported_until(&second, "it reports to the new one", |report| report["gpus"][0].is_object());
-    // Its report is in the books before it has the answer.
+    // Its report is in the ledger before it has the answer.
     let mut lines = agent.lines_until("accepted");
     agent.signal("TERM");
     let (status, rest) = agent.ended();

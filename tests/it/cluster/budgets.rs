@@ -1,4 +1,4 @@
-//! Disruption budgets come into the ledger by a watch of their own, which not everyone may have.
+//! Disruption budgets reach the ledger by a separate watch, for which a replica may lack the rights.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The planner's acts on a real API server, with the rights of the shipped manifests: what they do, and what the admission
-//! policy lets nobody do, Stowage included.
+//! The planner's writes on a real API server, with the rights of the shipped manifests: their effect, and what the admission
+//! policy denies to every user, Stowage included.
 
 use super::processes::{PATIENCE, eventually};
 use super::world::RealControlPlane;

@@ -1,5 +1,5 @@
-//! By which ways a container could get GPUs that Stowage did not give it, and what Stowage itself may write on a node: each
-//! is tried on a real API server under the shipped admission policies.
+//! The ways in which a container could get GPUs that Stowage did not assign to it, and what Stowage itself may write on a node:
+//! each is tried on a real API server under the shipped admission policies.
 
 use super::processes::eventually;
 use super::world::{RealControlPlane, manifest, yaml};

@@ -1,5 +1,5 @@
 //! Two measurements beside the real scheduler, run by hand in a release build (`cargo test --release --test it
-//! control_plane::load -- --ignored --nocapture`): how soon a refused pod is bound when room comes free and a thousand others
+//! control_plane::load -- --ignored --nocapture`): how soon a refused pod is bound when VRAM becomes free while a thousand others
 //! change all the time, and how many pods a second are bound when they are planned, when they are filtered, and without Stowage.
 
 use super::fleet::{GpuNode, node, pod};

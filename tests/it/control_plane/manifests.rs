@@ -99,7 +99,7 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
     assert!(binding.contains(devices), "{binding}");
 }
 
-/// What somebody with the right to bind would try.
+/// What a user with the right to bind would try.
 async fn bind_with_devices(client: &Client) -> kube::Result<Value> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let annotations = json!({ "stowage.dev/devices": "GPU-1" });

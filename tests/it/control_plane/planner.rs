@@ -1,5 +1,5 @@
-//! The planner beside the real scheduler: room on one GPU where the node's sum would do, six nodes that are not emptied, VRAM that
-//! comes free without an API event, and pods that are planned before the scheduler sees them.
+//! The planner beside the real scheduler: preemption on one GPU where the node's sum would do, six nodes that are not drained,
+//! VRAM that becomes free without an API event, and pods that are planned before the scheduler sees them.
 
 use super::fleet::{GpuNode, node, pod};
 use super::journal::{ClusterJournal, Happening};
@@ -66,8 +66,8 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of
-    // the GPU is kept back, and the same one leaves.
+    // 71.7 GiB of each GPU are allocatable: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of the
+    // GPU is kept back, and the same pod is evicted.
     for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)].into_iter().enumerate() {
         submit(&world.client, &[on(job(name, gib), PCIE)]).await;
         all_bound(&mut world, n + 1).await;
@@ -104,7 +104,7 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
     );
 }
 
-/// Held, told to leave, gone, bound.
+/// Reserved, victims marked, victims gone, bound.
 async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
     let (bound, ..) = journal.tells_of_binding(preemptor).await;
     let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
@@ -174,7 +174,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     let freed = Instant::now();
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
-    // One whose back-off ends just then asks by itself, and one whose refusal is on its way loses its nomination to it.
+    // A pod whose back-off ends just then is retried by itself, and a pod whose refusal is in flight loses its nomination to it.
     let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "wake").await);
     assert!(
         (32..=35).contains(&nominations) && wakes == 0,

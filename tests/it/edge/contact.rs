@@ -1,4 +1,4 @@
-//! What a replica says of itself when the API server has been gone for a while.
+//! A replica's readiness when the API server has been unreachable for a while.
 
 use crate::client::{Client, PATIENCE};
 use crate::served::{doors, without_engines};

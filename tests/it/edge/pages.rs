@@ -1,4 +1,4 @@
-//! S2: the operators' pages: who sees them, and that nobody can make them cost more than one at a time.
+//! S2: the operators' pages: who may read them, and that no client can make more than one cost memory at a time.
 
 use crate::client::Client;
 use crate::process::json_dump;
@@ -68,7 +68,7 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     drop(unread);
 }
 
-/// A Stowage whose pages a stand-in API server guards.
+/// A Stowage whose pages are authorized by a stand-in API server.
 struct GuardedPages {
     served: Served,
     api: ApiServer,

@@ -1,5 +1,5 @@
-//! Six full nodes and one who asks: with an extender that refuses while its victims die, the stock scheduler goes on to the
-//! next node, and the next, and empties all six.
+//! Six full nodes and one preemptor: with an extender that refuses while its victims terminate, kube-scheduler goes on to the
+//! next node, and the next, and drains all six.
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
 use serde_json::Value;

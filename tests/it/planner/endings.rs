@@ -1,5 +1,5 @@
-//! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
-//! is deleted, a planner that dies.
+//! Interruptions between a reservation and its Binding: victims that do not terminate, victims whose memory stays in use, a pod
+//! that is deleted, a planner that dies.
 
 use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ fn haunting(pod: Value, memory_stays: &str) -> Value {
     pod
 }
 
-/// A finalizer that nobody takes off.
+/// A finalizer that is never removed.
 fn clinging(mut pod: Value) -> Value {
     pod["metadata"]["finalizers"] = json!(["example.com/never"]);
     pod
@@ -54,7 +54,7 @@ async fn a_victim_that_never_terminates_is_abandoned_and_another_node_is_used() 
 #[tokio::test(flavor = "multi_thread")]
 async fn vram_is_not_allocated_while_a_dead_victims_process_still_runs() {
     let world = two_nodes(|pod| haunting(pod, termination::FOR_EVER)).await;
-    // A process that no agent has seen leaves nothing behind.
+    // A process that no agent has reported leaves no trace, so the agents report first.
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
     world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;

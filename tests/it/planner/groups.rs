@@ -1,4 +1,4 @@
-//! Pods that are of use only together: all of them are placed, or none.
+//! Pods that are useful only together: all of them are placed, or none.
 
 use super::world::{PlannerCluster, gated, job, machine, serving};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ async fn a_group_of_three_waits_for_all_its_pods_and_places_and_reserves_nothing
     world.some_reports_later().await;
     assert!(TRIO[..2].iter().all(|name| world.is_gated(name)) && world.holds() == 0);
 
-    // Jobs preempt nobody, and beside the resident there is no room for the third where all GPUs are counted.
+    // Jobs may not preempt, and beside the resident the third does not fit if all GPUs are counted.
     world.fill([job("in-the-way", 30)]).await;
     world.create(of_trio(job(TRIO[2], 60)));
     world.some_reports_later().await;

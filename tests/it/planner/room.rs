@@ -1,4 +1,4 @@
-//! Room for a serving pod where the node's sum is enough and no single GPU is: the stock scheduler never preempts for it.
+//! Preemption for a serving pod where the node's sum is enough and no single GPU is: kube-scheduler never preempts for it.
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::Value;

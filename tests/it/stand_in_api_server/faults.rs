@@ -1,5 +1,5 @@
-//! What the stand-in API server does on order: writes that land late, twice or unanswered, lists in pages, watches that lag, die
-//! or end, and clients that are cut off.
+//! Injected faults of the stand-in API server: writes that are applied late, twice or without an answer, lists in pages, watches
+//! that lag, die or end, and clients that are cut off.
 
 use super::{PATIENCE, binding, pod, send, server};
 use futures::{FutureExt, StreamExt};

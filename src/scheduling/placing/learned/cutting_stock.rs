@@ -9,8 +9,8 @@
 //! U(r) = max Σ_i π_i·n_i  with  Σ_i s_i·n_i ≤ r                                the best that r hundredths can still be cut into
 //! ```
 //!
-//! The ways to cut are far too many to list; the simplex method gets one at a time, the one with the greatest reduced cost under
-//! the present duals, which is a knapsack problem. A hundred rows at most: dense arithmetic, and small enough to be read.
+//! The ways to cut are far too many to list; the simplex method gets one at a time, the one that the present duals value most,
+//! which is a knapsack problem. A hundred rows at most: dense arithmetic, and small enough to be read.
 //!
 //! Floating point is fine here: a value orders places, it never counts allocations.
 
