@@ -1,9 +1,8 @@
 //! What a node agent costs its node: `cargo bench --bench agent_cost`.
 //!
-//! The real `stowage agent`, once a second, on one core: NVML is a library that plays a script, the API server is the
-//! demo's, `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. Those all live in
-//! this process; what is counted is the agent's own CPU time and memory. An agent that tells less than the whole node is
-//! not timed.
+//! The real `stowage agent`, once a second, on one core: NVML is a library that plays a script, the API server is the demo's,
+//! `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. Those all live in this process; what
+//! is counted is the agent's own CPU time and memory. An agent whose report is incomplete is not timed.
 
 #[path = "../common/cores.rs"]
 mod cores;
@@ -60,7 +59,7 @@ fn main() {
     println!("{:<36}{:>8} MiB", "resident memory", agent.resident_mib());
 }
 
-/// Whether a report tells everything there is on the node.
+/// Whether a report contains everything that is on the node.
 fn is_whole(report: &NodeReport) -> bool {
     let gpus = report.gpus.as_deref().unwrap_or_default();
     let processes = gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());

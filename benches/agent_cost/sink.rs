@@ -1,4 +1,4 @@
-//! Where the agent's reports go: an extender that takes them all and does nothing.
+//! The receiver of the agent's reports: an extender that accepts them all and does nothing.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -30,7 +30,7 @@ impl Sink {
         Self { url, bodies }
     }
 
-    /// Waits for a report such as this.
+    /// Waits for a report that meets a condition.
     pub fn until(&mut self, is_it: impl Fn(&NodeReport) -> bool) {
         const MOST: usize = 30;
         let mut last = self.reports(1);

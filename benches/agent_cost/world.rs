@@ -42,7 +42,7 @@ impl AgentHost {
         Self { folder: folder.to_owned(), nvml, _api: api }
     }
 
-    /// What the agent is told of where things are.
+    /// The agent's arguments: the addresses and paths of its sources.
     pub fn arguments(&self) -> Vec<String> {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let arguments = [

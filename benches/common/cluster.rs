@@ -1,5 +1,5 @@
-//! The cluster that is asked about, and the scheduler's requests about it. Sizes vary by a fixed rule, so that nodes are
-//! told apart by how full they are and every run asks the same.
+//! The cluster of the benches, and the scheduler's requests about it. Sizes vary by a fixed rule, so that nodes differ in how
+//! full they are and every run sends the same requests.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -115,7 +115,7 @@ pub fn node_name(i: usize) -> String {
     format!("gpu-node-{i:05}")
 }
 
-/// Of the pod that is the `second` (0 or 1) on this GPU, and how much it was promised.
+/// The VRAM of the pod that is the `second` (0 or 1) on this GPU.
 pub fn resident_on(node: usize, gpu: usize, second: usize) -> (String, u64) {
     let i = (node * GPUS + gpu) * 2 + second;
     (uid(&resident_name(i)), resident_gib(i) * GIB)
@@ -125,7 +125,7 @@ fn resident_name(i: usize) -> String {
     format!("resident-{i}")
 }
 
-/// Two pods on each GPU leave it 6 to 22 GiB of its 72.
+/// Two pods on each GPU leave 6 to 22 GiB of its 72 free.
 fn resident_gib(i: usize) -> u64 {
     let (gpu, second) = (i / 2, i % 2);
     if second == 0 { 30 } else { 20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17 }

@@ -1,4 +1,4 @@
-//! Which core is whose: the server has the last to itself, the rest of the bench has the others.
+//! The assignment of CPU cores: the server gets the last one, the rest of the bench the others.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Times that were taken, and how they are told.
+//! Measured times, and how they are printed.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
-//! A server as a process of its own: where it listens, what it costs.
+//! A server in its own process: its addresses and its cost.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The kernel tells CPU time in hundredths of a second, whatever its own clock (`USER_HZ`).
+/// The kernel reports CPU time in hundredths of a second, whatever its own clock (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
 pub struct ServeProcess {

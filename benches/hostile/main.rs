@@ -1,9 +1,10 @@
 //! The scheduler beside hostile peers: `cargo bench --bench hostile [-- --seconds N] [--connections N]`.
 //!
-//! One `stowage serve` on loopback is asked to filter, first with nobody else there, then while so many connections to each of
-//! its three addresses say nothing, say half of a request, or ask and never read; each that is closed is opened anew. Quiet
-//! and attacked are parts of one run, and the ratio of their p99 is what travels. Memory is read before, at its most and afterwards, and
-//! the connections that were closed on the attackers are held against those that the service says it dropped.
+//! One `stowage serve` on loopback gets filter requests, first without other clients, then while so many connections to each of
+//! its three addresses send nothing, send half of a request, or request and never read; each that is closed is reopened. Quiet
+//! and attacked phases are parts of one run, and the ratio of their p99 is comparable between machines. Memory is read before, at
+//! its peak and afterwards, and the number of the attackers' closed connections is compared with the number that the service
+//! reports as dropped.
 
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -84,7 +85,7 @@ fn flag(flag: &str, default: u64) -> u64 {
 /// How many requests, and what they took.
 type RequestSamples = (usize, Samples);
 
-/// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is looked at.
+/// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is checked.
 fn ask(stowage: &ServeProcess, cluster: &BenchCluster, phase: Duration) -> RequestSamples {
     let (mut samples, started) = (Samples::default(), Instant::now());
     let (mut asked, mut kept) = (0, KeptConnection::to(&stowage.addresses[0]));
@@ -135,7 +136,8 @@ fn under_attack(
     })
 }
 
-/// What the service says it dropped, over all addresses and reasons but one: who is only idle is not refused.
+/// The number of connections that the service reports as dropped, over all addresses and reasons but one: an idle connection is
+/// not refused.
 fn dropped(stowage: &ServeProcess) -> u64 {
     let page = peers::page(&stowage.addresses[2], "/metrics");
     let lines = page.lines().filter(|line| line.starts_with("stowage_connections_dropped_total{"));

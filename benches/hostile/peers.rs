@@ -1,4 +1,4 @@
-//! Peers that take a connection and give nothing for it. Loopback only, and no more of them than they are told to be.
+//! Hostile peers: they open connections and make no progress. Loopback only, and no more of them than requested.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: stowage\r\n\r\n";
 pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: stowage\r\n\r\n";
 pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n";
 
-/// Of 127.0.1.1 and so on: one source would be held to its own limit alone.
+/// From 127.0.1.1 and so on: a single source would only reach its own limit.
 const SOURCES: usize = 20;
 /// How often each looks whether its connection is still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

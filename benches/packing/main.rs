@@ -1,8 +1,8 @@
 //! What it costs to score a large cluster: `cargo bench --bench packing [-- NODES]`.
 //!
-//! By what free VRAM is worth beside best fit, in one run and on the same nodes. Cold: nothing like this demand was asked for
-//! before, and each node is looked at. Warm: one node has changed since it was. First: no node was looked at since free VRAM was
-//! found to be worth something else, for whatever demand. The answers are compared: what is remembered must be what is found anew.
+//! By the packing model and by best fit, in one run and on the same nodes. Cold: no such demand was filtered before, and each
+//! node is evaluated. Warm: one node has changed since. First: no node was evaluated since the packing model changed, for any
+//! demand. The answers are compared: cached results must equal fresh ones.
 
 #[path = "../common/samples.rs"]
 #[expect(dead_code, reason = "one thread takes these times")]

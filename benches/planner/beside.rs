@@ -1,5 +1,5 @@
-//! Filter beside a planner that has nothing to do, and beside one for which fifty thousand gated pods wait: the very code that `stowage
-//! serve` runs, in one process, the two in turn.
+//! Filter beside an idle planner, and beside one for which fifty thousand gated pods wait: the very code that `stowage serve`
+//! runs, in one process, the two in turn.
 
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -95,7 +95,7 @@ fn uid(n: usize) -> PodUid {
     PodUid::parse(&format!("{n:08x}-0000-4000-9000-000000000000")).expect("a UID")
 }
 
-/// A pod behind the planner's gate that fits nowhere, and for which nobody leaves.
+/// A pod behind the planner's gate that fits nowhere, and for which no pod may be evicted.
 fn gate(service: &Service, n: usize) {
     let vram = ((40u64 << 30) + ((n % KINDS) as u64 * (1 << 28))).to_string();
     let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];

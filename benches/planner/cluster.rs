@@ -1,5 +1,5 @@
-//! A cluster in the books, made by a fixed rule from a seed: nodes of eight GPUs, services that nobody evicts, and jobs that leave
-//! for others, some in groups, with models, checkpoints and budgets.
+//! A cluster in a ledger, made by a fixed rule from a seed: nodes of eight GPUs, services that may not be evicted, and jobs that
+//! may, some in groups, with models, checkpoints and budgets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub enum Waits {
 }
 
 impl FullCluster {
-    /// Filled until `load` hundredths of the VRAM are promised, with jobs of `least` to `most` GiB.
+    /// Filled until `load` hundredths of the VRAM are allocated, with jobs of `least` to `most` GiB.
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
         // How fast it decides is not a question of how many may be evicted.
@@ -111,7 +111,7 @@ impl FullCluster {
         self.ledger.see(PodObservation { uid: uid(n), key: key(n), demand, state, observed: shown });
     }
 
-    /// A pod that waits for room.
+    /// A pending pod.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting::default());

@@ -1,6 +1,6 @@
-//! Pods that were refused and for which others may leave, as many as `preemption.evictionsPerMinute` allows by default: each that can
-//! be helped within the minute's allowance is helped, and the rest wait with the true reason. The answer is asserted, then its time
-//! is told.
+//! Refused pods for which others may be evicted, as many as `preemption.evictionsPerMinute` allows by default: each pod that can
+//! be placed within the minute's allowance is placed, and the rest wait with the true reason. The answer is asserted, then its
+//! time is printed.
 //!
 //! And how long one run takes when fifty thousand pods wait.
 
@@ -89,7 +89,7 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
     );
 }
 
-/// Every run of some rounds in which nearly all find no place; and for how long the books are locked for it.
+/// Every run of some rounds in which nearly no pod finds a place; and for how long the ledger is locked for it.
 fn many_wait(what: &str, kinds: usize, priority: i32) {
     let mut cluster = FullCluster::by(by_default(), 5000, 100, (36, 36), 52);
     for n in 0..50_000 {
@@ -139,7 +139,7 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
     (plan, start.elapsed())
 }
 
-/// As the planner does it, but for what the API server is told.
+/// As the planner does it, without the writes to the API server.
 fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
     let generation = ledger.generation();

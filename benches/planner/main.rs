@@ -1,9 +1,9 @@
-//! Making room on a large cluster: `cargo bench --bench planner`.
+//! Preemption on a large cluster: `cargo bench --bench planner`.
 //!
-//! How long it takes to find who leaves, or that nobody's leaving helps; and what the answer costs beside simpler ways to one:
-//! the first node where it works, and on each GPU the cheapest pods first. Each answer is put to the ledger before it is timed.
-//! `-- copies` times no more than the copy of the books that each plan begins with, `-- limits` pods for which only so many may be
-//! evicted in a minute and how long a run takes while fifty thousand wait, `-- beside` filter while they do.
+//! The time to find victims, or that no eviction helps; and the cost of the answer beside simpler ways to one: the first node
+//! where it works, and on each GPU the cheapest pods first. Each answer is checked by the ledger before it is timed. `-- copies`
+//! times only the copy of the ledger that each plan begins with, `-- limits` pods under eviction limits and how long a run takes
+//! while fifty thousand wait, `-- beside` filter while they do.
 
 #[cfg(feature = "service")]
 mod beside;
@@ -52,7 +52,7 @@ fn main() {
 }
 
 fn time_decisions() {
-    // Eight pods a node: 4,000 in all, and no room for most that come.
+    // Eight pods per node: 4,000 in all, and not enough free for most pending pods.
     let mut cluster = FullCluster::new(500, 100, (40, 60), 42);
     println!("{} nodes of 8 GPUs, {} residents", cluster.nodes.len(), cluster.residents);
     let (mut whole, mut claims, mut prospects_only, mut searches) =
@@ -169,7 +169,7 @@ fn compare_prices() {
     println!("{inexact} of {COMPARISONS} answers were cut short");
 }
 
-/// On the best single GPU, pods that are alone leave, the cheapest first, until the pod fits.
+/// On the best single GPU, pods without a group are evicted, the cheapest first, until the pod fits.
 fn greedy(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let on = |gpu: usize| {
         let mut there: Vec<&PotentialVictim> = room

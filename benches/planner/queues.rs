@@ -12,8 +12,8 @@ use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
 
-/// How long everyone waits for the lock while a plan's copy of the books is made; and what the first changes after it take,
-/// which copy what they change.
+/// How long other threads wait for the lock while a plan's copy of the ledger is made; and the cost of the first changes after
+/// it, which copy what they change.
 pub fn time_copies() {
     for nodes in [500, 1000] {
         let mut cluster = FullCluster::new(nodes, 100, (4, 14), 50);
@@ -92,7 +92,7 @@ fn nothing_fits() {
     told("250 pods that cannot be made to fit", &mut cluster, 0);
 }
 
-/// The copy of the books counts: it is made for each plan, while the books are locked.
+/// Includes the copy of the ledger: it is made for each plan, while the ledger is locked.
 fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     let kube_filters = kube_filters(cluster);
     cluster.ledger.snapshot();
@@ -114,7 +114,7 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     );
 }
 
-/// Nodes with CPU for everyone.
+/// Nodes with enough CPU for every pod.
 pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
     for name in &cluster.nodes {

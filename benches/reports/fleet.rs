@@ -18,7 +18,7 @@ pub struct Fleet {
     pub tally: Arc<ReportTally>,
 }
 
-/// What has been taken so far, by what the extender answered.
+/// The counts of reports so far, by the extender's answer.
 #[derive(Default)]
 pub struct ReportTally {
     pub reports: AtomicU64,

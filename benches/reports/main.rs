@@ -37,7 +37,7 @@ const TURNS: usize = 3;
 const PHASE: Duration = Duration::from_secs(10);
 /// Until the reports of all nodes have come in twice.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Until the last reports are stale everywhere, which is taken note of node by node; before any has expired.
+/// Until the last reports are stale everywhere, which is recorded node by node; before any has expired.
 const FADE: Duration = Duration::from_secs(7);
 
 fn main() {
@@ -83,7 +83,7 @@ fn start(cores: &OneCore, dump: &Path) -> ServeProcess {
     )
 }
 
-/// A node whose caches are full is refused, and taken again when they are not: what is timed is what is believed.
+/// A node whose caches are full is refused, and accepted again when they are not: the timed reports take effect.
 fn decides_by_reports(cluster: &BenchCluster, server: &ServeProcess) {
     let mut scheduler = KeptConnection::to(&server.addresses[0]);
     let mut agent = KeptConnection::to(&server.addresses[1]);

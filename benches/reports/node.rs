@@ -1,5 +1,5 @@
-//! One node as its agent tells of it: 8 GPUs with 16 processes, 8 engines, 6 models, all fields. From report to report change
-//! the sequence number, what is used, and how busy the engines are; the same numbers in every run.
+//! One node as its agent reports it: 8 GPUs with 16 processes, 8 engines, 6 models, all fields. Between reports the sequence
+//! number, the used VRAM and the engines' load change; the numbers are the same in every run.
 
 use crate::cluster::{GPUS, node_name, resident_on};
 use serde_json::json;
@@ -8,7 +8,7 @@ use stowage::report::NodeReport;
 use stowage::units::{Bytes, Millis};
 
 const MIB: u64 = 1 << 20;
-/// What a CUDA context takes beyond what its pod was promised, and what a driver keeps.
+/// The VRAM that a CUDA context uses beyond its pod's allocation, and what a driver keeps.
 const CONTEXT: u64 = 480 * MIB;
 const RESERVED: u64 = 611 * MIB;
 
@@ -20,7 +20,7 @@ pub struct ReportingNode {
 /// What a node's engines have in use of their KV caches.
 #[derive(Clone, Copy)]
 pub enum Caches {
-    /// Each its own, from calm to full; none of a node's eight is like another, so that each node has room somewhere.
+    /// Each engine its own, from idle to full; a node's eight differ, so that each node has a GPU that fits.
     Mixed,
     Full,
 }

@@ -1,7 +1,7 @@
 //! The scanner on a large vLLM page beside a naive line split: `cargo bench --bench scanner`.
 //!
-//! Both read the same page and must give the same figures before either is timed. They take turns in one run, so that what
-//! the machine does meanwhile happens to both; the ratio is what travels.
+//! Both read the same page and must give the same figures before either is timed. They take turns in one run, so that other load
+//! on the machine affects both; the ratio is comparable between machines.
 
 #[path = "../common/page.rs"]
 mod page;

@@ -1,8 +1,9 @@
-//! What it costs to classify: the same requests to a Stowage with the default policy and to one with fifty classes of CEL
-//! rules, alternately in one process.
+//! The cost of classification: the same requests to a Stowage with the default policy and to one with fifty classes of CEL rules,
+//! alternately in one process.
 //!
-//! The rules are the dearest there are: nothing but an expression in each, so that no cheap condition spares any, and the pod's
-//! own comes last or near it as often as first. Every eighth request is the first of its kind and is judged by all of them.
+//! The rules are the most expensive ones possible: only an expression in each, so that no cheap condition decides earlier, and
+//! the pod's own class is last or nearly last as often as first. Every eighth request is the first of its kind and is evaluated
+//! against all of them.
 
 use crate::cluster::BenchCluster;
 use crate::samples::Samples;
@@ -72,7 +73,7 @@ fn ruled() -> Policy {
     load(&[SourceText::new("policy.yaml", text)]).expect("the policy is one").policy
 }
 
-/// Each of the classes has taken its own.
+/// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
     let ledger = extender.service.ledger();
     let class =

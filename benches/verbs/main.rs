@@ -1,9 +1,9 @@
 //! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`; or beside another build, as `beside` says.
 //!
-//! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both
-//! are measured alternately in one run, so that what the machine does meanwhile happens to both; the ratio is what
-//! travels. In process the two are function calls; over loopback each is a server process of its own, on the same HTTP
-//! stack, asked by this process over one kept-alive connection, as the scheduler does.
+//! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both are
+//! measured alternately in one run, so that other load on the machine affects both; the ratio is comparable between machines. In
+//! process the two are function calls; over loopback each is a server process of its own, on the same HTTP stack, called by this
+//! process over one kept-alive connection, as the scheduler does.
 
 mod beside;
 mod classes;
@@ -201,7 +201,7 @@ impl Rows {
 }
 
 impl VerbRow {
-    /// Times the verb and then its floor, which is told the size of the verb's answer.
+    /// Times the verb and then its floor, which gets the size of the verb's answer.
     fn pair(
         &mut self,
         counts: bool,

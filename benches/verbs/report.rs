@@ -1,4 +1,4 @@
-//! What was measured, as a table.
+//! The measurements as a table.
 
 use crate::samples::Samples;
 

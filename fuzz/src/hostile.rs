@@ -1,4 +1,4 @@
-//! Pods that show as much as they can, to be classified by whatever policy there is. Nothing here knows what a policy says.
+//! Pods with as much content as possible, to be classified by any policy. Nothing here knows what a policy says.
 
 use stowage::scheduling::vocabulary::classification::PodTraits;
 use stowage::units::Bytes;

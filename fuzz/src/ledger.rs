@@ -1,8 +1,8 @@
-//! Any history of a small cluster with two replicas of Stowage: an API server that applies writes when it likes, also after the
-//! replica that sent them is gone, watches that lag, restarts, hand-overs, other policies, readings, groups and budgets.
+//! Any history of a small cluster with two replicas of Stowage: an API server that applies writes at any time, also after the
+//! replica that sent them is gone, watches that lag, restarts, hand-overs, policy changes, readings, groups and budgets.
 //!
-//! After every step the books of both replicas add up. No GPU is promised more than it has, as long as no write has landed
-//! after another replica began to act: what may happen then is reported by the audit, and breaks nothing else.
+//! After every step the ledgers of both replicas add up. No GPU is overallocated, as long as no write was applied after another
+//! replica began to act: what may happen then is reported by the audit, and breaks nothing else.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
@@ -28,7 +28,7 @@ const PODS: u8 = 16;
 const NODES: u8 = 4;
 const REPLICAS: usize = 2;
 
-/// All have the headroom of the default, so that what was promised by one is not too much by another.
+/// All have the default headroom, so that an allocation under one policy is not too much under another.
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
     let texts = [
         "{}",
@@ -63,7 +63,7 @@ struct LedgerRace {
     policy: usize,
     /// How often a pod of each number was deleted: no UID is used again.
     deleted: [u32; PODS as usize],
-    /// What the API server has: the pod, and the hold that its condition describes.
+    /// What the API server has: the pod, and the reservation that its condition describes.
     pods: BTreeMap<PodUid, (ApiPod, Option<Reservation>)>,
     nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
     budget: Option<DisruptionBudget>,
@@ -162,7 +162,7 @@ impl LedgerRace {
         }
     }
 
-    /// The pod's condition says that its hold has ended.
+    /// The pod's condition says that its reservation has ended.
     fn end_reservation(&mut self, uid: &PodUid) {
         if let Some((_, reservation)) = self.pods.get_mut(uid) {
             *reservation = None;
@@ -217,7 +217,7 @@ impl LedgerRace {
         let deadline = now + Millis::seconds(30);
         let reservation =
             Reservation { node: node.clone(), devices, victims: set.all_victims().into(), deadline };
-        // Refused if the pod does not wait, or holds room already.
+        // Refused if the pod does not wait, or has a reservation already.
         if ledger.reserve(uid, reservation.clone()).is_ok() {
             self.writes.push_back(Write::Hold { term, uid: uid.clone(), reservation });
         }
@@ -287,7 +287,7 @@ impl LedgerRace {
         self.now = self.now + time;
         let ledger = &mut self.replicas[self.acting].ledger;
         let mut ended = ledger.expire(self.now);
-        // What another leader held and this one did not take over is ended by a write.
+        // A reservation of another leader that this one did not adopt is ended by a write.
         ended.extend(ledger.take_unknown_reservations());
         self.replicas[(self.acting + 1) % REPLICAS].ledger.expire_except_reservations(self.now);
         ended.iter().for_each(|uid| self.end_reservation(uid));
@@ -388,7 +388,7 @@ impl LedgerRace {
                 _ => drop(self.writes.pop_front()),
             }
         }
-        // While something of its predecessor's is on its way, nobody can tell what that will come to.
+        // While a write of its predecessor is pending, its result is unknown.
         self.promises_may_be_broken |= !self.writes.is_empty();
         self.settle(self.acting);
         self.replicas[self.acting].ledger.stop_leading();

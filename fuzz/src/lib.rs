@@ -1,6 +1,6 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
 //!
-//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods that show as much as they can.
+//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods with as much content as possible.
 
 mod hostile;
 mod ledger;
@@ -34,8 +34,8 @@ pub fn wire(data: &[u8]) {
     }
 }
 
-/// A policy's file: it is read, or everything that is wrong is told at places that are in it; what was read classifies every
-/// pod, the most hostile ones too, and the same text always means the same.
+/// A policy file: it is parsed, or every error is reported at a position within it; a parsed policy classifies every pod, the
+/// most hostile ones too, and the same text always means the same.
 pub fn policy(data: &[u8]) {
     use stowage::policy_file::{SourceText, load};
     let files = [SourceText::new("policy.yaml", data)];
@@ -72,7 +72,7 @@ pub fn quantity(data: &[u8]) {
     }
 }
 
-/// An engine's metrics page, behind one byte that is the hint: whatever it says, the figures are ones that can be.
+/// An engine's metrics page, behind one byte that is the hint: whatever it says, the figures are possible ones.
 pub fn engine_page(data: &[u8]) {
     use stowage::engine_metrics::{Engine, read};
     let Some((&soft_reservation, page)) = data.split_first() else { return };

@@ -1,5 +1,5 @@
-//! What the planner does to pods, against the stand-in API server: evictions, one write of status for any change, and the
-//! gate.
+//! The planner's writes to pods, against the stand-in API server: evictions, one status write for any change, and the removal of
+//! the gate.
 
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -124,7 +124,7 @@ fn for_llama() -> EvictionReason {
 }
 
 #[tokio::test]
-async fn a_victim_is_told_why_on_itself_and_in_an_event() {
+async fn an_eviction_is_explained_by_a_condition_and_an_event() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
@@ -140,7 +140,7 @@ async fn a_victim_is_told_why_on_itself_and_in_an_event() {
 }
 
 #[tokio::test]
-async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_touched() {
+async fn a_deleted_pod_or_its_namesake_is_reported_as_gone_and_not_evicted() {
     let mut leader = Leader::start().await;
     leader.running("victim");
     assert_eq!(leader.evict("victim", &foreign_pod()).await, EvictionOutcome::Gone);
@@ -161,7 +161,7 @@ async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_tou
 }
 
 #[tokio::test]
-async fn a_victim_that_cannot_be_told_leaves_all_the_same_and_the_event_says_why() {
+async fn a_victim_is_evicted_even_if_its_condition_cannot_be_written_and_the_event_says_why() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Fails);
@@ -171,7 +171,7 @@ async fn a_victim_that_cannot_be_told_leaves_all_the_same_and_the_event_says_why
 }
 
 #[tokio::test]
-async fn a_victim_is_told_before_it_leaves_and_trying_what_a_budget_does_not_allow_writes_nothing_anew() {
+async fn the_condition_is_written_before_the_eviction_and_not_again_when_a_budget_refuses() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
     let budget = json!({
@@ -200,7 +200,7 @@ async fn a_victim_is_told_before_it_leaves_and_trying_what_a_budget_does_not_all
 }
 
 #[tokio::test]
-async fn the_time_that_the_api_server_asks_for_is_passed_on() {
+async fn the_retry_after_of_the_api_server_is_passed_on() {
     let leader = Leader::start().await;
     let uid = leader.running("victim");
     let uncounted = json!({
@@ -214,14 +214,14 @@ async fn the_time_that_the_api_server_asks_for_is_passed_on() {
 }
 
 #[tokio::test]
-async fn every_other_fate_of_an_eviction_has_its_outcome() {
+async fn every_other_eviction_response_has_its_outcome() {
     let leader = Leader::start().await;
     let (uid, hasty) = (leader.running("victim"), leader.hasty());
     let evict_in_vain = async |fault| {
         leader.api.faults().next(Operation::Eviction, 1, fault);
         let outcome = hasty.evict(&key("victim"), &uid, &for_llama()).await;
         assert!(matches!(outcome, EvictionOutcome::Unknown { .. }), "{fault:?}: {outcome:?}");
-        // Where the limit passed before the request was out, nobody met the fault.
+        // If the limit passed before the request was sent, no request met the fault.
         leader.api.faults().clear();
     };
     evict_in_vain(InjectedFault::Hangs).await;
@@ -250,7 +250,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
 }
 
 #[tokio::test]
-async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
+async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[objects::PLAN_GATE]);
     let reservation = Reservation {
@@ -291,7 +291,7 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
 }
 
 #[tokio::test]
-async fn a_touch_is_a_change_every_time() {
+async fn every_touch_changes_the_pod() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[]);
     let mut versions = Vec::new();
@@ -304,7 +304,7 @@ async fn a_touch_is_a_change_every_time() {
 }
 
 #[tokio::test]
-async fn a_write_that_met_another_is_tried_once_more_and_its_fate_is_told() {
+async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[objects::PLAN_GATE]);
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Conflicts);
@@ -315,7 +315,7 @@ async fn a_write_that_met_another_is_tried_once_more_and_its_fate_is_told() {
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Hangs);
     let hung = leader.hasty().write_status(&key("p"), &uid, &StatusChange::touch()).await;
     assert!(matches!(hung, Err(ControlPlaneError::Unknown(_))), "{hung:?}");
-    // Where the limit passed before the request was out, nobody met the fault.
+    // If the limit passed before the request was sent, no request met the fault.
     leader.api.faults().clear();
     leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Forbids);
     let forbidden = leader.write("p", &uid, StatusChange::touch()).await;
@@ -332,7 +332,7 @@ fn gates(pod: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn only_our_gate_is_lifted_wherever_it_stands_and_lifting_it_twice_is_no_error() {
+async fn only_our_scheduling_gate_is_removed_and_removing_it_twice_is_no_error() {
     let leader = Leader::start().await;
     for (name, others, left) in [
         ("first", vec![objects::PLAN_GATE, "quota"], vec!["quota"]),
@@ -351,7 +351,7 @@ async fn only_our_gate_is_lifted_wherever_it_stands_and_lifting_it_twice_is_no_e
 }
 
 #[tokio::test]
-async fn who_does_not_lead_any_more_acts_on_nobody() {
+async fn a_replica_that_lost_leadership_writes_nothing() {
     let leader = Leader::start().await;
     let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[objects::PLAN_GATE]));
     let version = leader.api.subscribe();

@@ -1,7 +1,7 @@
-//! `stowage agent`, the command itself, in a world of its own: a driver's library that plays a script, a kubelet's socket, a
-//! `/proc` of files, an API server, engines that answer HTTP, and the extender it reports to.
+//! The `stowage agent` command in a simulated environment: a driver's library that plays a script, a kubelet's socket, a `/proc`
+//! of files, an API server, engines that answer HTTP, and the extender it reports to.
 //!
-//! [`world`] makes that world and runs the command in it; the other files are about one source or one habit each. How a
+//! [`world`] makes that environment and runs the command in it; the other files cover one source or one behaviour each. How a
 //! single source copes is tested beside it in `src/agent`.
 
 mod arguments;

@@ -1,4 +1,4 @@
-//! Who may report: agents with a token of theirs, each for its own node, as the stand-in API server reviews tokens.
+//! Authentication of reports: agents with a token of their own, each for its own node, as the stand-in API server reviews tokens.
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{Served, ServedCluster, doors, node, report};
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 pub const ACCOUNT: &str = "kube-system/stowage-agent";
 pub const AUDIENCE: &str = "stowage.dev/reports";
 
-/// A Stowage that asks a stand-in API server whose a token is, and knows `node-a` and `node-b`.
+/// A Stowage that has tokens reviewed by a stand-in API server, and knows `node-a` and `node-b`.
 pub struct GuardedReports {
     pub served: Served,
     pub api: ApiServer,
@@ -69,7 +69,7 @@ fn taken(accepted: u64) -> Value {
 }
 
 #[test]
-fn an_agent_speaks_for_its_own_node_and_for_no_other() {
+fn an_agent_reports_for_its_own_node_only() {
     let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
     assert_eq!(guarded.post(&token, &report("node-a", "boot", 1, 2)).json(), taken(1));
@@ -87,7 +87,7 @@ fn an_agent_speaks_for_its_own_node_and_for_no_other() {
 }
 
 #[test]
-fn without_a_good_token_nobody_is_heard() {
+fn a_report_without_a_valid_token_is_refused() {
     let guarded = GuardedReports::start();
     for line in ["X: y", "Authorization: Basic YTpi", "Authorization: Bearer", "Authorization: Bearer  "] {
         let error = guarded.refuses(401, "no-token", line);
@@ -124,7 +124,7 @@ fn without_a_good_token_nobody_is_heard() {
 }
 
 #[test]
-fn the_body_of_someone_unknown_is_not_even_read() {
+fn the_body_of_an_unauthenticated_request_is_not_read() {
     let guarded = GuardedReports::start();
     let mut client = Client::connect(guarded.served.agents);
     client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
@@ -136,7 +136,7 @@ fn the_body_of_someone_unknown_is_not_even_read() {
 }
 
 #[test]
-fn while_the_api_server_fails_known_agents_report_and_unknown_ones_hear_so() {
+fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error() {
     let guarded = GuardedReports::start();
     let [known, unknown] = ["node-a", "node-b"].map(|node| guarded.token(node));
     for sequence in 1..=5 {
@@ -156,7 +156,7 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_hear_so() {
 }
 
 #[test]
-fn an_old_or_replayed_report_is_dropped_whoever_shows_the_token() {
+fn an_old_or_replayed_report_is_dropped_with_any_token() {
     let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
     assert_eq!(guarded.post(&token, &report("node-a", "boot", 2, 1)).json(), taken(1));
@@ -168,7 +168,7 @@ fn an_old_or_replayed_report_is_dropped_whoever_shows_the_token() {
 }
 
 #[test]
-fn the_agents_address_shows_a_certificate_and_asks_for_none() {
+fn the_agents_address_has_a_server_certificate_and_requires_no_client_certificate() {
     let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedReports::start());
     let server = ca.issue_for("127.0.0.1");
     let cert = files.write("tls.crt", &server.cert);

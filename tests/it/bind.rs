@@ -1,5 +1,5 @@
-//! Bind against a control plane that answers in every way there is: what the scheduler is told, and what the books hold
-//! afterwards. OK is only ever said of a pod that is bound there.
+//! Bind against a control plane with every possible answer: the scheduler's answer, and the ledger afterwards. OK is only
+//! answered for a pod that is bound to that node.
 
 use crate::served::{Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ fn orders(served: &Served) -> usize {
 }
 
 #[test]
-fn a_binding_that_is_written_is_confirmed_and_asked_again_is_still_ok() {
+fn a_written_binding_is_confirmed_and_a_repeated_bind_is_ok() {
     let (served, llm) = served([BindOutcome::Written]);
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
@@ -62,7 +62,7 @@ fn a_binding_that_is_written_is_confirmed_and_asked_again_is_still_ok() {
 }
 
 #[test]
-fn the_order_names_the_gpus_that_are_charged() {
+fn the_binding_names_the_gpus_that_are_charged() {
     let (served, llm) = served([]);
     assert_eq!(served.bind(&llm, "node-b"), "");
     let (order, outcome) = served.control_plane.orders.lock()[0].clone();
@@ -74,7 +74,7 @@ fn the_order_names_the_gpus_that_are_charged() {
 }
 
 #[test]
-fn a_binding_that_is_refused_frees_its_gpu_and_can_be_tried_again() {
+fn a_refused_binding_frees_its_gpu_and_can_be_retried() {
     let (served, llm) = served([BindOutcome::Refused { message: "forbidden: quota 17 of 16".into() }]);
     assert_eq!(served.bind(&llm, "node-a"), "the API server refused the binding", "without what changes");
     assert!(matches!(served.phase(&llm), PodPhase::Waiting(_)));
@@ -85,7 +85,7 @@ fn a_binding_that_is_refused_frees_its_gpu_and_can_be_tried_again() {
 }
 
 #[test]
-fn a_conflict_over_a_pod_that_is_here_already_is_ok_with_the_gpus_that_are_there() {
+fn a_conflict_with_a_binding_to_the_same_node_is_ok_with_its_gpus() {
     let (served, llm) = served([BindOutcome::Conflict]);
     will_read(&served, Some(record(&llm, Some("node-a"), 1)));
     assert_eq!(served.bind(&llm, "node-a"), "");
@@ -94,7 +94,7 @@ fn a_conflict_over_a_pod_that_is_here_already_is_ok_with_the_gpus_that_are_there
 }
 
 #[test]
-fn a_conflict_over_a_pod_on_another_node_is_an_error_and_moves_the_charge_there() {
+fn a_conflict_with_a_binding_to_another_node_is_an_error_and_moves_the_charge() {
     let (served, llm) = served([BindOutcome::Conflict]);
     will_read(&served, Some(record(&llm, Some("node-b"), 0)));
     assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is bound to another node");
@@ -104,7 +104,7 @@ fn a_conflict_over_a_pod_on_another_node_is_an_error_and_moves_the_charge_there(
 }
 
 #[test]
-fn a_conflict_over_a_pod_that_someone_else_bound_here_without_gpus_charges_them_all() {
+fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
     let (served, llm) = served([BindOutcome::Conflict]);
     let stolen = PodOnRecord { devices: None, ..record(&llm, Some("node-a"), 0) };
     will_read(&served, Some(stolen));
@@ -114,7 +114,7 @@ fn a_conflict_over_a_pod_that_someone_else_bound_here_without_gpus_charges_them_
 }
 
 #[test]
-fn a_conflict_over_a_pod_that_is_gone_or_another_releases_it() {
+fn a_conflict_over_a_deleted_or_recreated_pod_releases_it() {
     for found in [None, Some("uid-of-its-successor")] {
         let (served, llm) = served([BindOutcome::Conflict]);
         let successor =
@@ -127,7 +127,7 @@ fn a_conflict_over_a_pod_that_is_gone_or_another_releases_it() {
 }
 
 #[test]
-fn a_conflict_over_a_pod_that_has_no_node_is_an_error_and_the_same_binding_is_written_again() {
+fn a_conflict_over_an_unbound_pod_is_an_error_and_the_binding_is_retried() {
     let (served, llm) = served([BindOutcome::Conflict]);
     will_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
@@ -136,7 +136,7 @@ fn a_conflict_over_a_pod_that_has_no_node_is_an_error_and_the_same_binding_is_wr
 }
 
 #[test]
-fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_says_that_it_was_written() {
+fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_confirms_it() {
     let (served, llm) = served([unknown()]);
     // The first read fails, too.
     served.control_plane.reads.lock().push_back(Err(ControlPlaneError::Unknown("no answer".into())));
@@ -154,9 +154,9 @@ fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_says_that_it_was_writt
 }
 
 #[test]
-fn a_binding_without_an_answer_is_written_again_when_a_read_does_not_show_it() {
+fn a_binding_without_an_answer_is_rewritten_if_a_read_does_not_show_it() {
     let (served, llm) = served([unknown(), unknown()]);
-    // The first may still land: its GPU is nobody else's meanwhile.
+    // The first write may still be applied: its GPU stays charged meanwhile.
     will_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
     assert_eq!(served.charged("node-a"), TAKEN);
@@ -168,7 +168,7 @@ fn a_binding_without_an_answer_is_written_again_when_a_read_does_not_show_it() {
 }
 
 #[test]
-fn while_a_binding_is_unsettled_its_gpu_is_no_one_elses_and_the_pod_goes_nowhere_else() {
+fn an_unsettled_binding_keeps_its_gpu_and_its_node() {
     let (served, llm) = served([unknown()]);
     served
         .control_plane
@@ -188,7 +188,7 @@ fn while_a_binding_is_unsettled_its_gpu_is_no_one_elses_and_the_pod_goes_nowhere
 }
 
 #[test]
-fn a_bind_asked_again_while_the_first_is_unsettled_writes_the_same_gpus() {
+fn a_repeated_bind_during_an_unsettled_one_writes_the_same_gpus() {
     let (served, llm) = served([unknown(), BindOutcome::Conflict]);
     served.control_plane.reads.lock().extend([Err(ControlPlaneError::Unknown("no answer".into()))]);
     assert_ne!(served.bind(&llm, "node-a"), "");
@@ -201,7 +201,7 @@ fn a_bind_asked_again_while_the_first_is_unsettled_writes_the_same_gpus() {
 }
 
 #[test]
-fn a_bind_outlives_the_connection_that_asked_for_it() {
+fn a_bind_completes_after_its_connection_is_closed() {
     let (served, llm) = served([]);
     served.control_plane.permits.forget_permits(usize::MAX);
     let mut client = served.client();
@@ -219,7 +219,7 @@ fn a_bind_outlives_the_connection_that_asked_for_it() {
 }
 
 #[test]
-fn a_handler_that_is_cancelled_leaves_its_bind_to_end_by_itself() {
+fn a_cancelled_handler_lets_its_bind_complete() {
     let (served, llm) = served([]);
     served.control_plane.permits.forget_permits(usize::MAX);
     let extender = served.extender.clone();
@@ -234,7 +234,7 @@ fn a_handler_that_is_cancelled_leaves_its_bind_to_end_by_itself() {
 }
 
 #[test]
-fn a_stop_waits_for_the_binds_under_way_and_answers_them() {
+fn a_stop_waits_for_the_binds_in_progress_and_answers_them() {
     let (mut served, llm) = served([]);
     served.control_plane.permits.forget_permits(usize::MAX);
     let mut client = served.client();

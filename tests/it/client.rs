@@ -57,7 +57,7 @@ impl<S: Read + Write> Client<S> {
         self.try_post(path, body.as_ref()).unwrap()
     }
 
-    /// With one more line in its head, such as `Authorization: Bearer …`.
+    /// With an additional header line, such as `Authorization: Bearer …`.
     pub fn post_with(&mut self, path: &str, line: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
         self.try_post_with(path, line, body.as_ref()).unwrap()
     }

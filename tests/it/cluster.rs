@@ -65,7 +65,7 @@ impl TestReplica {
         }
     }
 
-    /// Waits for the pod to be in the books, then promises it room. What the extender does before it binds.
+    /// Waits for the pod to be in the ledger, then assumes it. What the extender does before it binds.
     async fn assume(&self, name: &str, node: &str) -> BindOrder {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
         let mut ledger = self.service.ledger();
@@ -96,7 +96,7 @@ impl TestReplica {
         let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
         server.faults().next(Operation::Binding, 1, fault);
         let outcome = hasty.bind(order).await;
-        // Where the limit passed before the request was out, nobody met the fault.
+        // If the limit passed before the request was sent, no request met the fault.
         server.faults().clear();
         outcome
     }
@@ -110,8 +110,8 @@ impl TestReplica {
             .map(|entry| entry.phase.clone())
     }
 
-    /// The pods in the books, but for what may be lost (which node was offered, who was refused) and what is each replica's own
-    /// (since when a pod waits and until when its room is held, on its own clock).
+    /// The pods in the ledger, without what may be lost (soft reservations, refusals) and what is each replica's own (since when
+    /// a pod waits and until when its reservation lasts, on its own clock).
     fn entries(&self) -> BTreeMap<PodUid, PodState> {
         let timeless = |entry: &PodState| {
             let mut entry = entry.clone();
@@ -141,14 +141,14 @@ impl TestReplica {
     }
 }
 
-/// Looks again and again. Nothing tells of a change of the gate or the ledger.
+/// Polls. There is no notification of a change of leadership or of the ledger.
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let looking = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 async fn server_with_nodes(names: &[&str]) -> ApiServer {
@@ -202,10 +202,10 @@ fn advertised(server: &ApiServer, node: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
+async fn a_restart_rebuilds_the_lost_ledger() {
     let server = server_with_nodes(&["a", "b"]).await;
     let before = TestReplica::acting(&server).await;
-    for name in ["one", "done", "late", "stray", "holds", "waits", "gone"] {
+    for name in ["one", "done", "late", "unplanned", "holds", "waits", "gone"] {
         create_pod(&server, name, 20);
     }
     create_pod_of(&server, "two", 20, -1);
@@ -213,7 +213,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     let two = before.bind("two", "a").await;
     before.bind("done", "b").await;
     finish(&server, "done");
-    bind_past_stowage(&server, "stray", "b");
+    bind_past_stowage(&server, "unplanned", "b");
     eventually("the pod is seen", || before.phase("gone").is_some()).await;
     server.delete_now("pods/default/gone").unwrap();
     create_pod(&server, "gone", 30);
@@ -223,9 +223,9 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         let outcome = before.bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE)).await;
         assert!(matches!(outcome, BindOutcome::Unknown { .. }));
     }
-    // Nobody leaves meanwhile, however long this takes.
+    // No pod is evicted meanwhile, however long this takes.
     server.faults().next(Operation::Eviction, 1000, InjectedFault::TooMany);
-    // One that waits for `two` to leave.
+    // A pod that waits for `two` to terminate.
     let holder = before.assume("holds", "a").await;
     before.service.ledger().forget(&holder.uid);
     let reservation = Reservation {
@@ -245,7 +245,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         let is_shown =
             matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.reservation_observed);
         bound("late")
-            && bound("stray")
+            && bound("unplanned")
             && is_shown
             && before.phase("done").is_none()
             && before.entries().len() == 7
@@ -291,7 +291,7 @@ async fn a_bind_is_one_write_and_reads_nothing() {
 }
 
 #[tokio::test]
-async fn every_fate_of_a_binding_has_its_outcome() {
+async fn every_binding_response_has_its_outcome() {
     let server = server_with_nodes(&["a", "b"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
@@ -320,7 +320,7 @@ async fn every_fate_of_a_binding_has_its_outcome() {
 }
 
 #[tokio::test]
-async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
+async fn a_watch_that_fell_behind_relists_and_releases_deleted_pods() {
     let server = server_with_nodes(&["a", "b"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "gone", 20);
@@ -341,7 +341,7 @@ async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
 }
 
 #[tokio::test]
-async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
+async fn capacity_is_patched_and_kept_except_on_device_plugin_nodes() {
     let server = server_with_nodes(&["a", "plugin"]).await;
     let offers = json!({ "status": { "allocatable": { "nvidia.com/gpu": "2" } } });
     server.patch_status("nodes/plugin", &offers).unwrap();
@@ -363,15 +363,15 @@ async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
 #[tokio::test]
 async fn a_replica_that_does_not_lead_writes_nothing() {
     let server = server_with_nodes(&["a"]).await;
-    create_pod(&server, "stray", 20);
-    bind_past_stowage(&server, "stray", "a");
+    create_pod(&server, "unplanned", 20);
+    bind_past_stowage(&server, "unplanned", "a");
     let lease = LeaseName::of_kube_scheduler();
     let replica = TestReplica::start(
         &server,
         "stowage",
         LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() },
     );
-    eventually("the stray is seen", || replica.phase("stray").is_some()).await;
+    eventually("the unplanned pod is observed", || replica.phase("unplanned").is_some()).await;
     eventually("the Lease is looked for twice", || server.calls().count("get", "leases") >= 2).await;
     let wrote = |verb| server.calls().all().iter().any(|(call, _)| call.verb == verb);
     assert!(!wrote("create") && !wrote("patch") && !wrote("update"));
@@ -384,12 +384,12 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
         (event["reason"].as_str(), event["type"].as_str()),
         (Some("StowageUnplaced"), Some("Warning"))
     );
-    assert_eq!(event["regarding"]["name"], "stray");
+    assert_eq!(event["regarding"]["name"], "unplanned");
     replica.stop().await;
 }
 
 #[tokio::test]
-async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
+async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 500);
@@ -408,7 +408,7 @@ async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
 }
 
 #[tokio::test]
-async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_other_conditions_alone() {
+async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
@@ -452,7 +452,7 @@ fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
 }
 
 #[tokio::test]
-async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_renewed() {
+async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_or_expires() {
     let server = server_with_nodes(&["a"]).await;
     let path = "leases/kube-system/kube-scheduler";
     let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 12);
@@ -486,7 +486,7 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
 }
 
 #[tokio::test]
-async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
+async fn one_of_two_replicas_leads_and_the_other_takes_over_when_it_stops() {
     let server = server_with_nodes(&["a"]).await;
     let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
     let first = TestReplica::start(&server, "first", lead_with("first"));

@@ -1,5 +1,5 @@
-//! Many pods at once over loopback: no GPU is promised more than it has, no pod is bound twice, and whoever loses a race
-//! is told so in a form the scheduler tries again.
+//! Many pods at once over loopback: no GPU is overallocated, no pod is bound twice, and the loser of a race gets an answer after
+//! which the scheduler tries again.
 
 use crate::client::Client;
 use crate::served::{Served, ServedCluster, args, bind_args, exclusive, over, pod, uid_of};
@@ -14,7 +14,7 @@ use stowage::scheduling::ledger::PodPhase;
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
 
-/// What may be promised of a GPU of 80 GiB.
+/// Allocatable VRAM of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
 
 const LOST_RACE: &str = "conflict: the GPU was taken meanwhile";
@@ -61,7 +61,7 @@ fn in_parallel(served: &Served, pods: &[Value], work: impl Fn(&mut Client<TcpStr
     });
 }
 
-/// 25 nodes of 4 GPUs, five pods to a GPU and not one MiB for a sixth: room for exactly 500.
+/// 25 nodes of 4 GPUs, five pods to a GPU and not one MiB for a sixth: exactly 500 pods fit.
 struct FiveHundred {
     served: Served,
     nodes: Vec<String>,
@@ -81,12 +81,12 @@ impl FiveHundred {
         self.nodes.iter().map(String::as_str).collect()
     }
 
-    /// From the Bindings alone, and only then from the books.
+    /// From the Bindings alone, and only then from the ledger.
     fn check_that_all_are_bound_and_none_twice(&self) {
         let orders = self.served.control_plane.orders.lock().clone();
         let mut seats: BTreeMap<String, u32> = BTreeMap::new();
         for (order, outcome) in &orders {
-            assert_eq!(*outcome, Some(BindOutcome::Written), "no Binding was written in vain");
+            assert_eq!(*outcome, Some(BindOutcome::Written), "every Binding was accepted");
             for device in order.placement.devices.iter() {
                 *seats.entry(device.to_string()).or_default() += 1;
             }
@@ -106,12 +106,12 @@ impl FiveHundred {
 }
 
 #[test]
-fn five_hundred_pods_land_at_once_on_a_cluster_that_holds_exactly_five_hundred() {
+fn five_hundred_concurrent_pods_fill_a_cluster_of_exactly_that_size() {
     let cluster = FiveHundred::new();
     let nodes = cluster.names();
     in_parallel(&cluster.served, &cluster.pods, |client, pod| {
         loop {
-            // As long as a pod waits there is a seat for it: filter never refuses.
+            // As long as a pod waits there is a GPU for it: filter never refuses.
             match attempt(client, pod, &nodes).expect("a seat is left").as_str() {
                 "" => break,
                 LOST_RACE => {}
@@ -123,7 +123,7 @@ fn five_hundred_pods_land_at_once_on_a_cluster_that_holds_exactly_five_hundred()
 }
 
 #[test]
-fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
+fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_another_node() {
     let cluster = FiveHundred::new();
     let nodes = cluster.names();
     let mut waiting = cluster.pods.clone();
@@ -159,7 +159,7 @@ fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
 }
 
 #[test]
-fn one_more_pod_than_there_is_room_for_is_refused_and_not_squeezed_in() {
+fn one_pod_more_than_fits_is_refused() {
     let pods: Vec<Value> = (0..21).map(|n| pod(&format!("pod-{n:02}"), "14745Mi")).collect();
     let served = ServedCluster::of(&[("node-a", 4)]).with(pods.iter().cloned()).serve();
     let refused = AtomicUsize::new(0);
@@ -184,7 +184,7 @@ fn one_more_pod_than_there_is_room_for_is_refused_and_not_squeezed_in() {
 }
 
 #[test]
-fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
+fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     let names: Vec<String> = (0..6).map(|n| format!("node-{n}")).collect();
     let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
     let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 4)).collect();
@@ -205,7 +205,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
                 None => break,
                 Some("") => {
                     assert_eq!(audit(&served.service.ledger()), [], "in the middle of it");
-                    // Every third leaves at once, and others come in its place.
+                    // Every third pod ends at once, and others replace it.
                     if pod["metadata"]["name"].as_str().unwrap().as_bytes().last().unwrap() % 3 == 0 {
                         left.lock().push(pod["metadata"]["uid"].clone());
                         served.delete(pod);
@@ -235,7 +235,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
 }
 
 #[test]
-fn one_pod_sent_to_bind_from_everywhere_at_once_is_bound_once() {
+fn one_pod_with_many_concurrent_binds_is_bound_once() {
     let llm = pod("llm", "40Gi");
     let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
     let answers = parking_lot::Mutex::new(Vec::new());

@@ -1,5 +1,5 @@
-//! What two pods on one GPU look like that were both promised it: one Binding landed late, and nobody was there to refuse it.
-//! Against the stand-in API server, which binds whatever it is told to.
+//! What two pods on one overallocated GPU look like: one Binding was written late, and no check refused it. Against the stand-in
+//! API server, which accepts every Binding.
 
 use serde_json::json;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl AuditedReplica {
         Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
     }
 
-    /// A pod on GPU 0, as a Binding of Stowage's leaves it: of 80 GiB, `granted` with the share of the GPU that it is.
+    /// A pod on GPU 0, as a Binding of Stowage's leaves it: `granted` with its share of the GPU's 80 GiB.
     fn bound(&self, name: &str, granted: u64, exclusive: bool) {
         let limits = json!({ "limits": { "stowage.dev/vram": format!("{granted}Gi") } });
         let spec =
@@ -69,7 +69,7 @@ impl AuditedReplica {
         text.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
     }
 
-    /// Who was told of a conflict, in order of name, and what.
+    /// The pods with an Event about a conflict, in order of name, and its text.
     fn told(&self) -> Vec<(String, String)> {
         let events = self.server.list("events");
         let about = events.iter().filter(|event| event["reason"] == "StowageConflict");
@@ -91,18 +91,18 @@ fn policy_of(text: &str) -> Policy {
     load(&sources).expect("the policy is sound").policy
 }
 
-/// Looks again and again. Nothing tells of a metric's change.
+/// Polls. There is no notification of a metric's change.
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let looking = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 #[tokio::test]
-async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other() {
+async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_the_other() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "{}").await;
     assert_eq!(world.gauge("overcommitted").as_deref(), Some("0"), "shown before the first");
     world.bound("early", 60, false);
@@ -124,7 +124,7 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other(
 }
 
 #[tokio::test]
-async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_was_bound_first() {
+async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_bound_first() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
     world.bound("waiting-for-its-image", 60, false);
     world.bound("running", 60, false);
@@ -137,8 +137,8 @@ async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_w
 }
 
 #[tokio::test]
-async fn b6_a_pod_beside_an_exclusive_one_is_counted_by_a_replica_that_does_not_lead_and_told_by_none() {
-    // Nobody holds that Lease.
+async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
+    // No process holds that Lease.
     let standby =
         LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };
     let world = AuditedReplica::start(standby, "conflicts: evict-unstarted").await;

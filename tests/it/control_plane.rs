@@ -32,7 +32,7 @@ const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];
 const GIB: u64 = 1 << 30;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
+async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     let nodes = vec![
         node("h100-a", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
         node("h100-b", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
@@ -53,7 +53,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
     });
     println!("30 pods bound, then a restart: {} GPUs charged as before", after.await.len());
 
-    // A crash with binds on their way, and pods that find nobody there.
+    // A crash with Bindings in flight, and pods that arrive while Stowage is down.
     submit(&world.client, &pods[30..45]).await;
     world.stowage.take().expect("it runs").kill();
     let so_far = all_bound(&mut world, 30).await.len();
@@ -75,13 +75,13 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
+async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     let nodes =
         vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3"), node("b", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: two of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
+    // 71.7 GiB of each GPU are allocatable: two pods of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
     // of the GPU is kept back, and all of this holds as well.
     let fillers: Vec<Pod> =
         (0..7).map(|i| pod(&format!("filler-{i}"), 28, &json!({}), "stowage-opportunistic")).collect();
@@ -132,7 +132,7 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_is_known_by_the_token_of_its_pod() {
+async fn an_agent_is_authenticated_by_its_pods_token() {
     let Some(mut world) = RealControlPlane::start().await else { return };
     world.install();
     world.add_nodes(&[node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
@@ -336,7 +336,7 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
 
 /// A text that never changes, few calls, one Event; also while VRAM comes free beside it.
 async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane, bound: &[Pod]) {
-    // Where the scheduler's own sum has room for it, so that it asks.
+    // On a node where the scheduler's own sum suffices, so that it asks.
     let asked_on =
         |node: &str| -> u64 { bound.iter().filter(|pod| node_of(pod) == Some(node)).map(asked_gib).sum() };
     let roomy = ["h100-a", "h100-b"].into_iter().min_by_key(|node| asked_on(node)).unwrap();
@@ -345,7 +345,7 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane
     spec.node_selector = Some(BTreeMap::from([("kubernetes.io/hostname".into(), roomy.into())]));
 
     let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
-    // Each that begins to run wakes whoever was refused.
+    // Each pod that starts to run wakes the refused pods.
     eventually("all that are bound run", async || pods(&world.client).await.iter().all(runs).then_some(()))
         .await;
     let filters = "verb=\"filter\"";

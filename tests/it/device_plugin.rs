@@ -1,5 +1,5 @@
-//! Pods that ask a device plugin for their GPUs, in enforce mode: where they fit, what is counted, who may be evicted for
-//! them, and that their Bindings are plain.
+//! Device plugin pods in enforce mode: where they fit, what is counted, which pods may be evicted for them, and that their
+//! Bindings name no GPUs.
 
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ fn order(served: &Served, pod: &Value, nodes: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_kind_of_pod_fits_its_own_kind_of_node_and_a_fixed_phrase_says_so() {
+fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
     let mut cluster = ServedCluster::of(&[("stowage", 2)]);
     cluster.nodes.push(plugin_node("plugin", GPU, 2));
     let served = cluster.serve();
@@ -78,7 +78,7 @@ impl Served {
 }
 
 #[test]
-fn a_pod_that_cannot_be_understood_is_refused_with_its_phrase_and_an_event() {
+fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
     let served = cluster(&[("a", 8)], without_engines()).serve();
     let mut several = asks("several", GPU, 1);
     several["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
@@ -99,7 +99,7 @@ fn a_pod_that_cannot_be_understood_is_refused_with_its_phrase_and_an_event() {
 }
 
 #[test]
-fn devices_are_counted_per_node_and_resource_whoever_bound_their_pods() {
+fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
     let other = bound_to(asks("other", GPU, 3), "a");
     let pair = asks("pair", GPU, 2);
     let mut cluster = cluster(&[("a", 4), ("b", 8)], without_engines()).with([other.clone(), pair.clone()]);
@@ -123,7 +123,7 @@ fn devices_are_counted_per_node_and_resource_whoever_bound_their_pods() {
 }
 
 #[test]
-fn the_node_with_the_least_left_over_is_first_and_nothing_is_hinted() {
+fn the_node_with_the_fewest_devices_left_is_first_without_a_soft_reservation() {
     let served = cluster(&[("a", 8), ("b", 2), ("c", 4)], without_engines())
         .with([bound_to(asks("there", GPU, 3), "c")])
         .serve();
@@ -137,7 +137,7 @@ fn the_node_with_the_least_left_over_is_first_and_nothing_is_hinted() {
 }
 
 #[test]
-fn a_calm_node_goes_before_a_full_one_where_an_agent_reports() {
+fn a_node_with_idle_engines_goes_before_one_with_full_engines_if_an_agent_reports() {
     let mut policy = Policy::default();
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
     let served = cluster(&[("busy", 2), ("calm", 4)], policy).serve();
@@ -158,7 +158,7 @@ fn a_calm_node_goes_before_a_full_one_where_an_agent_reports() {
 }
 
 #[test]
-fn the_binding_is_plain_and_the_pod_is_neither_unplaced_nor_vram() {
+fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charged_vram() {
     let mut one = asks("one", GPU, 1);
     one["metadata"]["annotations"] = json!({ "stowage.dev/devices": "GPU-forged", "stowage.dev/gpus": "2" });
     let served = cluster(&[("a", 2)], without_engines()).with([one.clone()]).serve();
@@ -207,7 +207,7 @@ fn pools_and_tenants() -> Policy {
 }
 
 #[test]
-fn pools_take_their_classes_and_tenants_stay_within_their_limits() {
+fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
     let (harvest, one) = (priority(asks("harvest", GPU, 1), -5), asks("one", GPU, 1));
     let cluster = cluster(&[("serving-only", 4), ("z", 4)], pools_and_tenants());
     let served = cluster.with([harvest.clone(), one.clone()]).serve();
@@ -232,7 +232,7 @@ fn narrowed(served: &Served, pod: &Value, nodes: &[(&str, &[&Value])]) -> Value 
 }
 
 #[test]
-fn preempt_leaves_the_cheapest_candidate_the_policy_allows_with_the_schedulers_own_victims() {
+fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
     let there = |name: &str, node: &str, count, rank| bound_to(priority(asks(name, GPU, count), rank), node);
     let (served_low, low, lower) = (there("s", "a", 2, 1), there("l", "b", 2, -1), there("m", "c", 1, -3));
     let lowest = there("n", "c", 1, -4);
@@ -248,7 +248,7 @@ fn preempt_leaves_the_cheapest_candidate_the_policy_allows_with_the_schedulers_o
     assert_eq!(served.service.ledger().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
     assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
-    // One of the two would leave too little room, and nobody at all is an error of the whole preemption.
+    // One of the two would free too little, and an empty answer is an error of the whole preemption.
     assert_eq!(narrowed(&served, &high, &[("c", &[&lower])]), json!({}));
     assert_eq!(narrowed(&served, &high, &[("c", &[])]), json!({}));
     let equal = priority(asks("equal", GPU, 2), -1);
@@ -259,7 +259,7 @@ fn preempt_leaves_the_cheapest_candidate_the_policy_allows_with_the_schedulers_o
 }
 
 #[test]
-fn fewer_broken_budgets_go_before_a_lower_price() {
+fn fewer_violated_budgets_go_before_a_lower_eviction_cost() {
     let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
     let (dear, cheap) = (there("dear", "a", -1), there("cheap", "b", -9));
     let served =
@@ -271,13 +271,13 @@ fn fewer_broken_budgets_go_before_a_lower_price() {
 }
 
 #[test]
-fn victims_that_ask_for_no_gpu_are_the_schedulers_own_affair() {
+fn victims_without_gpus_are_left_to_the_scheduler() {
     let low = bound_to(priority(asks("low", GPU, 2), -1), "a");
-    let mut foreign_pod = pod("stranger", "1Gi");
+    let mut foreign_pod = pod("foreign", "1Gi");
     foreign_pod["spec"]["containers"][0]["resources"] = json!({});
     let high = priority(asks("high", GPU, 1), 100);
     let served = cluster(&[("a", 2)], without_engines()).with([low.clone()]).serve();
-    let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-stranger" }]);
+    let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-foreign" }]);
     let answer = narrowed(&served, &high, &[("a", &[&low, &foreign_pod])]);
     assert_eq!(answer, json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } }));
 }

@@ -1,4 +1,5 @@
-//! The edge under hostile peers: connections, tokens, bodies and pages, each bounded, counted, and no harm to the others.
+//! The HTTP edge under hostile peers: connections, tokens, bodies and pages, each bounded, counted, and without harm to other
+//! clients.
 //!
 //! Each test is named after the finding of issue 15 that it shows.
 

@@ -1,4 +1,4 @@
-//! `/v1/explain` and `stowage explain`: the shape of the answer, errors that say the way out, and exit codes.
+//! `/v1/explain` and `stowage explain`: the shape of the answer, errors with a remedy, and exit codes.
 
 use crate::client::{Client, NOBODYS};
 use crate::served::{ServedCluster, on, pod, priority};
@@ -52,7 +52,7 @@ fn the_answer_has_the_documented_shape() {
 }
 
 #[test]
-fn b4_a_pod_whose_gpu_was_promised_twice_is_explained_with_the_other() {
+fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
     let two = ["early", "late"].map(|name| on(pod(name, "60Gi"), "node-a", &[0], 60 << 30));
     let served = ServedCluster::of(&[("node-a", 1)]).with(two).serve();
     let ask = || Client::connect(served.operators).get("/v1/explain?pod=default/late").json();
@@ -74,7 +74,7 @@ fn b4_a_pod_whose_gpu_was_promised_twice_is_explained_with_the_other() {
 }
 
 #[test]
-fn an_explanation_changes_nothing_in_the_books() {
+fn an_explanation_does_not_change_the_ledger() {
     let served = served();
     let before = served.books();
     for query in ["pod=large", "pod=small&all=true", "pod=job&node=node-b", "pod=nobody"] {
@@ -84,7 +84,7 @@ fn an_explanation_changes_nothing_in_the_books() {
 }
 
 #[test]
-fn requests_that_cannot_be_answered_say_why() {
+fn requests_that_cannot_be_explained_get_the_reason() {
     let served = served();
     let asked = |query: &str| {
         let answer = Client::connect(served.operators).get(&format!("/v1/explain{query}"));
@@ -100,7 +100,7 @@ fn requests_that_cannot_be_answered_say_why() {
 }
 
 #[test]
-fn the_command_prints_what_the_service_answers() {
+fn the_explain_command_prints_the_services_answer() {
     let served = served();
     let server = format!("http://{}", served.operators);
     let large = command(&["large", "--server", &server]);
@@ -120,7 +120,7 @@ fn the_command_prints_what_the_service_answers() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told_from_a_pod_that_is_not() {
+fn a_missing_server_and_a_missing_pod_have_different_errors() {
     let output = command(&["x", "--server", &format!("http://127.0.0.1:{NOBODYS}")]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("nobody answers at http://") && stderr(&output).contains("--admin"));
@@ -130,7 +130,7 @@ fn a_server_that_is_not_there_is_told_from_a_pod_that_is_not() {
 }
 
 #[test]
-fn a_dump_is_explained_without_a_service_and_by_any_policy() {
+fn a_dump_is_explained_offline_and_by_any_policy() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| {
         let path = folder.path().join(name);

@@ -60,7 +60,7 @@ struct Fixture<'a> {
 }
 
 #[test]
-fn every_recorded_request_gets_the_answer_that_is_committed() {
+fn every_recorded_request_gets_its_committed_answer() {
     for name in RECORDED_NAMES {
         let Some(text) = shared::text(&format!("{RECORDED}/{name}.json")) else { return };
         let fixture: Fixture<'_> = serde_json::from_str(&text).unwrap();
@@ -77,7 +77,7 @@ fn every_recorded_request_gets_the_answer_that_is_committed() {
 }
 
 #[test]
-fn every_recorded_file_is_among_those_that_are_checked() {
+fn every_recorded_file_is_checked() {
     let Some(about) = shared::json(&format!("{RECORDED}/about.json")) else { return };
     assert_eq!(about["kubeScheduler"], "v1.36.2");
     let files = std::fs::read_dir(shared::path(RECORDED)).unwrap();
@@ -91,7 +91,7 @@ fn every_recorded_file_is_among_those_that_are_checked() {
 }
 
 #[test]
-fn requests_of_our_own_get_the_answers_that_are_committed() {
+fn own_requests_get_their_committed_answers() {
     for name in OWN_NAMES {
         let path =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(format!("{name}.json"));
@@ -102,7 +102,7 @@ fn requests_of_our_own_get_the_answers_that_are_committed() {
 }
 
 #[test]
-fn whole_nodes_that_pass_are_sent_back_as_they_came() {
+fn whole_nodes_that_pass_are_returned_unchanged() {
     // Odd on purpose: spaces, escapes, an order of keys of its own.
     let raw = r#"{ "metadata" : {"managedFields":[ {"manager":"kübelet\u0041"} ], "name":"node-a"},"status":{"x":1.50}}"#;
     let pod = pod("llm", "40Gi").to_string();
@@ -158,7 +158,7 @@ fn compare(name: &str, actual: &str) {
     assert_eq!(actual, expected, "{name}: not the committed answer; STOWAGE_BLESS=1 writes it anew");
 }
 
-/// What filter, prioritize and bind are asked about:
+/// The cluster for filter, prioritize and bind:
 ///
 /// ```text
 ///  node-a  4 GPUs   1: 40 GiB promised
@@ -197,7 +197,7 @@ fn full_of_victims(request: &Value) -> ServedCluster {
             pods.push(on(crate::served::priority(pod, -10), node, &gpus, 144 << 30));
         }
     }
-    // Nothing is free beside them: where something is, nobody leaves.
+    // No GPU is free beside them: where one is free, no pod is evicted.
     let size = |node: &&str| {
         nodes.get(*node).map_or(2, |victims| victims["Pods"].as_array().unwrap().len() as u32 * 2)
     };

@@ -1,7 +1,7 @@
-//! What a new leader makes of what its predecessor has sent and it has not seen: Bindings and holds that land late, and lists
-//! that began before it led. Two replicas of the real service, one stand-in API server.
+//! What a new leader does about its predecessor's writes that it has not observed: Bindings and reservations that are written
+//! late, and lists that began before it led. Two replicas of the real service, one stand-in API server.
 //!
-//! Whether a GPU is promised twice is read off the API server's objects and nothing else.
+//! Whether a GPU is overallocated is read off the API server's objects and nothing else.
 
 use crate::served::without_engines;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A write lands within three seconds or never.
 const TIMES: WriteTimes = WriteTimes::of(Duration::from_secs(1));
 const LEASE: &str = "leases/stowage/stowage";
-/// What may be promised of a GPU of 80 GiB.
+/// Allocatable VRAM of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
 
 /// One of two that follow each other by a Lease of their own.
@@ -63,7 +63,7 @@ impl LeasedReplica {
         eventually("the pod is seen", || self.service.ledger().pod_state(&uid(pod)).is_some()).await;
     }
 
-    /// As the scheduler asks for it; what it is told is for the caller.
+    /// Binds as the scheduler does; the answer is for the caller.
     fn bind(&self, pod: &Value) -> JoinHandle<String> {
         let (extender, pod) = (self.extender.clone(), pod.clone());
         tokio::spawn(async move {
@@ -132,7 +132,7 @@ fn uid(pod: &Value) -> PodUid {
     PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap()
 }
 
-/// The GPUs of which more is promised than may be, with the pods on them.
+/// The overallocated GPUs, with their pods.
 fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
     let mut promises: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for pod in server.list("pods") {
@@ -160,7 +160,7 @@ fn reservation_for(server: &ApiServer, name: &str) -> Option<String> {
     Some(reservation["status"].as_str()?.to_owned())
 }
 
-/// Looks again and again. Nothing tells of a change of the gate or the ledger.
+/// Polls. There is no notification of a change of leadership or of the ledger.
 async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let looking = async {
         while !holds() {
@@ -171,7 +171,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again() {
+async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
@@ -191,7 +191,7 @@ async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never() {
+async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_never() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
@@ -215,7 +215,7 @@ async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
+async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     let server = server(1).await;
     let a = LeasedReplica::acting(&server, "a").await;
     let job = create(&server, "job", -10);
@@ -251,7 +251,7 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b9_however_often_a_pod_is_bound_without_an_answer_one_loop_reads_it() {
+async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     let server = server(2).await;
     let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));
     let replica = LeasedReplica::acting(&server, "a").await;

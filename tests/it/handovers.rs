@@ -1,14 +1,15 @@
 //! Hand-overs by the thousand: two replicas of the real service, one stand-in API server in the same process, a virtual clock,
-//! and a history that a seed draws. Pods arrive and end; the leader binds, holds and evicts; writes land late, are lost, refused
-//! or repeated; lists come in pages and late; watches lag, die and end; replicas die, stop, are cut off and come back.
+//! and a history that a seed draws. Pods arrive and end; the leader binds, reserves and evicts; writes are applied late, are
+//! lost, refused or repeated; lists come in pages and late; watches lag, die and end; replicas die, stop, are cut off and come
+//! back.
 //!
-//! An oracle that reads only the API server's objects says after every step whether a GPU is promised twice. Where every write
-//! obeys the chain of times (`stowage::control_plane::WriteTimes`) that never happens. Some seeds have a proxy that holds
-//! Bindings back for longer: what these promise twice is counted, and shows that the oracle sees.
+//! An oracle that reads only the API server's objects says after every step whether a GPU is overallocated. If every write obeys
+//! the chain of times (`stowage::kubernetes::port::WriteTimes`) that never happens. Some seeds have a proxy that delays Bindings
+//! for longer: the overallocations of these are counted, and show that the oracle works.
 //!
-//! What happens to the cluster, to each request and to each replica is the seed's, and so are all times. What one replica makes of
-//! one and the same moment is not in every case: a plan is made on a thread of its own, and may come before or after what else
-//! is due at that moment. A seed that fails may have to be played more than once.
+//! The seed determines what happens to the cluster, to each request and to each replica, and all times. It does not always
+//! determine what one replica does within a single moment: a plan is made on a separate thread, and may come before or after
+//! other work of that moment. A failing seed may have to be played more than once.
 //!
 //! `cargo test --test it handovers` plays fifty seeds. `STOWAGE_HANDOVER_SEEDS=1000` plays so many, `STOWAGE_HANDOVER_SEED=7` that
 //! one and prints its history. A seed that fails prints both.
@@ -74,7 +75,7 @@ fn play_all(seeds: u64) -> HandoverTally {
 }
 
 #[test]
-fn no_gpu_is_promised_twice_however_leadership_changes_hands() {
+fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {
     if let Some(seed) = asked("STOWAGE_HANDOVER_SEED") {
         let HandoverRun { tally, history, broken } = play(seed);
         println!("{}\n{tally}", history.join("\n"));

@@ -1,5 +1,5 @@
-//! Requests that are none: each gets its status and a text that names the place, changes nothing, is counted, and the
-//! next good one is answered.
+//! Invalid requests: each gets its status and a text that names the position, changes nothing, is counted, and the next valid one
+//! is answered.
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{
@@ -62,7 +62,7 @@ fn malformed_json_is_a_400_that_names_line_and_column() {
 }
 
 #[test]
-fn a_field_that_is_missing_or_of_another_type_is_named() {
+fn a_field_that_is_missing_or_of_the_wrong_type_is_named() {
     let served = served();
     let error = body_is_refused(&served, "filter", 400, "malformed", r#"{"NodeNames":["node-a"]}"#);
     assert!(error.contains("`Pod`"), "{error}");
@@ -133,7 +133,7 @@ fn a_pod_that_asks_for_no_vram_is_a_422() {
 }
 
 #[test]
-fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_a_notice() {
+fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
     let served = served();
     let unreadable = "pod has a quantity that cannot be read";
     let cases = [
@@ -200,7 +200,7 @@ fn a_body_over_the_limit_is_a_413_whether_it_is_announced_or_streamed() {
 }
 
 #[test]
-fn a_streamed_body_within_the_limit_is_taken() {
+fn a_streamed_body_within_the_limit_is_accepted() {
     let served = served();
     let body = args(&pod("waiting", "20Gi"), &["node-a"]).to_string();
     let mut client = served.client();
@@ -213,7 +213,7 @@ fn a_streamed_body_within_the_limit_is_taken() {
 }
 
 #[test]
-fn a_client_that_drips_is_sent_away_with_a_408() {
+fn a_client_that_sends_too_slowly_gets_a_408() {
     let limits = RequestLimits { body_time: Duration::from_millis(100), ..RequestLimits::default() };
     let served = served_within(limits);
     let answer = refuses(&served, "filter", 408, "too-slow", |client| {
@@ -268,7 +268,7 @@ fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
 }
 
 #[test]
-fn a_bind_to_a_node_nobody_knows_is_a_typed_conflict() {
+fn a_bind_to_an_unknown_node_is_a_typed_conflict() {
     let served = served();
     let waiting = pod("waiting", "20Gi");
     let books = served.books();
@@ -282,14 +282,14 @@ fn a_bind_to_a_node_nobody_knows_is_a_typed_conflict() {
 }
 
 #[test]
-fn a_bind_of_a_pod_nobody_knows_is_a_typed_conflict() {
+fn a_bind_of_an_unknown_pod_is_a_typed_conflict() {
     let served = served();
     let books = served.books();
     let mut other_uid = pod("waiting", "20Gi");
     other_uid["metadata"]["uid"] = json!("uid-of-its-successor");
     let mut other_name = pod("impostor", "20Gi");
     other_name["metadata"]["uid"] = json!("uid-waiting");
-    for foreign_pod in [pod("stranger", "20Gi"), other_uid, other_name] {
+    for foreign_pod in [pod("foreign", "20Gi"), other_uid, other_name] {
         assert_eq!(served.bind(&foreign_pod, "node-a"), "conflict: pod unknown to Stowage or gone");
     }
     assert_eq!(served.books(), books);
@@ -327,7 +327,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
 }
 
 #[test]
-fn an_annotation_edited_after_the_bind_changes_nothing_and_is_remarked_once() {
+fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     let served = served();
     let waiting = pod("waiting", "20Gi");
     assert_eq!(served.bind(&waiting, "node-b"), "");
@@ -354,7 +354,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_is_remarked_once() {
 }
 
 #[test]
-fn every_page_of_the_operators_that_does_not_grow_has_its_length() {
+fn every_operator_page_of_fixed_size_has_a_content_length() {
     let served = served();
     let mut client = Client::connect(served.operators);
     for (path, status) in

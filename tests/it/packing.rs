@@ -1,5 +1,5 @@
-//! The packing simulator on the real trace, where it lies beside the checkout: pods come as they came in the published runs, and
-//! the published policies come to what was published.
+//! The packing simulator on the real trace, if that is beside the checkout: pods arrive as in the published runs, and the
+//! published policies reach the published figures.
 
 use crate::shared;
 use stowage::lab::simulate::openb::published;
@@ -20,7 +20,7 @@ fn setting() -> Option<PlayedTrace> {
 }
 
 #[test]
-fn pods_come_in_the_order_of_the_published_runs() {
+fn pods_arrive_in_the_order_of_the_published_runs() {
     let (Some(setting), Some(orders)) = (setting(), text("default_arrivals_130pct.csv")) else { return };
     let mut seeds = 0;
     for line in orders.lines().skip(1) {
@@ -33,7 +33,7 @@ fn pods_come_in_the_order_of_the_published_runs() {
 }
 
 #[test]
-fn a_published_policy_comes_to_what_was_published() {
+fn a_published_policy_reaches_its_published_figure() {
     let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else { return };
     let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
     let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));

@@ -1,5 +1,5 @@
-//! What broken policies are told, word for word: each directory of `tests/golden/policy/broken` is a policy, and
-//! `expected.txt` in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
+//! Diagnostics of broken policies, word for word: each directory of `tests/golden/policy/broken` is a policy, and `expected.txt`
+//! in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn told(directory: &Path) -> String {
 }
 
 #[test]
-fn each_broken_policy_is_told_what_it_always_was() {
+fn each_broken_policy_gets_its_committed_diagnostics() {
     let bless = std::env::var_os("STOWAGE_BLESS").is_some();
     let mut different = Vec::new();
     let directories = in_order(&broken());
@@ -54,7 +54,7 @@ fn each_broken_policy_is_told_what_it_always_was() {
 }
 
 #[test]
-fn every_broken_policy_has_something_to_tell_and_says_a_way_out() {
+fn every_broken_policy_has_a_diagnostic_with_a_remedy() {
     for directory in in_order(&broken()) {
         let told = told(&directory);
         assert!(!told.contains("no errors, no warnings"), "{}", directory.display());
@@ -72,7 +72,7 @@ fn stdout(output: &Output) -> String {
 }
 
 #[test]
-fn the_exit_code_tells_sound_from_refused_from_unreadable() {
+fn the_exit_code_distinguishes_valid_refused_and_unreadable_policies() {
     let code = |path: &str| stowage(&["check", path]).status.code();
     assert_eq!(code("policies"), Some(0));
     assert_eq!(code("tests/golden/policy/broken/one-sided-sharing"), Some(0), "a warning");
@@ -82,7 +82,7 @@ fn the_exit_code_tells_sound_from_refused_from_unreadable() {
 }
 
 #[test]
-fn the_shipped_policies_are_checked_one_by_one_without_a_word_of_complaint() {
+fn each_shipped_policy_passes_the_check_without_findings() {
     let told = stdout(&stowage(&["check", "policies"]));
     let shipped = in_order(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies"));
     let shipped = shipped.iter().filter(|path| path.is_dir()).count();
@@ -103,7 +103,7 @@ fn ci_reads_findings_with_lines_and_columns() {
 }
 
 #[test]
-fn the_schema_is_what_editors_read() {
+fn the_printed_schema_is_strict_and_suits_editors() {
     for of in ["policy", "test"] {
         let schema: serde_json::Value =
             serde_json::from_slice(&stowage(&["schema", "--of", of]).stdout).unwrap();
@@ -123,7 +123,7 @@ fn a_policy_is_shown_with_where_each_value_came_from() {
 }
 
 #[test]
-fn nobody_is_told_of_an_error_when_the_reader_goes_away() {
+fn a_closed_pipe_is_not_an_error() {
     let (reader, stdout) = std::io::pipe().unwrap();
     drop(reader);
     let folder = "tests/golden/policy/broken/many-at-once";

@@ -1,4 +1,4 @@
-//! The command as a person runs it: what it says, how it exits, and that it stops in order.
+//! The command as a person runs it: its output, its exit code, and that it stops cleanly.
 
 use crate::client::{Client, PATIENCE, post_head};
 use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};
@@ -195,7 +195,7 @@ fn help_names_every_command_and_a_wrong_flag_exits_with_2() {
 }
 
 #[test]
-fn plain_http_on_an_address_others_can_reach_is_refused_with_the_way_out() {
+fn plain_http_on_a_reachable_address_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -208,7 +208,7 @@ fn plain_http_on_an_address_others_can_reach_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn agents_are_let_in_from_elsewhere_only_with_tokens_and_tls() {
+fn agents_of_other_hosts_need_tokens_and_tls() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     let dump = dump.to_str().unwrap();
@@ -243,7 +243,7 @@ fn agents_are_let_in_from_elsewhere_only_with_tokens_and_tls() {
 }
 
 #[test]
-fn the_schema_of_a_report_is_what_a_report_is() {
+fn the_printed_report_schema_matches_a_report() {
     let output = stowage(&["schema", "report"]);
     assert!(output.status.success());
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -260,7 +260,7 @@ fn the_schema_of_a_report_is_what_a_report_is() {
 }
 
 #[test]
-fn a_dump_that_cannot_be_read_is_named_with_the_place() {
+fn an_unreadable_dump_is_reported_with_its_position() {
     let folder = tempfile::tempdir().unwrap();
     let serve = |path: &Path| {
         let (code, error) = fails(&[
@@ -304,7 +304,7 @@ fn a_dump_that_cannot_be_read_is_named_with_the_place() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_with_its_flag() {
+fn a_port_in_use_is_reported_with_its_flag() {
     let folder = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -346,7 +346,7 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
 }
 
 #[test]
-fn a_stop_finishes_what_is_under_way_and_exits_with_0() {
+fn a_stop_finishes_requests_in_progress_and_exits_with_0() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = RunningServe::serve(&json_dump(&folder));
     let body = bind_args(&pod("llm", "40Gi"), "node-b").to_string();
@@ -366,7 +366,7 @@ fn a_stop_finishes_what_is_under_way_and_exits_with_0() {
 }
 
 #[test]
-fn the_demo_keeps_its_promises_and_decides_by_what_its_agents_see() {
+fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     let output = stowage(&["demo", "--json"]);
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");

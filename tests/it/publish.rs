@@ -55,7 +55,7 @@ fn unreachable(outcome: &PublishOutcome) -> &str {
 }
 
 #[test]
-fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
+fn each_report_reaches_every_replica_and_a_dead_replica_delays_none() {
     let (one, other) = (served(), served());
     let dead = format!("http://127.0.0.1:{NOBODYS}");
     let mut agent = PublishingAgent::of(&[at(&one), at(&other), dead.clone()], None, None);
@@ -76,7 +76,7 @@ fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
 }
 
 #[test]
-fn a_replica_that_never_answers_has_its_time_and_no_more() {
+fn a_replica_that_never_answers_times_out() {
     let (live, hung) = (served(), TcpListener::bind("127.0.0.1:0").unwrap());
     let hung_at = format!("http://{}", hung.local_addr().unwrap());
     let mut agent = PublishingAgent::of(&[at(&live), hung_at.clone()], None, None);
@@ -93,7 +93,7 @@ fn a_replica_that_never_answers_has_its_time_and_no_more() {
 }
 
 #[test]
-fn a_later_report_that_is_known_already_is_dropped_not_refused() {
+fn a_report_older_than_the_known_one_is_dropped_and_not_refused() {
     let served = served();
     let mut agent = PublishingAgent::of(&[at(&served)], None, None);
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
@@ -107,7 +107,7 @@ fn a_later_report_that_is_known_already_is_dropped_not_refused() {
 }
 
 #[test]
-fn the_token_is_the_one_in_the_file_at_each_report() {
+fn each_report_carries_the_current_token_of_the_file() {
     let (guarded, files) = (GuardedReports::start(), TlsFixture::new());
     let token = files.write("token", "");
     let mut agent = PublishingAgent::of(&[at(&guarded.served)], Some(token), None);
@@ -133,7 +133,7 @@ fn the_token_is_the_one_in_the_file_at_each_report() {
 }
 
 #[test]
-fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anything() {
+fn with_tls_reports_go_only_to_a_server_with_a_valid_certificate_of_its_name() {
     let [ours, theirs] = ["ours", "theirs"].map(Ca::new);
     let (served, files, stop) = (served(), TlsFixture::new(), CancellationToken::new());
     let open = |server: &str| {
@@ -151,7 +151,7 @@ fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anyth
     };
     let named = format!("https://localhost:{}", address.port());
     let mut agent = PublishingAgent::of(&[named], None, Some(ca.clone()));
-    // A name may stand for an IPv6 address as well, where nobody listens.
+    // A name may stand for an IPv6 address as well, where no server listens.
     assert!(agent.publish("node-a").contains(&PublishOutcome::Accepted));
     let other_name = publish(format!("https://{address}"), &ca);
     assert!(unreachable(&other_name).contains("not valid for name"), "{other_name:?}");

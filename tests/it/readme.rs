@@ -1,9 +1,9 @@
-//! What the README and the pages in `docs` show in full is what is shipped.
+//! Whatever the README and the pages in `docs` show in full equals what is shipped.
 
 use std::path::Path;
 
 #[test]
-fn the_manifests_in_the_pages_are_the_shipped_ones() {
+fn the_manifests_in_the_docs_are_the_shipped_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (page, manifest) in [
         ("docs/pod-contract.md", "examples/pod.yaml"),
@@ -17,7 +17,7 @@ fn the_manifests_in_the_pages_are_the_shipped_ones() {
 }
 
 #[test]
-fn the_pictures_of_the_readme_are_there_and_say_what_they_show() {
+fn the_readmes_pictures_exist_and_have_descriptions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let pictures: Vec<(&str, &str)> = readme

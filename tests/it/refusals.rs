@@ -1,5 +1,5 @@
-//! What the scheduler's habits demand of the answers: refusals that never change, a short list, one top score, hints that
-//! keep two pods apart, and room that is held for the one who waits.
+//! Answers that fit kube-scheduler's behaviour: refusals that never change, a short list, one top score, soft reservations that
+//! keep two pods apart, and reservations of VRAM for a pod that waits.
 
 use crate::served::{
     Served, ServedCluster, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report,
@@ -68,7 +68,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
 }
 
 #[test]
-fn every_reason_is_a_fixed_phrase_among_the_unresolvable() {
+fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
     let mut cluster =
         ServedCluster::of(&[("full", 1), ("owned", 1), ("single", 1), ("small", 2), ("sick", 1)]).with([
             on(pod("tenant", "70Gi"), "full", &[0], 70 << 30),
@@ -158,7 +158,7 @@ fn a_filter_that_was_refused_does_not_double_the_shortlist() {
 }
 
 #[test]
-fn with_a_shortlist_of_one_filter_itself_leaves_the_hint_that_steers_the_next_pod() {
+fn with_a_shortlist_of_one_filter_makes_the_soft_reservation() {
     let mut cluster = equal_nodes().with([pod("first", "40Gi"), pod("second", "40Gi")]);
     cluster.policy.shortlist = 1;
     let served = cluster.serve();
@@ -171,7 +171,7 @@ fn with_a_shortlist_of_one_filter_itself_leaves_the_hint_that_steers_the_next_po
 }
 
 #[test]
-fn one_node_that_passes_is_hinted_because_prioritize_is_skipped() {
+fn a_single_passing_node_gets_a_soft_reservation_because_prioritize_is_skipped() {
     let served = equal_nodes().serve();
     assert_eq!(served.passed(&pod("first", "40Gi"), &["n03"]), ["n03"]);
     assert_eq!(served.hint_on(&pod("first", "40Gi")).as_deref(), Some("n03"));
@@ -180,7 +180,7 @@ fn one_node_that_passes_is_hinted_because_prioritize_is_skipped() {
 }
 
 #[test]
-fn several_nodes_that_pass_are_not_hinted_before_one_is_ranked_first() {
+fn several_passing_nodes_get_no_soft_reservation_before_prioritize() {
     let served = equal_nodes().serve();
     let llm = pod("llm", "40Gi");
     let passed = served.passed(&llm, &NODES);
@@ -191,7 +191,7 @@ fn several_nodes_that_pass_are_not_hinted_before_one_is_ranked_first() {
 }
 
 #[test]
-fn prioritize_gives_one_node_the_top_step_and_each_after_it_less() {
+fn prioritize_gives_one_node_the_top_score_and_each_later_node_less() {
     let tenants = [("n02", "30Gi"), ("n03", "20Gi"), ("n04", "10Gi"), ("n05", "70Gi")];
     let tenant = |(node, vram): (&str, &str)| {
         let gib: u64 = vram.trim_end_matches("Gi").parse().unwrap();
@@ -209,7 +209,7 @@ fn prioritize_gives_one_node_the_top_step_and_each_after_it_less() {
 }
 
 #[test]
-fn a_hint_steers_the_second_pod_elsewhere_and_runs_out() {
+fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     let served = equal_nodes().serve();
     let [first, second, third] = ["first", "second", "third"].map(|name| pod(name, "40Gi"));
     assert_eq!(top(&served.prioritize(&first, &["n01", "n02"])), "n01");
@@ -219,14 +219,14 @@ fn a_hint_steers_the_second_pod_elsewhere_and_runs_out() {
     served.passed(&second, &["n01", "n02"]);
     let second_choice = top(&served.prioritize(&second, &["n01", "n02"])).to_owned();
     assert_ne!(first_choice, second_choice);
-    // Both are hinted; a hint is never a refusal.
+    // Both have a soft reservation, which is never a refusal.
     assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
     served.service.ledger().expire(Moment(u64::MAX));
     assert_eq!((served.hint_on(&first), served.hint_on(&second)), (None, None));
 }
 
 #[test]
-fn a_pod_that_fits_beside_the_hinted_one_is_not_steered_away() {
+fn a_pod_that_fits_beside_a_soft_reservation_is_not_steered_away() {
     let served = equal_nodes().with([on(pod("tenant", "1Gi"), "n02", &[0], 1 << 30)]).serve();
     served.passed(&pod("first", "30Gi"), &["n02"]);
     assert_eq!(served.hint_on(&pod("first", "30Gi")).as_deref(), Some("n02"));
@@ -252,7 +252,7 @@ fn preempt(served: &Served, pod: &Value, offered: &[(&str, &[&Value])]) -> Value
 }
 
 #[test]
-fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
+fn preempt_answers_one_node_and_reserves_it() {
     let (served, victims) = crowded();
     let (urgent, rival) = (priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi"));
     let serving = pod("serving-0", "50Gi");
@@ -273,14 +273,14 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
     );
     assert!(served.events().contains(&told), "{:?}", served.events());
 
-    // While the victim leaves.
+    // While the victim terminates.
     assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
     let refused = served.filter(&urgent, &["node-a"]).json();
     assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
     assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
 
-    // The victim is gone when the agent has looked after it; the room is still nobody else's.
+    // The victim is gone when the agent has reported after its end; the VRAM is still reserved.
     served.delete(&victims[0]);
     assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
@@ -295,7 +295,7 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
 }
 
 #[test]
-fn preempt_never_takes_a_pod_of_a_class_that_stays_or_of_no_lower_priority() {
+fn preempt_never_evicts_a_non_preemptible_pod_or_one_of_equal_or_higher_priority() {
     let (served, victims) = crowded();
     let serving = pod("serving-0", "50Gi");
     let urgent = priority(pod("urgent", "60Gi"), 1000);
@@ -309,9 +309,9 @@ fn preempt_never_takes_a_pod_of_a_class_that_stays_or_of_no_lower_priority() {
 }
 
 #[test]
-fn what_the_scheduler_evicts_for_preempt_counts_in_the_rates_and_ends_with_them() {
+fn evictions_by_the_scheduler_count_in_the_eviction_rates() {
     let (served, victims) = crowded();
-    // Nine of the ten that leave one node within a minute at most.
+    // Nine of the ten evictions that one node allows within a minute.
     let earlier = vec![uid_of(&victims[1]); 9];
     served.service.ledger().note_ordered(&earlier);
     let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));
@@ -321,7 +321,7 @@ fn what_the_scheduler_evicts_for_preempt_counts_in_the_rates_and_ends_with_them(
 }
 
 #[test]
-fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
+fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     let (served, victims) = crowded();
     let urgent = priority(pod("urgent", "60Gi"), 1000);
     *served.control_plane.hold_fails.lock() = true;
@@ -332,7 +332,7 @@ fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
 }
 
 #[test]
-fn a_hold_that_is_given_up_while_its_condition_is_written_is_cleared_and_evicts_nobody() {
+fn a_reservation_released_while_its_condition_is_written_is_cleared_and_evicts_no_pod() {
     let (served, victims) = crowded();
     let urgent = priority(pod("urgent", "60Gi"), 1000);
     *served.control_plane.given_up_meanwhile.lock() = Some((served.service.clone(), uid_of(&urgent)));
@@ -343,7 +343,7 @@ fn a_hold_that_is_given_up_while_its_condition_is_written_is_cleared_and_evicts_
 }
 
 #[test]
-fn a_pod_that_is_bound_already_is_passed_on_its_own_node_only() {
+fn a_bound_pod_passes_on_its_own_node_only() {
     let served = equal_nodes().with([pod("llm", "72Gi")]).serve();
     let llm = pod("llm", "72Gi");
     assert_eq!(served.bind(&llm, "n07"), "");

@@ -1,5 +1,5 @@
-//! Another policy while pods are being scheduled: no request fails, no decision is of two policies, and what is no policy
-//! changes nothing but what is said.
+//! Policy changes while pods are being scheduled: no request fails, no decision mixes two policies, and an invalid policy changes
+//! nothing but the log and the metrics.
 
 use crate::client::{Client, HttpAnswer};
 use crate::process::{RunningServe, fails, json_dump};
@@ -27,8 +27,8 @@ const CLIENTS: usize = 4;
 /// How often the policy changes under them.
 const CHANGES: usize = 4;
 
-/// A policy by which pods of the class `moving` may be placed on one side only. By side b's it is the second class, and the
-/// first may be placed on side a: who is judged by one and placed by the other is found out.
+/// A policy by which pods of the class `moving` may be placed on one side only. By side b's policy it is the second class, and
+/// the first may be placed on side a: a pod that is classified by one policy and placed by the other is detected.
 fn one_sided(side: &str) -> String {
     let other = "  - name: other\n    match:\n      labels: {app: other}\n";
     let pool = |name: &str| {
@@ -199,7 +199,7 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
         }
         let binds = round % 16 == 0;
         let place = if binds { next.fetch_add(1, Ordering::Relaxed) } else { pods.len() - 1 };
-        // Whoever is left over asks, and is not bound.
+        // The last pod only sends filter requests; it is never bound.
         let pod = &pods[place.min(pods.len() - 1)];
         let mut passed = Vec::new();
         progress.answered(|| {
@@ -223,7 +223,7 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     let digests = SIDES.map(|side| digest_of(&one_sided(side)));
     let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        // A failed assertion here must not leave the clients asking for ever.
+        // A failed assertion here must not let the clients run for ever.
         let _over = Over(&progress);
         for _ in 0..CLIENTS {
             scope.spawn(|| schedule(&reloading.served, &reloading.pods, &next, &progress));
@@ -256,7 +256,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
+fn a_pod_is_classified_anew_after_a_policy_change() {
     let reloading = Reloading::new();
     let pod = serde_json::from_value(reloading.pods[0].clone()).unwrap();
     let mut asking = filter::asking(&reloading.served.extender, &pod).unwrap().unwrap();
@@ -273,7 +273,7 @@ fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
 }
 
 #[test]
-fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
+fn a_policy_change_during_victim_selection_evicts_no_pod() {
     let tenant = priority(on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30), -10);
     let urgent = priority(pod("urgent", "40Gi"), 1000);
     let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), urgent.clone()]).serve();
@@ -310,7 +310,7 @@ fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
 // ---- what is found on disk ----
 
 #[test]
-fn a_config_map_that_is_swapped_by_its_link_comes_into_force() {
+fn a_config_map_swapped_by_its_symlink_comes_into_force() {
     let swap = |policies: &Path, generation: &str, text: &str| {
         let data = policies.join(format!("..{generation}"));
         fs::create_dir(&data).unwrap();
@@ -333,7 +333,7 @@ fn a_config_map_that_is_swapped_by_its_link_comes_into_force() {
 }
 
 #[test]
-fn what_changes_no_setting_changes_nothing() {
+fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.ledger().policy().version;
     reloading.write(&format!("# Written anew.\n{}", one_sided("a")));
@@ -377,7 +377,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
 }
 
 #[test]
-fn what_is_no_policy_is_refused_and_said_and_the_last_good_one_stays() {
+fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     let reloading = Reloading::new();
     let policies = reloading.policies();
     let away = reloading.folder.path().join("away");
@@ -410,7 +410,7 @@ fn what_is_no_policy_is_refused_and_said_and_the_last_good_one_stays() {
 }
 
 #[test]
-fn a_broken_edit_that_is_taken_back_leaves_everything_as_it_was() {
+fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.ledger().policy().version;
     is_refused(&reloading, "a broken edit", "policy.yaml:1", || reloading.write("nodepools: []\n"));
@@ -486,7 +486,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     }
     assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
     assert!(client.get("/metrics").text().contains("stowage_policy_refused 1"));
-    // Whoever mends the file needs no restart.
+    // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
     running.line_with("another policy is in force");
     assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));
@@ -528,7 +528,7 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
 }
 
 #[test]
-fn a_service_takes_a_changed_file_over_and_says_so_in_its_log() {
+fn a_service_logs_that_it_took_over_a_changed_file() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
     fs::write(&policy, one_sided("a")).unwrap();

@@ -1,4 +1,4 @@
-//! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
+//! Agents' reports: accepted whole or not at all, in their order, and refused with the position of the error.
 
 use crate::client::{Client, post_head};
 use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};
@@ -37,7 +37,7 @@ fn with(mut report: Value, edit: impl FnOnce(&mut Value)) -> Value {
 }
 
 #[test]
-fn a_report_that_cannot_be_is_refused_with_its_reason() {
+fn an_impossible_report_is_refused_with_its_reason() {
     let served = served();
     let good = || report("node-a", "boot", 2, 2);
     let error = refused(&served, 422, "unknown-node", &with(good(), |r| r["node"] = json!("node-z")));
@@ -54,7 +54,7 @@ fn a_report_that_cannot_be_is_refused_with_its_reason() {
 }
 
 #[test]
-fn figures_that_cannot_be_are_refused_with_their_place() {
+fn impossible_figures_are_refused_with_their_place() {
     let served = served();
     let good = || report("node-a", "boot", 2, 2);
     let engine = |edit: &dyn Fn(&mut Value)| {
@@ -141,7 +141,7 @@ fn figures_that_cannot_be_are_refused_with_their_place() {
 }
 
 #[test]
-fn a_report_without_its_gpus_leaves_them_as_they_are_known() {
+fn a_report_without_gpus_keeps_the_known_gpus() {
     let served = served();
     let missing = json!([{ "part": "gpus", "reason": "the driver does not answer" }, { "part": "owners", "reason": "no /proc" }]);
     let blind = with(report("node-a", "boot", 2, 0), |r| {
@@ -162,7 +162,7 @@ fn a_report_without_its_gpus_leaves_them_as_they_are_known() {
 }
 
 #[test]
-fn reports_and_verbs_have_addresses_of_their_own() {
+fn reports_and_verbs_have_separate_addresses() {
     let served = served();
     let answer = served.post("/v1/reports", report("node-a", "boot", 2, 1));
     assert_eq!(answer.status, 404);
@@ -176,7 +176,7 @@ fn reports_and_verbs_have_addresses_of_their_own() {
 }
 
 #[test]
-fn half_a_report_and_one_of_seventy_megabytes_are_sent_back() {
+fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
     let served = served();
     let books = served.books();
     let whole = report("node-a", "boot", 2, 1).to_string();
@@ -218,7 +218,7 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
 }
 
 #[test]
-fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
+fn the_leader_records_an_agents_findings_as_events() {
     let tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
     let other = on(pod("other", "40Gi"), "node-b", &[0], 40 << 30);
     let served = ServedCluster::of(&[("node-a", 2), ("node-b", 1)])
@@ -259,7 +259,7 @@ fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
 }
 
 #[test]
-fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
+fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
     let tenants = (0..4).map(|gpu| on(pod(&format!("tenant-{gpu}"), "20Gi"), "node-a", &[gpu], 20 << 30));
     let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);
     let served = ServedCluster::of(&[("node-a", 5), ("node-b", 1)])
@@ -328,7 +328,7 @@ fn a_report_that_is_no_json_is_a_400() {
 }
 
 #[test]
-fn fields_of_a_later_version_are_taken_along() {
+fn unknown_fields_of_a_later_version_are_accepted() {
     let served = served();
     let later = with(report("node-a", "boot", 2, 3), |r| {
         r["driver"] = json!({ "version": "600.1" });
@@ -339,7 +339,7 @@ fn fields_of_a_later_version_are_taken_along() {
 }
 
 #[test]
-fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
+fn old_and_replayed_reports_are_dropped_and_a_new_boot_id_restarts_the_count() {
     let served = served();
     let taken = json!({ "accepted": 1, "dropped": 0 });
     let dropped = json!({ "accepted": 0, "dropped": 1 });
@@ -358,7 +358,7 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
 }
 
 #[test]
-fn reports_of_one_node_that_race_end_with_the_latest() {
+fn racing_reports_of_one_node_end_with_the_latest() {
     const SENDERS: u64 = 4;
     const LAST: u64 = 200;
     let served = ServedCluster::of(&[("node-a", 1)]).serve();
@@ -382,7 +382,7 @@ fn reports_of_one_node_that_race_end_with_the_latest() {
 }
 
 #[test]
-fn of_a_batch_the_good_ones_count() {
+fn the_valid_reports_of_a_batch_count() {
     let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)]).serve();
     let batch = json!([
         report("node-a", "boot", 2, 2),
@@ -401,7 +401,7 @@ fn of_a_batch_the_good_ones_count() {
 }
 
 #[test]
-fn a_report_with_more_memory_than_there_is_in_the_world_breaks_nothing() {
+fn a_report_with_absurdly_much_memory_breaks_nothing() {
     let served = served();
     let absurd = with(report("node-a", "boot", 2, 2), |r| {
         for gpu in [0, 1] {
@@ -418,7 +418,7 @@ fn a_report_with_more_memory_than_there_is_in_the_world_breaks_nothing() {
 }
 
 #[test]
-fn a_gpu_with_a_pod_that_is_reported_no_more_is_lost_and_keeps_its_charge() {
+fn a_gpu_with_a_pod_that_is_no_longer_reported_is_lost_and_keeps_its_charge() {
     let served = served();
     let without =
         json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });

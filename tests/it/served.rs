@@ -1,7 +1,8 @@
-//! A Stowage on a cluster of our own making, served over loopback: the extender's own router and listeners, with a
-//! control plane that does as a test tells it.
+//! A Stowage on a test cluster, served over loopback: the extender's own router and listeners, with a control plane that answers
+//! as a test sets it.
 //!
-//! Nothing here runs in the background but the two listeners: hints and holds last until a test lets them run out.
+//! Nothing here runs in the background but the two listeners: soft reservations and reservations last until a test lets them
+//! expire.
 
 use crate::client::{Client, HttpAnswer};
 use futures::FutureExt;
@@ -35,7 +36,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-/// Each GPU of a test's cluster: 80 GiB, of which 72 GiB may be promised (10 % headroom).
+/// Each GPU of a test's cluster: 80 GiB, of which 72 GiB are allocatable (10 % headroom).
 pub const GPU_BYTES: u64 = 80 << 30;
 
 pub type ReadOutcome = Result<Option<PodOnRecord>, ControlPlaneError>;
@@ -52,7 +53,7 @@ pub struct Scripted {
     pub holds: Mutex<Vec<(PodKey, Option<Reservation>)>>,
     pub events: Mutex<Vec<PodEvent>>,
     pub hold_fails: Mutex<bool>,
-    /// This pod's hold is given up while its condition is being written.
+    /// This pod's reservation is released while its condition is being written.
     pub given_up_meanwhile: Mutex<Option<(Arc<Service>, PodUid)>>,
 }
 
@@ -149,15 +150,15 @@ pub struct ServedCluster {
     pub pods: Vec<Value>,
     pub policy: Policy,
     pub limits: RequestLimits,
-    /// Who says whose a token is; without it everyone may report.
+    /// Reviews tokens; without it every client may report.
     pub authority: Option<Arc<dyn AgentAuthority>>,
-    /// Who says who may see which page; without it everyone may see all.
+    /// Reviews access to pages; without it every client may read all.
     pub pages: Option<Arc<dyn PageAuthority>>,
     gpus: Vec<(String, u32)>,
 }
 
 impl ServedCluster {
-    /// Nodes whose agents report that many GPUs.
+    /// Nodes whose agents report this many GPUs.
     pub fn of(gpus: &[(&str, u32)]) -> Self {
         Self {
             nodes: gpus.iter().map(|(name, _)| node(name)).collect(),
@@ -330,7 +331,7 @@ impl Served {
         ledger.node(&name).unwrap().gpus.iter().map(|gpu| gpu.charged).collect()
     }
 
-    /// The books as operators see them: every pod, every GPU, every generation.
+    /// The ledger as operators see it: every pod, every GPU, every generation.
     pub fn books(&self) -> String {
         let answer = Client::connect(self.operators).get_page("/debug/snapshot");
         assert_eq!(answer.status, 200);
@@ -357,7 +358,7 @@ impl Served {
         self.runtime.block_on(future)
     }
 
-    /// What the recorded Bindings that were written promise on each GPU: added up here, from nothing but the orders.
+    /// What the accepted Bindings allocate on each GPU: summed here, from nothing but the orders.
     pub fn promised(&self, is_counted: impl Fn(&BindOrder) -> bool) -> BTreeMap<String, u64> {
         let mut promised = BTreeMap::new();
         for (order, outcome) in self.control_plane.orders.lock().iter() {
@@ -391,7 +392,7 @@ impl Served {
     }
 }
 
-/// Looks until `condition` holds.
+/// Polls until `condition` holds.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {

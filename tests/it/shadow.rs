@@ -1,5 +1,5 @@
-//! Shadow mode, as the scheduler and operators see it: everything passes, what would have been is written down, and nothing
-//! is kept, told or written but plain Bindings.
+//! Shadow mode, as the scheduler and operators see it: everything passes, the decision that enforcement would have made is
+//! recorded, and nothing is reserved, reported on pods or written but plain Bindings.
 
 use crate::client::Client;
 use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
@@ -121,7 +121,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
 }
 
 #[test]
-fn bind_writes_what_the_scheduler_wants_whatever_the_books_say() {
+fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     let there = bound_to(asks("there", GPU, 2), "b");
     let [same, other, full, gone] = ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
     let huge = asks("huge", GPU, 9);
@@ -160,7 +160,7 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let answer = served.filter(&vram, &["stowage"]).json();
     assert_eq!(answer["NodeNames"], json!([]));
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "stowage": NO_VRAM_IN_SHADOW }));
-    let unplannable_pod = bound_to(pod("stray", "10Gi"), "stowage");
+    let unplannable_pod = bound_to(pod("unplannable", "10Gi"), "stowage");
     let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&unplannable_pod])]));
     assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
     assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);
@@ -170,7 +170,7 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_understood_passes_and_is_bound_all_the_same() {
+fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
     let mut odd = asks("odd", GPU, 1);
     odd["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
     odd["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("perhaps");
@@ -190,7 +190,7 @@ fn a_pod_that_cannot_be_understood_passes_and_is_bound_all_the_same() {
 }
 
 #[test]
-fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
+fn a_policy_that_switches_to_enforcing_takes_effect_at_once() {
     let served = cluster(&[("a", 2), ("b", 8)]).with([bound_to(asks("there", GPU, 2), "a")]).serve();
     let one = asks("one", GPU, 1);
     assert_eq!(served.passed(&one, &["a", "b"]), ["a", "b"]);
@@ -200,7 +200,7 @@ fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
 }
 
 #[test]
-fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enforces() {
+fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     let vram = pod("vram", "10Gi");
     let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
     cluster.policy = shadowing(without_engines());
@@ -280,7 +280,7 @@ impl ShadowSetup {
         };
         let settled = async {
             let bound = self.api.until(|_| node()).await;
-            // It is bound before the extender's answer, and who bound it writes it down between the two.
+            // It is bound before the extender's answer; the code that bound it records it between the two.
             let seen = self.scheduler.observations();
             let pod = format!("default/{name}");
             seen.until(|seen| (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(()))
@@ -290,8 +290,8 @@ impl ShadowSetup {
         tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")
     }
 
-    /// Pods of one to three GPUs, then one that needs the place of another. No two are worth the same, so that
-    /// whose place that is depends on no clock: between equals the scheduler looks at who started last.
+    /// Pods of one to three GPUs, then one that needs another's place. No two have the same cost, so that the victim depends on
+    /// no clock: between equals the scheduler compares the start times.
     async fn all(&self) -> Vec<String> {
         let mut nodes = Vec::new();
         for number in 0..13 {
@@ -312,7 +312,7 @@ impl ShadowSetup {
 }
 
 #[tokio::test]
-async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
+async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     let without = ShadowSetup::start(without_engines(), NOBODYS).await;
     let alone = without.all().await;
     assert_eq!(without.scheduler.observations().calls().len(), 0, "it decided alone");
@@ -324,7 +324,7 @@ async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
     assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
     assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
     assert_eq!(beside.shadow("bind"), 14);
-    // The last may ask again while the one that leaves for it is still there.
+    // The last pod may be retried while its victim is still there.
     assert!(seen.count(Verb::Preempt) > 0);
     let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
     assert!(differing > 0, "it would have packed them otherwise");

@@ -1,4 +1,4 @@
-//! Finds the recorded traffic that lies beside the checkout, where there is any.
+//! Finds the recorded traffic beside the checkout, if there is any.
 
 use serde_json::Value;
 use std::path::PathBuf;

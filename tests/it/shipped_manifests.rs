@@ -1,4 +1,4 @@
-//! What the shipped manifests say of each other: needs no cluster.
+//! The shipped manifests agree with each other: needs no cluster.
 
 use serde_json::{Map, Value};
 use std::fs;
@@ -57,7 +57,7 @@ fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
         for rule in items(spec, "ingress") {
             let ports = items(rule, "ports").iter().map(|port| port["port"].as_str().unwrap());
             open.extend(ports);
-            // A rule without peers would let everyone in.
+            // A rule without peers would admit every client.
             assert!(!items(rule, "from").is_empty(), "{name}: {rule}");
             for peer in items(rule, "from").iter().filter(|peer| peer["namespaceSelector"].is_null()) {
                 let reaches = workloads.iter().any(|workload| selects(&peer["podSelector"], workload));
@@ -72,7 +72,7 @@ fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
 }
 
 #[test]
-fn s5_the_memory_limit_holds_the_measured_cluster_with_room() {
+fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
     let page = fs::read_to_string(root().join("docs/measurements.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     let rows = rows.map(|row| row.split(" | ").collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Every policy in `policies/` is sound, and its cases hold.
+//! Every policy in `policies/` is valid, and its cases pass.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn loaded(folder: &Path) -> Loaded {
 }
 
 #[test]
-fn every_shipped_policy_is_sound_and_its_cases_hold() {
+fn every_shipped_policy_is_valid_and_its_cases_pass() {
     let folders = folders();
     assert!(folders.len() >= 6, "{folders:?}");
     let (mut cases, mut failures) = (0, String::new());
@@ -58,7 +58,7 @@ fn every_shipped_policy_is_sound_and_its_cases_hold() {
 }
 
 #[test]
-fn the_default_policy_written_out_is_the_one_that_is_in_force_without_any() {
+fn the_written_default_policy_equals_the_built_in_one() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies/default");
     let written = loaded(&root).policy;
     let empty = load(&[]).unwrap().policy;

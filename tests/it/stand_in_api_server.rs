@@ -1,4 +1,4 @@
-//! The stand-in API server, asked by kube's own client and watcher, and by hand where kube hides the answer.
+//! The stand-in API server, used by kube's own client and watcher, and by hand where kube hides the answer.
 
 mod faults;
 
@@ -73,7 +73,7 @@ async fn kube_creates_reads_patches_and_deletes() {
 }
 
 #[tokio::test]
-async fn status_conditions_merge_by_type_and_a_repeated_write_is_none() {
+async fn status_conditions_merge_by_type_and_a_repeated_write_changes_nothing() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let pods: Api<Pod> = Api::default_namespaced(client);
@@ -184,7 +184,7 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
 }
 
 #[tokio::test]
-async fn a_pod_with_a_finalizer_stays_until_it_is_taken_off_even_if_it_is_forced() {
+async fn a_pod_with_a_finalizer_stays_until_it_is_removed_even_if_deletion_is_forced() {
     let (api, _) = server().await;
     let mut kept = pod("a");
     kept["metadata"]["finalizers"] = json!(["example.com/keep"]);
@@ -221,7 +221,7 @@ fn budget(name: &str, allowed: u64) -> Value {
 }
 
 #[tokio::test]
-async fn a_disruption_budget_lets_as_many_go_as_it_allows() {
+async fn a_disruption_budget_admits_as_many_evictions_as_it_allows() {
     let (api, client) = server().await;
     api.create("poddisruptionbudgets", budget("pdb", 1)).unwrap();
     for name in ["a", "b"] {
@@ -340,7 +340,7 @@ async fn a_streamed_list_ends_with_its_bookmark() {
 }
 
 #[tokio::test]
-async fn ordered_faults_are_met_in_order_and_then_no_more() {
+async fn injected_faults_occur_in_order_and_then_stop() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let path = "/api/v1/namespaces/default/pods/a/binding";

@@ -1,6 +1,6 @@
 //! A scripted extender for tests: any answer, well-formed or not, over a bare socket.
 //!
-//! It knows nothing of Stowage. By default it lets every node pass, scores all alike and binds as asked.
+//! It knows nothing of Stowage. By default it passes every node, scores all alike and binds as requested.
 
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -127,7 +127,7 @@ fn encode(answer: &ScriptedAnswer) -> Vec<u8> {
     (head + &rest).into_bytes()
 }
 
-/// The default script: everything passes, all score alike, bind does as it is told.
+/// The default script: every node passes, all score alike, bind does as requested.
 pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     match request.verb.as_str() {
         "filter" => ScriptedAnswer::ok(keep(request, |_| true)),

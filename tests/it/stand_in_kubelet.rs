@@ -27,7 +27,7 @@ async fn a_bound_pod_runs_and_a_deleted_one_ends() {
 const LONG: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
-async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
+async fn a_pod_terminates_after_the_delay_it_declares() {
     let api = ApiServer::start().await.unwrap();
     let config = KubeletConfig { grace_second: LONG, ..KubeletConfig::default() };
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
@@ -44,7 +44,7 @@ async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
 }
 
 #[tokio::test]
-async fn capacity_that_is_patched_in_becomes_allocatable() {
+async fn patched_capacity_becomes_allocatable() {
     let api = ApiServer::start().await.unwrap();
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), KubeletConfig::default());
     api.create("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "4"}}})).unwrap();

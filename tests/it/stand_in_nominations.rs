@@ -1,4 +1,4 @@
-//! The stand-in scheduler's nominations: what they are good for, and on which paths they are lost.
+//! The stand-in scheduler's nominations: their effect, and the paths on which they are lost.
 
 use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked};
 use parking_lot::Mutex;
@@ -124,7 +124,7 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn a_planned_pod_costs_one_question_about_one_node_and_no_scores() {
+async fn a_planned_pod_costs_one_filter_call_for_one_node_and_no_prioritize() {
     let cluster = NominationCluster::new(4).await;
     let scheduler = cluster.schedule();
     cluster.gated("planned", "1Gi");
@@ -159,7 +159,7 @@ async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_re
 }
 
 #[tokio::test]
-async fn who_may_not_preempt_keeps_its_nomination_when_it_is_refused() {
+async fn a_pod_that_may_not_preempt_keeps_its_nomination_when_refused() {
     let cluster = NominationCluster::new(2).await;
     *cluster.mood.lock() = ExtenderMood::RefusesEverywhere;
     cluster.create("p", "1Gi", json!({"preemptionPolicy": "Never"}));
@@ -171,7 +171,7 @@ async fn who_may_not_preempt_keeps_its_nomination_when_it_is_refused() {
 }
 
 #[tokio::test]
-async fn a_nominated_pods_room_is_kept_from_lower_and_equal_priority_only() {
+async fn a_nomination_keeps_resources_from_lower_and_equal_priority_only() {
     let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
@@ -192,7 +192,7 @@ async fn a_nominated_pods_room_is_kept_from_lower_and_equal_priority_only() {
 }
 
 #[tokio::test]
-async fn clearing_a_nomination_wakes_those_it_kept_out() {
+async fn clearing_a_nomination_wakes_the_pods_it_blocked() {
     let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
@@ -206,7 +206,7 @@ async fn clearing_a_nomination_wakes_those_it_kept_out() {
 }
 
 #[tokio::test]
-async fn a_gated_pods_nomination_is_forgotten_by_a_scheduler_that_starts_until_the_pod_changes() {
+async fn a_restarted_scheduler_forgets_a_gated_pods_nomination_until_the_pod_changes() {
     let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     cluster.nominate("planned", Some("n0"));

@@ -90,7 +90,7 @@ fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
 }
 
 #[tokio::test]
-async fn requests_are_the_recorded_ones() {
+async fn the_stand_ins_requests_equal_the_recorded_ones() {
     let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/filter-cached.json") else {
         return;
     };
@@ -164,7 +164,7 @@ async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
 }
 
 #[tokio::test]
-async fn a_gated_pod_waits_until_its_gate_is_lifted_and_a_strangers_pod_for_ever() {
+async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
     let cluster = SchedulerCluster::new(1, agreeable).await;
     let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
     let pod = |name: &str, scheduler: &str, gates: Value| {
@@ -196,7 +196,7 @@ async fn the_top_score_wins_every_time() {
 }
 
 #[tokio::test]
-async fn a_full_sum_is_preempted_for_and_the_nomination_leads_to_the_node() {
+async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_node() {
     let cluster = SchedulerCluster::new(2, |api, request| match request.verb.as_str() {
         // The one node of the two on which the placement is to succeed.
         "preempt" => {
@@ -294,7 +294,7 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
 
 /// EXTENDER.md's second trap: why Stowage refuses through `FailedAndUnresolvableNodes`.
 #[tokio::test]
-async fn a_refusal_through_failed_nodes_loops_where_somebody_could_be_evicted() {
+async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
     let cluster = SchedulerCluster::new(6, |api, request| {
         let refused = request.verb == "filter" && request.body["Pod"]["metadata"]["name"] == "high";
         if !refused {

@@ -22,7 +22,7 @@ const LATE: Duration = Duration::from_secs(60);
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn every_recorded_answer_shape_ends_as_recorded() {
+async fn every_recorded_answer_shape_has_its_recorded_outcome() {
     let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/answer-shapes.json") else {
         return;
     };

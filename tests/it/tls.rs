@@ -1,4 +1,4 @@
-//! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
+//! Mutual TLS on the scheduler's address: only a client with a certificate of the operators' CA gets an answer.
 
 use crate::client::{Client, PATIENCE};
 use crate::served::{ServedCluster, args, doors, pod};
@@ -99,7 +99,7 @@ pub fn connect(
 }
 
 #[test]
-fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
+fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let [ours, theirs, impostor] = ["ours", "theirs", "ours"].map(Ca::new);
     let files = TlsFixture::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
@@ -142,7 +142,7 @@ fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
 }
 
 #[test]
-fn files_that_do_not_work_are_named_with_what_is_wrong() {
+fn unusable_tls_files_are_named_with_the_error() {
     let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), TlsFixture::new());
     let server = ca.issue();
     let good = files.of(&server, &ca.pem);

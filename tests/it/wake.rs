@@ -1,4 +1,4 @@
-//! What no API event shows: a refused pod is looked at again when an engine's queue has run empty. The whole system but the
+//! Changes without an API event: a refused pod is retried when an engine's queue has become empty. The whole system but the
 //! hardware: scheduler, API server, kubelet, agents, engines' pages, all over loopback HTTP.
 
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ fn kv_percent(setup: &Setup) -> Option<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_not_before() {
+async fn a_pod_refused_for_a_busy_engine_is_woken_only_when_the_engine_is_idle_enough() {
     // What the engine's page last said stays true, however late a busy machine makes the next report.
     let mut policy = Policy::default();
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
@@ -70,7 +70,7 @@ async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_no
         conditions.as_array().is_some_and(|all| all.iter().any(|one| one["reason"] == "Unschedulable"))
     };
     until(&setup, "the pod is refused", refused).await;
-    // Some reports later nothing has changed: nobody was woken, and the scheduler has better things to do.
+    // Some reports later nothing has changed: no pod was woken, and the scheduler is idle.
     let asked = setup.scheduler.observations().count(Verb::Filter);
     let reports =
         |setup: &Setup| setup.stowage.service.metrics.reports.with_label_values(&["accepted"]).get();

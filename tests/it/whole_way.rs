@@ -1,4 +1,5 @@
-//! The whole way of a figure: an engine's page, the agent's rounds over HTTP, its report, the board, and another placement.
+//! The way of a figure through the whole system: an engine's page, the agent's rounds over HTTP, its report, the ledger, and
+//! another placement.
 //!
 //! Only the hardware and the pod list are made up. What a page says reaches the extender through the agent or not at all.
 
@@ -82,7 +83,7 @@ async fn answer(uri: &Uri, mood: EngineMood) -> Response {
     }
 }
 
-/// A node's GPUs as a driver shows them that tells of no processes, and its pods as they are bound.
+/// A node's GPUs as a driver shows them that reports no processes, and its pods as they are bound.
 struct Given {
     gpus: Vec<GpuReport>,
     pods: Vec<PodOnNode>,
@@ -158,7 +159,7 @@ impl SteppedAgent {
     }
 }
 
-/// As shipped, but for what would keep a test waiting: no pause after a try in vain, and a figure is told for a moment only.
+/// The shipped limits, except what would delay a test: no pause after a failed attempt, and figures are reported briefly only.
 fn limits() -> EngineLimits {
     EngineLimits {
         patience: Duration::from_millis(50),
@@ -179,7 +180,7 @@ fn tenant(engine: &EngineProcess) -> Value {
     tenant
 }
 
-/// Looks at the engine until the books have this pressure of its GPU.
+/// Polls the engine until the ledger has this load of its GPU.
 fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: impl Fn(EngineLoad) -> bool) {
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
@@ -209,7 +210,7 @@ fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
 }
 
 #[test]
-fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
+fn an_engines_metric_decides_the_gpu_of_a_pod() {
     let engine = EngineProcess::start(CALM);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
@@ -230,7 +231,7 @@ fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
 }
 
 #[test]
-fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
+fn an_engines_metric_decides_the_node_of_a_pod() {
     let engine = EngineProcess::start(FULL);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
@@ -260,7 +261,7 @@ fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
 }
 
 #[test]
-fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
+fn a_hanging_engine_has_unknown_load_and_excludes_no_pod() {
     let (engine, served, mut agent, newcomer) = known_to_be_full();
     engine.is(EngineMood::Hangs);
     until_known("nothing is known", &mut agent, &served, |pressure| {
@@ -272,7 +273,7 @@ fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
 }
 
 #[test]
-fn of_an_engine_that_died_nothing_is_known_which_keeps_nobody_off() {
+fn a_dead_engine_has_unknown_load_and_excludes_no_pod() {
     let (engine, served, mut agent, newcomer) = known_to_be_full();
     engine.dies();
     until_known("nothing is known", &mut agent, &served, |pressure| {

@@ -1,6 +1,6 @@
-//! The books, added up again from nothing but the pods, and compared with what the ledger says.
+//! The audit of the ledger: recomputes its sums from nothing but the pods, and compares them with what the ledger says.
 //!
-//! This shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
+//! It shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodState};
@@ -13,7 +13,7 @@ use crate::units::Bytes;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
@@ -29,15 +29,15 @@ pub enum Violation {
     GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
 }
 
-/// One pod's part of one GPU.
+/// One pod's charge on one GPU.
 struct GpuCharge<'a> {
     entry: &'a PodState,
     amount: Bytes,
     placed: bool,
 }
 
-/// Every invariant that does not hold, in order of node and GPU. Pods that someone else put on a node without
-/// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
+/// Every violated invariant, in order of node and GPU. Pods that another scheduler bound without naming GPUs are charged, but
+/// Stowage did not allocate that VRAM: they cannot violate an invariant.
 pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     let all = ledger.pod_states();
     let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
@@ -72,7 +72,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     violations
 }
 
-/// Who leaves together is found by an index; it must say what the pods show.
+/// The group index must agree with what the pods show.
 fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations: &mut Vec<Violation>) {
     let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
     for (uid, entry) in all {
@@ -119,7 +119,7 @@ fn check_promises(
     }
 }
 
-/// Of a device plugin: each resource that the node or a pod there names.
+/// Checks a device plugin's node: each resource that the node or a pod there names.
 fn check_devices(
     name: &NodeName,
     node: &Node,
@@ -163,12 +163,12 @@ fn part<'a>(
         return None;
     }
     let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
-    // Where an agent found a pod of somebody else's is where it counts, but nobody promised it that.
+    // Where an agent found a foreign pod is where it counts, but Stowage did not allocate that VRAM.
     Some(GpuCharge { entry, amount, placed: placed && entry.recorded_devices().is_some() })
 }
 
-/// What holds keep of this GPU beyond what their victims still occupy there.
-/// A hold with a GPU that is not there any more keeps nothing.
+/// VRAM that reservations keep of this GPU beyond what their victims still occupy there. A reservation with a GPU that no longer
+/// exists keeps nothing.
 fn held(
     pod_states: &BTreeMap<&PodUid, &PodState>,
     node: &NodeName,
@@ -189,14 +189,14 @@ fn held(
             Sharing::Shared => entry.demand.per_gpu,
         };
         let victims = reservation.victims.iter().filter_map(|uid| pod_states.get(uid));
-        // One whose record names GPUs that are gone is counted on all, as everywhere.
+        // A victim whose record names GPUs that are gone is counted on all GPUs, as everywhere.
         let still_there = victims.filter_map(|victim| part(victim, node, device, capacity, devices));
         wanted(holder).minus(still_there.map(|part| part.amount).sum())
     })
     .sum()
 }
 
-/// Whether `name` means this device, by its UUID or by its index alone.
+/// Whether `name` means this device, by its UUID or, without one, by its index.
 fn is_named(device: &Device, name: &GpuUuid) -> bool {
     *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
 }

@@ -1,5 +1,5 @@
-//! The search over many nodes of which little is known yet: each is looked at closely only when it could be cheaper than what
-//! was found. The answer is that of a close look at all of them.
+//! Best-first search over many nodes: a node is examined closely only when it could be cheaper than the best set found so far.
+//! The result is the same as if all nodes were examined.
 
 use super::branch_and_bound::Search;
 use super::candidate::PreemptionCandidate;
@@ -14,48 +14,48 @@ use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// A node, and no more than what the cheapest set of victims costs there. In order, the one that could be cheapest comes first.
+/// A node, with a lower bound of the cost of its cheapest victim set. Ordered by that bound, the lowest first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeCostBound {
     pub floor: EvictionCost,
     pub node: NodeName,
-    /// No set there has fewer pods that are evicted.
+    /// No victim set of the node evicts fewer pods.
     pub least_evicted: u32,
 }
 
-/// A room that has been looked at, and no more than what the cheapest set of victims costs in it.
+/// An examined preemption candidate, with a lower bound of the cost of its cheapest victim set.
 pub type ExaminedCandidate<R> = (EvictionCost, R);
 
-/// What a search came to.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VictimSearchResult {
     pub set: Option<VictimSet>,
-    /// Some set was left out because of a limit on evictions.
+    /// A set was left out because of an eviction limit.
     pub is_limited: bool,
 }
 
-/// Where a search finds its rooms, and what it must keep to. Whoever keeps rooms for the next search can keep what this one learns
-/// of them.
+/// The source of a search's preemption candidates and of its limits. A source that keeps candidates for the next search can keep
+/// what this search learns about them.
 pub trait CandidateSource {
     type Candidate: Borrow<PreemptionCandidate>;
 
-    /// `None` if nobody's leaving would be enough.
+    /// `None` if evicting every pod would not be enough.
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Self::Candidate>>;
 
-    /// No set of the node's room costs less; `None` as above.
+    /// No victim set of the candidate costs less than `least`; `None` as above.
     fn learn(&mut self, _node: &NodeName, _least: Option<EvictionCost>) {}
 
-    /// How many pods may be evicted; `None` if that does not matter.
+    /// How many pods may be evicted; `None` if eviction limits do not matter.
     fn allowance(&self) -> Option<EvictionAllowance<'_>> {
         None
     }
 
-    /// Whether the best set of a room can be had. If not, none of that room is.
+    /// Whether the best set of a candidate is acceptable. If not, no set of that candidate is used.
     fn accepts(&mut self, _set: &VictimSet) -> bool {
         true
     }
 
-    /// Whether to go on, after so many steps more. A search that does not has found nothing.
+    /// Whether to continue, after `steps` more steps. A search that is stopped has found nothing.
     fn goes_on(&mut self, _steps: u32) -> bool {
         true
     }
@@ -71,7 +71,7 @@ impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandi
     }
 }
 
-/// `None` if nobody's leaving would be enough.
+/// `None` if evicting every pod would not be enough.
 pub fn seen(
     candidate: PreemptionCandidate,
     demand: &Demand,
@@ -79,8 +79,8 @@ pub fn seen(
     Some((floor(&candidate, demand)?, candidate))
 }
 
-/// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
-/// first by name. `cost_bounds` stand in order; only those that could be cheapest are looked at.
+/// The cheapest victim set of any candidate whose eviction makes `demand` fit there; among candidates of equal cost, the first by
+/// node name. `cost_bounds` is sorted; only nodes that could be cheapest are examined.
 pub fn cheapest_among<R: CandidateSource>(
     cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
@@ -91,7 +91,7 @@ pub fn cheapest_among<R: CandidateSource>(
     find_among(cost_bounds, demand, rules, effort, candidates).set
 }
 
-/// The same, with what was left out.
+/// As above, and whether a set was left out because of an eviction limit.
 pub fn find_among<R: CandidateSource>(
     cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
@@ -101,14 +101,14 @@ pub fn find_among<R: CandidateSource>(
 ) -> VictimSearchResult {
     let mut search = Search::new(effort);
     let mut distant = cost_bounds.into_iter().peekable();
-    // Rooms that have been looked at, and what they cost at least by what is known now.
+    // Candidates that have been examined, with a lower bound of their cost by what is known now.
     let mut seen: Vec<Option<R::Candidate>> = Vec::new();
     let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
     loop {
         let next = near.peek().map(|Reverse((cost_bound, _))| cost_bound);
         if let Some(cost_bound) = distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next)) {
             if !search.beats(cost_bound.floor, &cost_bound.node) {
-                // All others could only be dearer.
+                // All others can only be dearer.
                 break;
             }
             if candidates.allowance().is_some_and(|allowance| !is_within(&cost_bound, &allowance)) {
@@ -138,10 +138,10 @@ pub fn find_among<R: CandidateSource>(
     VictimSearchResult { is_limited: search.is_limited(), set: search.best() }
 }
 
-/// Steps that the first look at a room counts for: it asks the entry of each pod there.
+/// Steps that the first look at a candidate counts for, because it reads the state of each pod there.
 const LOOK: u32 = 16;
 
-/// Whether as many may be evicted as each set of the node has at least.
+/// Whether the limits allow as many evictions as every set of the node has at least.
 fn is_within(cost_bound: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
     let least = cost_bound.least_evicted;
     least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&cost_bound.node))
@@ -170,7 +170,7 @@ fn try_candidate<R: CandidateSource>(
     }
 }
 
-/// The same of rooms that are all known, each of another node.
+/// The search over candidates that are all known, each of another node.
 pub fn cheapest(
     candidates: &[PreemptionCandidate],
     demand: &Demand,

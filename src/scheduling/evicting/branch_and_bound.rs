@@ -1,7 +1,7 @@
-//! The search itself: room after room, the ones that could be cheapest first, and in each a branch and bound over who leaves
-//! for each set of seats. The best set found so far bounds all that come after it, in its own room and in the next.
+//! The search for victims: candidate by candidate, the potentially cheapest first, and in each a branch and bound over the
+//! victims for each set of GPUs. The best set found so far bounds all later work, in its own candidate and in the next ones.
 //!
-//! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
+//! The cost only grows as victims are added, so a branch that cannot become cheaper than the best set is cut.
 
 use super::candidate::Shortfall;
 use super::eviction_cost::EvictionCost;
@@ -19,47 +19,47 @@ use std::ops::ControlFlow;
 pub struct Search {
     effort: SearchEffort,
     steps: u32,
-    /// Some room or the whole was left before its end.
+    /// The search of a candidate, or the whole search, ended early.
     is_cut_short: bool,
-    /// Some set was left out because of a limit on evictions.
+    /// A set was left out because of an eviction limit.
     is_limited: bool,
     best: Option<VictimSet>,
-    /// The best set of the rooms before the one that `best` is of.
+    /// The best set of the candidates before the one that `best` belongs to.
     before: Option<VictimSet>,
 }
 
-/// One room in the search.
+/// The search in one candidate.
 struct CandidateSearch<'s, 'a> {
     search: &'s mut Search,
     case: &'a VictimProblem<'a>,
     steps: u32,
 }
 
-/// One search for one set of seats: who could leave (those on the seats first), who has been chosen, and what is free then.
+/// One search for one set of GPUs: the possible victims (those on these GPUs first), the chosen ones, and what is free then.
 struct SearchBranch<'a> {
     gpus: GpuSet,
     gpu_candidates: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
-    /// How many of `order` are on the seats.
+    /// How many of `order` are on the chosen GPUs.
     on_gpus: usize,
-    /// By unit: not decided yet.
+    /// By unit: whether it is undecided.
     open: Vec<bool>,
     chosen: Vec<u32>,
     state: Vec<Gpu>,
-    /// The GPUs that were changed, as they were before.
+    /// The changed GPUs, as they were before.
     before: Vec<(usize, Gpu)>,
     eviction_cost: EvictionCost,
     sums: ChosenSums,
 }
 
-/// What those who were chosen add up to.
+/// The sums over the chosen victims.
 #[derive(Default, Clone)]
 struct ChosenSums {
     freed: Shortfall,
     given_back: TenantUsage,
-    /// How many pods of each budget leave.
+    /// By budget: how many of its pods are evicted.
     covered: Vec<u32>,
-    /// How many pods of each limit are evicted, and how many of this node.
+    /// By eviction limit: how many pods are evicted; and how many of this node.
     evicted: Vec<u32>,
     evicted_here: u32,
 }
@@ -73,7 +73,7 @@ impl Search {
         self.steps
     }
 
-    /// Whether a set was left out because of a limit on evictions.
+    /// Whether a set was left out because of an eviction limit.
     pub fn is_limited(&self) -> bool {
         self.is_limited
     }
@@ -82,12 +82,12 @@ impl Search {
         self.is_limited = true;
     }
 
-    /// The best set so far, if it is of this node.
+    /// The best set so far, if it is on this node.
     pub fn best_on(&self, node: &NodeName) -> Option<&VictimSet> {
         self.best.as_ref().filter(|best| best.node == *node)
     }
 
-    /// The best set cannot be had: the best of the rooms before it counts.
+    /// Rejects the best set: the best of the candidates before it counts.
     pub fn reject_best(&mut self) {
         self.best = self.before.take();
     }
@@ -105,15 +105,15 @@ impl Search {
         self.best.map(|best| VictimSet { exact, ..best })
     }
 
-    /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
-    /// one node the first that is found, which is always the same.
+    /// Whether a set of that cost on this node would replace the best. Among equals the first node by name wins, and on one node
+    /// the first set that is found, which is always the same.
     pub fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
         self.best.as_ref().is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
     }
 }
 
 impl<'a> CandidateSearch<'_, 'a> {
-    /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
+    /// Tries `chosen` with each subset of the GPUs that completes it, in order of their lower bounds.
     fn for_each_gpu_set(
         &mut self,
         gpu_candidates: &'a [GpuShortfall],
@@ -152,7 +152,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         self.steps >= per_node || self.search.steps >= in_all
     }
 
-    /// Decides over `branch.order[next]` and all after it.
+    /// Decides about `branch.order[next]` and all after it.
     fn descend(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         if self.is_spent() {
             self.search.is_cut_short = true;
@@ -174,7 +174,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
             return;
         }
-        // Past those on the seats, the rest can only help to cover sums.
+        // After the units on these GPUs, the rest can only help to cover sums.
         if next >= branch.on_gpus && !branch.has_gpu_candidates(self.case, &branch.state) {
             return;
         }
@@ -197,7 +197,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         branch.open[unit as usize] = true;
     }
 
-    /// Without this one its equals are no better: it would have been taken in their place.
+    /// Without this unit its equals are no better: it would have been chosen in their place.
     fn skip(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         let units = &self.case.units;
         let first = &units[branch.order[next] as usize];
@@ -213,7 +213,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         mark(branch, true);
     }
 
-    /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
+    /// Records a set that is better than the best so far. Victims that turn out to be unnecessary are removed from it first.
     fn offer(&mut self, branch: &SearchBranch<'a>) {
         let needed = self.without_idle(branch);
         let eviction_cost = needed.eviction_cost;
@@ -226,7 +226,7 @@ impl<'a> CandidateSearch<'_, 'a> {
         }
     }
 
-    /// The branch without those whose staying would still do; the dearest are spared first.
+    /// The branch without unnecessary victims; the dearest are removed first.
     fn without_idle(&self, branch: &SearchBranch<'a>) -> SearchBranch<'a> {
         let mut chosen = branch.chosen.clone();
         chosen.sort_unstable();
@@ -268,7 +268,7 @@ impl<'a> SearchBranch<'a> {
         }
     }
 
-    /// The same seats, with these chosen and nobody else.
+    /// The same GPUs, with exactly these victims.
     fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
         let mut branch = Self::new(case, &self.gpu_candidates);
         chosen.iter().for_each(|unit| branch.take(case, *unit));
@@ -322,12 +322,12 @@ impl<'a> SearchBranch<'a> {
         self.gpus.iter().all(|place| state[place].can_take(case.demand))
     }
 
-    /// Whether the pod's tenant may have these seats once so much was given back.
+    /// Whether the pod's tenant may have these GPUs once this usage is given back.
     fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
         case.candidate.tenant.allows(used_on(&case.candidate.gpus, case.demand, self.gpus), given_back)
     }
 
-    /// The least that a set costs which is chosen on from here; `None` if none would be enough.
+    /// The lower bound of the cost of every set that extends this branch; `None` if no such set is enough.
     fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
         let open = |unit: usize| self.open[unit];
         let of_gpu = |gpu_candidate: &&GpuShortfall| {
@@ -349,7 +349,7 @@ impl<'a> SearchBranch<'a> {
         Some(least)
     }
 
-    /// No fewer pods of this node are evicted in a set that is chosen on from here.
+    /// The least number of this node's pods that any set extending this branch evicts.
     fn least_evicted(&self, case: &VictimProblem<'_>) -> u32 {
         if case.left_here == u32::MAX {
             return 0;
@@ -368,7 +368,7 @@ impl<'a> SearchBranch<'a> {
         self.sums.evicted.iter().zip(&case.left).all(|(evicted, left)| evicted <= left)
     }
 
-    /// Whether it would do if everyone left who is still undecided.
+    /// Whether evicting all undecided units would be enough.
     fn could_be_enough(&self, case: &VictimProblem<'_>, next: usize) -> bool {
         let mut state = self.state.clone();
         let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
@@ -404,7 +404,7 @@ impl<'a> SearchBranch<'a> {
             victims,
             eviction_cost: self.eviction_cost,
             longest_grace: chosen().map(|unit| unit.grace).max().unwrap_or(Millis(0)),
-            // The search knows when it is over.
+            // The caller of the search sets this at the end.
             exact: true,
         }
     }

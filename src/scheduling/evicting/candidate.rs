@@ -1,5 +1,5 @@
-//! One node as a search for victims sees it: its GPUs, who could leave them, who leaves anyway, and what it would take for the
-//! pod to be placed there. Data; the ledger fills it in.
+//! The preemption candidate: one node as the search for victims sees it, with its GPUs, its potential victims, the pods that
+//! leave anyway, and the shortfall to cover. Plain data; the ledger fills it in.
 
 use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
@@ -15,41 +15,41 @@ use std::sync::Arc;
 pub struct PreemptionCandidate {
     pub node: NodeName,
     pub gpus: Vec<Gpu>,
-    /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed, not protected, and
-    /// not already leaving for someone else.
+    /// Pods that may be evicted for the preemptor: of a preemptible class, of lower priority, placed, not protected, and not
+    /// already a victim of another reservation.
     pub candidates: Vec<PotentialVictim>,
-    /// Pods that are being deleted: their room is on its way at no cost.
+    /// Pods that are being deleted: their VRAM becomes free at no cost.
     pub awaited: Vec<PotentialVictim>,
-    /// Groups of which candidates here are members: those leave together or not at all.
+    /// Groups with members among the candidates: they are evicted whole or not at all.
     pub gangs: Vec<VictimGroup>,
-    /// Who keeps classes off which GPUs: a class is let in again when the last that bars it has left.
+    /// Class exclusions by GPU: a class is admitted again when the last pod that excludes it has left.
     pub class_exclusions: Vec<ClassExclusion>,
-    /// How many pods each disruption budget that covers a candidate lets leave.
+    /// By disruption budget that covers a candidate: how many of its pods may be disrupted.
     pub budgets: Vec<u32>,
-    /// Which budgets those are, by their places in the ledger's list.
+    /// Which budgets those are, as indices into the ledger's list.
     pub budget_places: Vec<usize>,
-    /// False if budgets may stand that nobody could read.
+    /// False if budgets may exist that this process may not read.
     pub budgets_known: bool,
-    /// What the tenant of the one who asks may have, and has beside it.
+    /// What the preemptor's tenant may have, and has.
     pub tenant: TenantQuota,
     /// What the scheduler itself must see freed.
     pub shortfall: Shortfall,
-    /// By how much budgets are overdrawn here whoever of the candidates leaves.
+    /// By how much disruption budgets are overdrawn on this node, whichever victims are chosen.
     pub violations: u32,
 }
 
-/// Members of a group: those on this node are candidates, and with any of them all leave.
+/// A pod group: its members on this node are candidates, and the eviction of one evicts all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VictimGroup {
-    /// Everyone who leaves with it, on whichever node, in order of UID.
+    /// All members, on whichever node, in order of UID.
     pub members: Arc<[PodUid]>,
-    /// Of those on other nodes: their price, the longest that one may take to leave, what they give back, and the budgets that
-    /// cover them.
+    /// Of the members on other nodes: their eviction cost, the longest grace period, the quota they give back, and the budgets
+    /// that cover them.
     pub eviction_cost: EvictionCost,
     pub grace: Millis,
     pub given_back: TenantUsage,
     pub budgets: Vec<u16>,
-    /// Where those on other nodes are, and whose they are.
+    /// The nodes and tenants of the members on other nodes.
     pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
 }
 
@@ -61,7 +61,7 @@ pub struct Shortfall {
 }
 
 impl PreemptionCandidate {
-    /// A room in which nobody could leave.
+    /// A candidate without potential victims.
     pub fn new(node: NodeName, gpus: Vec<Gpu>) -> Self {
         Self {
             node,

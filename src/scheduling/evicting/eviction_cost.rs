@@ -1,33 +1,33 @@
-//! What it costs that pods leave: the parts of one pod's loss, and the price of a set, whose order is the policy.
+//! Eviction cost: the parts of what one pod's eviction loses, and the cost of a victim set, whose field order is the policy.
 
 use crate::scheduling::ledger::{PotentialVictim, QuotaStatus};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What a victim set costs; less is better, the first field that differs decides. It only grows as victims are added.
+/// The cost of a victim set. Less is better; the first field that differs decides. It only grows as victims are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionCost {
-    /// By how many pods disruption budgets are overdrawn, over all of them.
+    /// By how many pods disruption budgets are overdrawn, summed over all budgets.
     pub violations: u32,
-    /// Somebody loses what is guaranteed: only where what is borrowed is not enough.
+    /// A victim lives on its tenant's guarantee: only where borrowed capacity is not enough.
     pub from_guarantee: bool,
-    /// The highest priority among the victims, counted from the lowest possible.
+    /// The highest priority among the victims, relative to the lowest possible.
     pub priority: u32,
-    /// How much the most spared of the borrowers among them is spared.
+    /// How much the most spared borrower among the victims is spared.
     pub spared: u32,
-    /// In thousandths of a GPU for a second.
+    /// The sum of the losses, in thousandths of a GPU-second.
     pub cost: u64,
-    /// The highest deletion cost among the victims, counted from the lowest possible.
+    /// The highest pod deletion cost among the victims, relative to the lowest possible.
     pub deletion_cost: u32,
     pub victims: u32,
     pub evicted: Bytes,
-    /// Pods that leave anyway, and whose room it counts on.
+    /// Pods that leave anyway, and whose VRAM the set needs.
     pub awaited: u32,
 }
 
 impl EvictionCost {
-    /// With one more who leaves.
+    /// The cost with one more victim.
     pub fn plus(self, resident: &PotentialVictim) -> Self {
         let (guaranteed, spared) = match resident.standing {
             QuotaStatus::Guaranteed => (true, 0),
@@ -46,7 +46,7 @@ impl EvictionCost {
         })
     }
 
-    /// Both sets together; overdrawn budgets are the caller's to count.
+    /// The cost of both sets together; the caller counts overdrawn budgets.
     pub fn and(self, other: Self) -> Self {
         Self {
             violations: self.violations.saturating_add(other.violations),

@@ -1,8 +1,8 @@
-//! What a set of victims will cost at least: the reason why few sets have to be looked at.
+//! A lower bound of the cost of a victim set. Because of it, the search looks at few sets.
 //!
-//! Each thing that is lacking (VRAM on a seat, or on the node's sum) must be covered by somebody. The fields of a price are
-//! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
-//! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
+//! Victims must cover every shortfall (VRAM on a GPU, or of the node's sum). The fields of the cost are bounded in their order:
+//! victims that are dearer by an earlier field are ignored while cheaper ones suffice, and of those the best value is taken
+//! first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
 use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;
@@ -13,21 +13,21 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
 
-/// One thing that is lacking, and who could relieve it by how much.
+/// One shortfall, and which units relieve it by how much.
 #[derive(Debug)]
 pub struct GpuShortfall {
-    /// The GPU's place; of a sum, nothing.
+    /// The GPU's index; unused for a sum.
     pub place: usize,
     pub need: u64,
-    /// By unit, if it relieves anything; the best value for its cost first.
+    /// The units that relieve it, the best relief for its cost first.
     by_value: Vec<FreedShare>,
-    /// The same, the lowest priority first, and the least spared first.
+    /// The same units, the lowest priority first, and the least spared first.
     by_priority: Vec<FreedShare>,
     by_spared: Vec<FreedShare>,
     pub least: EvictionCost,
 }
 
-/// What of sums over the node is lacking.
+/// The shortfalls of sums over the node.
 #[derive(Debug, Default)]
 pub struct SumShortfalls {
     pub all: Vec<GpuShortfall>,
@@ -44,7 +44,7 @@ struct FreedShare {
 }
 
 impl GpuShortfall {
-    /// `None` if not even all units together are enough.
+    /// `None` if all units together are not enough.
     pub fn of_gpu(
         place: usize,
         gpu: &Gpu,
@@ -84,7 +84,7 @@ impl GpuShortfall {
         Some(lack)
     }
 
-    /// The least that a set costs which covers `need`, if what is chosen already costs `base` and only units that are `open` may
+    /// The least cost of a set that covers `need`, if the chosen victims already cost `base` and only units that are `open` may
     /// still be chosen. `None` if they are not enough.
     pub fn least(&self, need: u64, base: EvictionCost, open: impl Fn(usize) -> bool) -> Option<EvictionCost> {
         if need == 0 {
@@ -108,8 +108,8 @@ impl GpuShortfall {
 }
 
 impl GpuShortfall {
-    /// No fewer pods than these are evicted from the seat to cover `need`, if only units that are `open` may be chosen (the
-    /// relaxation again: the largest relief for each pod first, the last one in part).
+    /// The least number of pods evicted from the GPU to cover `need`, if only units that are `open` may be chosen (the relaxation
+    /// again: the largest relief per pod first, the last one in part).
     pub fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
         if need == 0 {
             return 0;
@@ -121,7 +121,7 @@ impl GpuShortfall {
         let open = self.by_value.iter().filter(|relief| open(relief.unit as usize));
         let mut there: Vec<(u64, u64)> =
             open.map(|relief| (relief.amount, on_seat(&units[relief.unit as usize]))).collect();
-        // By relief for each pod; of those who leave anyway it is boundless.
+        // By relief per pod; for pods that leave anyway it is infinite.
         there.sort_unstable_by(|a, b| {
             let value = |a: &(u64, u64), b: &(u64, u64)| u128::from(a.0) * u128::from(b.1);
             value(b, a).cmp(&value(a, b))
@@ -140,7 +140,7 @@ impl GpuShortfall {
 }
 
 impl SumShortfalls {
-    /// `None` if not even all units together are enough.
+    /// `None` if all units together are not enough.
     pub fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
         let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
         let all =
@@ -162,7 +162,7 @@ pub fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
     lack.need.saturating_sub(sums(freed)[lack.place])
 }
 
-/// What must be given back on a seat at least: bytes, or the number of tenants for one who wants no other.
+/// What must be given back on a GPU at least: bytes, or the number of resident pods for a pod that wants the GPU exclusively.
 pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
@@ -171,8 +171,8 @@ pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     }
 }
 
-/// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the
-/// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
+/// A lower bound of the cost of a candidate's cheapest set, found without regard to groups: the unit with the best value on a GPU
+/// is assumed to be there as often as needed. `None` if even all of them are not enough.
 pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let gpu_candidates = (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
     let mut floors: Vec<EvictionCost> =
@@ -194,7 +194,7 @@ fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand
     )
 }
 
-/// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
+/// A lower bound of the cost of covering the need on a GPU by units with these reliefs and costs.
 pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
     if need == 0 {
         return Some(EvictionCost::default());
@@ -216,8 +216,8 @@ pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost
     Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
 }
 
-/// No more than the pods that must be evicted to cover the need on a seat, by those who give back so much each; who leaves anyway is
-/// not evicted.
+/// A lower bound of the number of pods to evict to cover the need on a GPU by pods with these reliefs; a pod that leaves anyway
+/// is not evicted.
 pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
     let (mut left, mut largest) = (need, 1);
     for (amount, leaves_anyway) in who_goes {
@@ -229,7 +229,7 @@ pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>)
     u32::try_from(left.div_ceil(largest)).unwrap_or(u32::MAX)
 }
 
-/// What one who leaves gives back on a seat.
+/// What one pod gives back on a GPU.
 fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
@@ -243,7 +243,7 @@ fn covers<'a>(reliefs: impl Iterator<Item = &'a FreedShare>, need: u64) -> bool 
     reached(reliefs, need, |_| ()).is_some()
 }
 
-/// What is said of the one by whom the need is covered.
+/// The field of the unit that finally covers the need.
 fn reached<'a, T>(
     reliefs: impl Iterator<Item = &'a FreedShare>,
     need: u64,
@@ -259,7 +259,7 @@ fn reached<'a, T>(
     None
 }
 
-/// How far one must go through reliefs in order of `key` to cover the need, but no less than one has gone already.
+/// How far to go through the reliefs in order of `key` to cover the need, but no less far than before.
 fn threshold<'a>(
     in_order: impl Iterator<Item = &'a FreedShare>,
     need: u64,

@@ -1,8 +1,9 @@
-//! Who must leave so that a pod fits: the cheapest set of pods on the very GPUs that it needs, on one node of many. Found
-//! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
+//! Finds the victims of a preemption: the cheapest set of pods whose eviction frees the GPUs that the pod needs, on one node of
+//! many. The result is optimal unless the search runs into its budget ([`VictimSet::exact`] says which).
 //!
-//! [`candidate`] is what is known of one node, [`eviction_cost`] what makes one set better than another, [`allowance`] how many may be evicted now. Pods that leave together are one
-//! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them, and [`lazy`] at few nodes.
+//! [`candidate`] is what is known of one node, [`eviction_cost`] what makes one set better than another. Pods that are evicted
+//! together are one [`victim_unit`]; [`lower_bound`] bounds the cost of a set, so that [`branch_and_bound`] examines few sets,
+//! and [`best_first`] few nodes.
 
 mod best_first;
 mod branch_and_bound;
@@ -32,17 +33,17 @@ use crate::ids::{NodeName, PodUid};
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 
-/// What to make of disruption budgets.
+/// How the search treats disruption budgets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BudgetRules {
-    /// A set that overdraws one is none.
+    /// A set that overdraws a budget is not allowed.
     Keep,
-    /// Such a set is dearer than any that overdraws less.
+    /// A set that overdraws a budget is dearer than any that overdraws less.
     Violate,
 }
 
-/// How many branches are looked at before the best set found so far has to do.
+/// How many branches the search examines before it settles for the best set found so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SearchEffort {
     pub per_node: u32,
@@ -54,11 +55,11 @@ pub struct VictimSet {
     pub node: NodeName,
     /// The GPUs the pod will get.
     pub gpus: GpuSet,
-    /// Pods of the node that must be evicted, in order of UID.
+    /// Pods of the node to evict, in order of UID.
     pub victims: Vec<PodUid>,
-    /// Pods of other nodes that leave with their groups, in order of UID.
+    /// Pods of other nodes that are evicted with their groups, in order of UID.
     pub elsewhere: Vec<PodUid>,
-    /// Pods of the node that are leaving anyway and must have left, in order of UID.
+    /// Pods of the node that are leaving anyway and must be gone, in order of UID.
     pub awaited: Vec<PodUid>,
     pub eviction_cost: EvictionCost,
     pub longest_grace: Millis,
@@ -67,20 +68,20 @@ pub struct VictimSet {
 }
 
 impl Default for SearchEffort {
-    /// Pods of equal size and price are told apart by name only, so that few nodes take a hundred branches; a full budget is
-    /// some ten milliseconds.
+    /// Pods of equal size and cost differ by name only, so few nodes take a hundred branches; the full budget takes some ten
+    /// milliseconds.
     fn default() -> Self {
         Self { per_node: 5_000, in_all: 20_000 }
     }
 }
 
 impl SearchEffort {
-    /// As long as it takes.
+    /// No limit.
     pub const UNLIMITED: Self = Self { per_node: u32::MAX, in_all: u32::MAX };
 }
 
 impl VictimSet {
-    /// Everyone who must have left before the pod can come, in order of UID: what its hold names.
+    /// Every pod that must be gone before the preemptor can be placed, in order of UID: the victims that its reservation names.
     pub fn all_victims(&self) -> Vec<PodUid> {
         let mut all: Vec<PodUid> =
             self.victims.iter().chain(&self.elsewhere).chain(&self.awaited).cloned().collect();
@@ -88,13 +89,13 @@ impl VictimSet {
         all
     }
 
-    /// Who is to be evicted for it, on whichever node.
+    /// The pods to evict for it, on whichever node.
     pub fn evicted(&self) -> impl Iterator<Item = &PodUid> {
         self.victims.iter().chain(&self.elsewhere)
     }
 }
 
-/// The cheapest set of one room; see [`cheapest`]. It may be empty, if nobody has to leave.
+/// The cheapest set of one candidate; see [`cheapest`]. It is empty if no pod has to be evicted.
 pub fn cheapest_victims(
     candidate: &PreemptionCandidate,
     demand: &Demand,

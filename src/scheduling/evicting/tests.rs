@@ -1,4 +1,4 @@
-//! The search on rooms made by hand, one rule of the price each. Random rooms against brute force are in
+//! The search on hand-made candidates, one rule of the cost at a time. Random candidates against brute force are in
 //! `scheduling::proptests::victims`.
 
 use super::*;
@@ -16,7 +16,7 @@ fn uid(name: &str) -> PodUid {
     PodUid::parse(name).unwrap()
 }
 
-/// 80 GiB, of which 72 can be promised; what is on it is charged as residents are added.
+/// 80 GiB, of which 72 are allocatable; residents are charged as they are added.
 fn gpu() -> Gpu {
     let device = whole_gpu(GpuUuid::from_index(0), 0, Bytes::gib(80));
     Gpu::of(&device, &Policy::default().headroom)
@@ -60,14 +60,14 @@ fn leave(rooms: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<
 }
 
 #[test]
-fn two_cheap_ones_leave_rather_than_one_that_loses_more() {
+fn two_cheap_victims_are_preferred_to_one_that_loses_more_work() {
     let two = vec![resident("a", 0, 30, 4), resident("b", 0, 30, 4)];
     let rooms = [room("n", 1, two), room("m", 1, vec![resident("c", 0, 60, 9)])];
     assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["a", "b"]);
 }
 
 #[test]
-fn nobody_leaves_from_a_gpu_where_it_would_not_help() {
+fn no_pod_is_evicted_from_a_gpu_where_it_would_not_help() {
     let rooms = [room("n", 2, vec![resident("cheap", 0, 10, 1), resident("dear", 1, 60, 50)])];
     assert_eq!(leave(&rooms, 70, BudgetRules::Keep).unwrap(), ["cheap"], "the two GPUs' rests are no room");
     assert_eq!(leave(&rooms, 60, BudgetRules::Keep).unwrap(), Vec::<String>::new());
@@ -75,7 +75,7 @@ fn nobody_leaves_from_a_gpu_where_it_would_not_help() {
 }
 
 #[test]
-fn borrowed_share_goes_before_what_is_guaranteed_and_low_priority_before_what_costs_less() {
+fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low_cost() {
     let borrowed =
         PotentialVictim { standing: QuotaStatus::Borrowed { spared: 7 }, ..resident("borrows", 0, 60, 90) };
     let rooms = [room("n", 1, vec![borrowed]), room("m", 1, vec![resident("owns", 0, 60, 1)])];
@@ -86,7 +86,7 @@ fn borrowed_share_goes_before_what_is_guaranteed_and_low_priority_before_what_co
 }
 
 #[test]
-fn a_budget_that_has_nothing_left_is_kept_unless_the_rules_say_otherwise() {
+fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
     let covered = PotentialVictim { budgets: vec![0], ..resident("covered", 0, 60, 1) };
     let mut guarded = room("n", 1, vec![covered]);
     guarded.budgets = vec![0];
@@ -97,7 +97,7 @@ fn a_budget_that_has_nothing_left_is_kept_unless_the_rules_say_otherwise() {
 }
 
 #[test]
-fn a_group_leaves_whole_and_at_its_whole_price() {
+fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
     let member = PotentialVictim { gang: Some(0), ..resident("member", 0, 60, 1) };
     let mut grouped = room("n", 1, vec![member]);
     grouped.gangs = vec![VictimGroup {

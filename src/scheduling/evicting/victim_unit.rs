@@ -1,5 +1,5 @@
-//! A room made ready for the search: pods that leave together as one, in the order in which they are tried, and the seats that
-//! the pod could get.
+//! A preemption candidate prepared for the search: units of pods that are evicted together, in the order in which they are tried,
+//! and the GPUs that the preemptor could get.
 
 use super::BudgetRules;
 use super::candidate::{PreemptionCandidate, Shortfall, VictimGroup};
@@ -15,56 +15,56 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Millis;
 use std::collections::BTreeMap;
 
-/// Pods that leave together: one, or the members of a group.
+/// Pods that are evicted together: one pod, or the members of a group.
 #[derive(Debug)]
 pub struct VictimUnit<'a> {
-    /// Those of this node, in order of UID.
+    /// Its pods on this node, in order of UID.
     pub residents: Vec<&'a PotentialVictim>,
     pub gang: Option<&'a VictimGroup>,
-    /// It leaves anyway.
+    /// The pod leaves anyway.
     pub is_awaited: bool,
-    /// Of all of them, but for overdrawn budgets.
+    /// The cost of all of them, without overdrawn budgets.
     pub eviction_cost: EvictionCost,
     pub gpus: GpuSet,
     pub freed: Shortfall,
     pub given_back: TenantUsage,
-    /// A budget stands here once for each pod that it covers.
+    /// A budget is listed once for each pod that it covers.
     pub budgets: Vec<u16>,
-    /// The same of the limits on evictions that a set of this room could exceed, by their places in [`VictimProblem::left`].
+    /// The same for the eviction limits that a set of this candidate could exceed, as indices into [`VictimProblem::left`].
     pub limits: Vec<u16>,
     pub grace: Millis,
 }
 
-/// One room, one demand.
+/// One candidate and one demand.
 #[derive(Debug)]
 pub struct VictimProblem<'a> {
     pub candidate: &'a PreemptionCandidate,
     pub demand: &'a Demand,
     pub rules: BudgetRules,
-    /// The cheapest first; such as do the same at the same price stand side by side.
+    /// The cheapest first; units of the same effect and cost are adjacent.
     pub units: Vec<VictimUnit<'a>>,
-    /// The GPUs it could get if everyone left, with what is lacking there; the cheapest first.
+    /// The GPUs that the pod could get without all units, with their shortfalls; the cheapest first.
     pub gpu_candidates: Vec<GpuShortfall>,
-    /// What the scheduler itself lacks.
+    /// The shortfalls of kube-scheduler's own sums.
     pub sums: SumShortfalls,
-    /// No set of this room costs less.
+    /// No set of this candidate costs less.
     pub least: EvictionCost,
-    /// How many more pods may be evicted, of each limit that a set could exceed.
+    /// By eviction limit that a set could exceed: how many more pods may be evicted.
     pub left: Vec<u32>,
-    /// How many of this node at most.
+    /// How many pods of this node may be evicted at most.
     pub left_here: u32,
-    /// On how many GPUs one pod is that may be evicted, at most.
+    /// The greatest number of GPUs that one evictable pod is on.
     pub widest: u32,
-    /// Some pods were left out because of the limits: without them another set might be found.
+    /// Some units were left out because of the limits: without the limits another set might be found.
     pub is_limited: bool,
 }
 
-/// Why a room has no set.
+/// Why a candidate has no victim set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoVictimSet {
-    /// Nobody's leaving would be enough.
+    /// Evicting every pod would not be enough.
     Ever,
-    /// What may be evicted now is not enough.
+    /// The evictions allowed now are not enough.
     Now,
 }
 
@@ -106,7 +106,7 @@ impl<'a> VictimProblem<'a> {
             .collect();
         gpu_candidates.sort_by_key(|gpu_candidate| (gpu_candidate.least, gpu_candidate.place));
         let sums = SumShortfalls::of_sums(&candidate.shortfall, &units, base)?;
-        // A set with so many seats has one that is at least as dear as the last of the cheapest.
+        // A set of this many GPUs has one that is at least as dear as the last of the cheapest.
         let last = gpu_candidates.get((demand.gpus as usize).checked_sub(1)?)?;
         let least = sums.all.iter().map(|lack| lack.least).fold(last.least, EvictionCost::max);
         let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
@@ -127,7 +127,7 @@ impl<'a> VictimProblem<'a> {
         })
     }
 
-    /// No set of this room has fewer pods of this node that are evicted.
+    /// The least number of this node's pods that any set of this candidate evicts.
     fn least_evicted(&self) -> u32 {
         if self.left_here == u32::MAX {
             return 0;
@@ -141,12 +141,12 @@ impl<'a> VictimProblem<'a> {
         self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
     }
 
-    /// At least how many pods leave, if so many leave each of some seats: one may be on several.
+    /// The least number of pods to evict, if so many must leave each of some GPUs: one pod may be on several.
     pub fn spread(&self, on_gpus: u32) -> u32 {
         on_gpus.div_ceil(self.widest)
     }
 
-    /// How much budgets are overdrawn when so many leave that each covers.
+    /// By how much budgets are overdrawn, given how many covered pods of each are evicted.
     pub fn violations(&self, covered: &[u32]) -> u32 {
         let over = covered.iter().zip(&self.candidate.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
         over.fold(self.candidate.violations, u32::saturating_add)
@@ -191,12 +191,12 @@ impl<'a> VictimUnit<'a> {
         }
     }
 
-    /// Its first pod here: what tells it from others.
+    /// Its first pod on this node, which identifies it.
     pub fn name(&self) -> &'a PodUid {
         &self.residents[0].uid
     }
 
-    /// What makes it as good as another that stands beside it. A group is like no other.
+    /// What makes it interchangeable with an adjacent unit. A group equals no other unit.
     fn likeness(&self) -> impl Ord + use<'_, 'a> {
         let resident = self.residents[0];
         let group = self.gang.map(|gang| &gang.members);
@@ -206,7 +206,7 @@ impl<'a> VictimUnit<'a> {
         (gpus, per_gpu, used_beyond_grant, sharing, (class, tenant), sums, given_back, &self.budgets, group)
     }
 
-    /// In which scopes its eviction counts, and how often.
+    /// The scopes in which its eviction counts, and how often.
     fn scopes(&self, candidate: &PreemptionCandidate) -> BTreeMap<ScopeKey, u32> {
         let mut scopes = BTreeMap::new();
         if self.is_awaited {
@@ -254,8 +254,8 @@ fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<Vict
     units
 }
 
-/// Leaves out the units that exceed a limit on evictions even alone. Answers what is left of each limit that those who remain could
-/// exceed together, and how many pods of this node may be evicted.
+/// Removes the units that exceed an eviction limit alone. Returns what is left of each limit that the remaining ones could exceed
+/// together, and how many pods of this node may be evicted.
 fn within(
     units: &mut Vec<VictimUnit<'_>>,
     candidate: &PreemptionCandidate,
@@ -284,13 +284,13 @@ fn within(
     (binding.into_iter().map(|(_, left)| left).collect(), left_here)
 }
 
-/// Whether budgets forbid that it leaves, even alone.
+/// Whether budgets forbid its eviction even alone.
 fn overdraws(candidate: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
     let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
     unit.budgets.iter().any(|budget| covered(*budget) > candidate.budgets[usize::from(*budget)])
 }
 
-/// The node without any of these.
+/// The node's GPUs without any of these units.
 fn emptied(candidate: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
     let mut state = candidate.gpus.clone();
     units.iter().for_each(|unit| unit.discharge(&mut state));

@@ -1,4 +1,4 @@
-//! A node as it would be if all had left who may be evicted for a pod. Whoever stays is better judged by that than by what is free
+//! A node as it would be without its evictable pods. A pod that stays long is better scored by that than by what is free
 //! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
 //!
 //! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would

@@ -1,4 +1,4 @@
-//! Who a pod is: its class and the rule that chose it, its tenant, and the policy that says so.
+//! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
 use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
 use super::facts::Facts;
@@ -26,7 +26,7 @@ pub fn asks(demand: &Demand) -> RequestPart {
     }
 }
 
-/// What its manifest says; split over several GPUs it is rounded up.
+/// The VRAM that the manifest requests; split over several GPUs it is rounded up.
 pub fn asked_vram(demand: &Demand) -> Bytes {
     match demand.traits.vram {
         Bytes::ZERO => demand.vram(),
@@ -116,7 +116,7 @@ fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits:
     Condition { field: field.into(), wants, has }
 }
 
-/// Of labels that are missing or other ones, those are named.
+/// Names the labels that are missing or different.
 fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String) {
     let is_met = |(key, value): &(&String, &String)| traits.labels.get(*key) == Some(*value);
     let (met, unmet): (Vec<_>, Vec<_>) = matches.labels.iter().partition(is_met);

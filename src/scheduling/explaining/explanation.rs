@@ -1,5 +1,5 @@
-//! An explanation as data: what `/v1/explain` answers and `stowage explain` prints. Sums of memory are bytes, lengths of time
-//! are milliseconds, GPUs are counted in thousandths, and every name says so. Nothing is computed here.
+//! An explanation as data: what `/v1/explain` answers and `stowage explain` prints. Memory is in bytes, durations are in
+//! milliseconds, GPUs are in thousandths, and every name says so. Nothing is computed here.
 
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
@@ -24,18 +24,18 @@ pub struct Explanation {
     pub verdict: PodVerdict,
     pub asks: RequestPart,
     pub class: ClassPart,
-    /// `None` if no tenant has its namespace.
+    /// `None` if no tenant has the pod's namespace.
     pub tenant: Option<TenantPart>,
     pub policy: PolicyPart,
     pub place: PodStage,
     pub counts: Counts,
-    /// In detail: the nodes that fit, best first; then the nearest of those that do not.
+    /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
-    /// The nodes that do not fit and are not all in `nodes`, by reason.
+    /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
     /// What would have to change, the easiest first; or, for a pod that fits, what to look at next.
     pub remedies: Vec<Remedy>,
-    /// What the continuous audit finds: promises of a GPU of its that cannot all be kept. The books do not know of it.
+    /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<ConflictPart>,
 }
@@ -58,19 +58,19 @@ impl From<&GpuConflict> for ConflictPart {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodVerdict {
-    /// It is on its node.
+    /// The pod is on its node.
     Bound,
-    /// Its GPUs are promised, and its Binding is on its way.
+    /// GPUs are allocated to the pod, and its Binding is being written.
     Assumed,
-    /// It has room of its own, which others have not left yet.
+    /// The pod has a reservation whose victims have not left yet.
     Holding,
-    /// It waits, and some node fits.
+    /// The pod waits, and a node fits.
     Fits,
-    /// It waits, and no node fits.
+    /// The pod waits, and no node fits.
     DoesNotFit,
 }
 
-/// What the pod asks for.
+/// What the pod requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestPart {
@@ -78,7 +78,7 @@ pub struct RequestPart {
     pub vram_bytes: Bytes,
     pub bytes_per_gpu: Bytes,
     pub gpus: u32,
-    /// What it asks a device plugin for, such as `nvidia.com/gpu`; `None` if it asks for VRAM.
+    /// The device plugin resource that it requests, such as `nvidia.com/gpu`; `None` if it requests VRAM.
     pub device_resource: Option<String>,
     pub sharing: Sharing,
     pub kv_cache_bytes: Option<Bytes>,
@@ -88,12 +88,12 @@ pub struct RequestPart {
     pub may_preempt: bool,
 }
 
-/// What the policy says the pod is.
+/// How the policy classifies the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassPart {
     pub name: String,
-    /// The conditions of its class, all of which the pod meets; none, if the class takes every pod.
+    /// The conditions of its class, all of which the pod meets; empty if the class accepts every pod.
     pub because: Vec<Condition>,
     /// The classes tried before it, each with the first condition that the pod does not meet.
     pub passed_over: Vec<PassedOver>,
@@ -105,11 +105,11 @@ pub struct ClassPart {
     pub preemptible: bool,
 }
 
-/// One condition of a class's match, held against the pod.
+/// One condition of a class's match, compared with the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Its field under `match`.
+    /// The name of its field under `match`.
     pub field: String,
     pub wants: String,
     /// What the pod has instead, or what meets it.
@@ -129,17 +129,17 @@ pub struct TenantPart {
     pub name: String,
     pub used: ShareAmount,
     pub guarantee: ShareAmount,
-    /// What it may use at most, with what its borrowing says.
+    /// The most that it may use, including what it may borrow.
     pub limit: ShareAmount,
-    /// What this pod may still take of it.
+    /// How much of it this pod may still use.
     pub left: ShareAmount,
     pub borrowing: Borrowing,
     pub weight: u32,
-    /// The weighted dominant share of what it borrows, in millionths of the cluster.
+    /// The weighted dominant share of its borrowed capacity, in millionths of the cluster.
     pub share_millionths: u64,
 }
 
-/// A part of the cluster; `None` where nothing is said of it.
+/// A part of the cluster; `None` where there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareAmount {
@@ -177,17 +177,17 @@ pub struct PolicyPart {
     pub mode: Mode,
 }
 
-/// Where the pod stands.
+/// The stage the pod is at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
 pub enum PodStage {
     Bound {
         node: NodeName,
-        /// `None` if nobody knows on which GPUs it is.
+        /// `None` if it is unknown on which GPUs the pod is.
         gpus: Option<Vec<GpuUuid>>,
         granted_bytes: Bytes,
         running_for_millis: Millis,
-        /// While its engine starts: how long it still keeps others from starting there, at most.
+        /// While its engine starts: how long the start gate still excludes other starting engines, at most.
         start_gate_opens_in_millis: Option<Millis>,
     },
     Assumed {
@@ -198,26 +198,26 @@ pub enum PodStage {
     Holding {
         node: NodeName,
         gpus: Vec<GpuUuid>,
-        /// Those who were told to leave for it.
+        /// The pods that were evicted for it.
         victims: Vec<String>,
-        /// How many of them still take room.
+        /// How many of them still use VRAM.
         victims_left: u32,
         deadline_in_millis: Millis,
     },
     Waiting {
-        /// The node that was ranked first when it last asked and something fitted.
+        /// The node that was ranked first when the pod was last filtered and a node fitted.
         offered: Option<NodeName>,
-        /// How much longer others steer around what it was offered.
+        /// How much longer its soft reservation steers other pods away.
         offer_lasts_millis: Option<Millis>,
-        /// How often it was offered nodes and came back unbound.
+        /// How often the pod was offered nodes and came back unbound.
         tries: u32,
-        /// When no node fitted.
+        /// The latest refusal, when no node fitted.
         refused: Option<RefusedPart>,
-        /// On how many nodes the scheduler last asked who could leave for it.
+        /// On how many nodes the scheduler last asked for victims.
         offered_to_preempt: Option<u32>,
-        /// What keeps the scheduler from it.
+        /// The scheduling gate that holds the pod.
         gate: SchedulingGate,
-        /// How often in a row the planner looked for a place for it and found none.
+        /// How many times in a row the planner found no place for it.
         failed_attempts: u32,
     },
 }
@@ -226,13 +226,13 @@ pub enum PodStage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedPart {
-    /// Since it was refused, or woken after that.
+    /// Since the pod was refused, or woken after that.
     pub ago_millis: Millis,
     /// How many nodes the scheduler asked about; other plugins had ruled out the rest.
     pub asked_about: u32,
-    /// How often it was woken since it last asked.
+    /// How often it was woken since the scheduler last asked.
     pub woken: u32,
-    /// How often in a row it was woken, asked, and was refused again.
+    /// How many times in a row it was woken and refused again.
     pub unanswered_wakes: u32,
 }
 
@@ -245,33 +245,33 @@ pub struct Counts {
     pub refused: u32,
 }
 
-/// One node, as the pod meets it.
+/// One node, as it suits the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePart {
     pub name: NodeName,
     /// Why it does not fit; `None` if it does.
     pub misfit: Option<Reason>,
-    /// The pod is here, or has room of its own here.
+    /// The pod is here, or has a reservation here.
     pub is_own: bool,
-    /// Whether the scheduler asked about it when the pod was last refused; `None` if that is not known.
+    /// Whether the scheduler asked about it when the pod was last refused; `None` if that is unknown.
     pub was_asked: Option<bool>,
-    /// Of the resource that the pod asks a device plugin for; `None` if the node has none or the pod asks for VRAM.
+    /// Devices of the resource that the pod requests; `None` if the node has none or the pod requests VRAM.
     pub devices: Option<DevicesPart>,
     pub pool: Option<String>,
-    /// How far what was measured here can be believed.
+    /// How current the measurements of this node are.
     pub freshness: Freshness,
-    /// Since the latest report's figures were sampled.
+    /// The age of the latest report's figures.
     pub report_age_millis: Option<Millis>,
-    /// Where the pod's model is on this node; `None` if it is not, or the pod names none.
+    /// The nearest tier of the pod's model on this node; `None` if it is not there, or the pod names no model.
     pub tier: Option<ModelTier>,
-    /// From binding until the model answers; `None` for a pod that names no model.
+    /// The time from binding until the model answers; `None` for a pod that names no model.
     pub ready_in_millis: Option<Millis>,
     pub score: Option<ScorePart>,
     pub gpus: Vec<GpuPart>,
 }
 
-/// What a device plugin has on a node.
+/// What a device plugin offers on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DevicesPart {
@@ -283,25 +283,25 @@ pub struct DevicesPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reason {
-    /// As in metrics.
+    /// The code that metrics use.
     pub code: String,
     pub text: String,
 }
 
-/// What is to be said against a node that fits; the least cost wins.
+/// The cost of a node that fits; the lowest wins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScorePart {
     /// 1 for the best node.
     pub rank: u32,
-    /// Another pod was just offered these GPUs; counts before the cost.
+    /// These GPUs have a soft reservation of another pod; compared before the cost.
     pub contended: bool,
     /// The weighted sum of the parts.
     pub cost: u64,
     pub parts: Vec<WeightedPart>,
-    /// What would stay free on the chosen GPUs.
+    /// The VRAM that would stay free on the chosen GPUs.
     pub leftover_bytes: Bytes,
-    /// What of that is of no use to the pods seen lately; absent until enough of them were seen.
+    /// The part of it that recently seen pods could not use; absent until enough pods were seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub useless_bytes: Option<Bytes>,
 }
@@ -309,7 +309,7 @@ pub struct ScorePart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WeightedPart {
-    /// As under `scoring.weights`.
+    /// The name under `scoring.weights`.
     pub name: String,
     /// 0 to 1,000.
     pub part: u32,
@@ -317,14 +317,14 @@ pub struct WeightedPart {
     pub weighted: u64,
 }
 
-/// One GPU or MIG slice. `free = capacity − promised − beyond`, `capacity = total − reserved − headroom`.
+/// One GPU or MIG slice. `free = capacity − allocated − unaccounted`, `capacity = total − reserved − headroom`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPart {
     pub uuid: GpuUuid,
     pub index: u32,
     pub model: GpuModel,
-    /// The GPU a MIG slice is cut from.
+    /// The GPU of a MIG slice.
     pub parent: Option<GpuUuid>,
     pub health: Health,
     pub total_bytes: Bytes,
@@ -333,25 +333,25 @@ pub struct GpuPart {
     pub headroom_bytes: Bytes,
     pub capacity_bytes: Bytes,
     pub promised_bytes: Bytes,
-    /// What is used beyond what was promised, or a margin where nobody looks.
+    /// VRAM in use beyond what is allocated, or a margin where no agent reports.
     pub unaccounted_bytes: Bytes,
-    /// What other pods were just offered.
+    /// VRAM in soft reservations of other pods.
     pub offered_bytes: Bytes,
     pub free_bytes: Bytes,
-    /// Of the fullest engine on it; `None` if nobody says.
+    /// Of the fullest engine on it; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
-    /// Requests that wait for the engines on it; `None` if nobody says.
+    /// Requests that wait for the engines on it; `None` if unknown.
     pub queue: Option<u32>,
     /// An engine is starting on it.
     pub starting: bool,
     pub occupants: Vec<OccupantPart>,
-    /// The pod would get it, or has it.
+    /// The pod would get the GPU, or has it.
     pub chosen: bool,
-    /// What keeps the pod off it; empty if nothing does.
+    /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
 }
 
-/// Someone who has, holds or was offered a part of a GPU.
+/// A pod that has, reserves or was offered a part of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OccupantPart {
@@ -359,11 +359,11 @@ pub struct OccupantPart {
     pub class: String,
     pub priority: i32,
     pub presence: OccupantPhase,
-    /// What it counts for on this GPU.
+    /// The VRAM that counts on this GPU.
     pub bytes: Bytes,
-    /// While its engine starts: how long it still keeps others from starting here, at most.
+    /// While its engine starts: how long the start gate still excludes other starting engines here, at most.
     pub start_gate_opens_in_millis: Option<Millis>,
-    /// Why it does not leave for the pod; `None` if it could, or if the pod does not wait.
+    /// Why it may not be evicted for the pod; `None` if it may, or if the pod does not wait.
     #[serde(default)]
     pub keep_reason: Option<String>,
 }
@@ -374,7 +374,7 @@ pub struct OccupantPart {
 pub struct RefusalGroup {
     pub code: String,
     pub count: u32,
-    /// The nearest of them to fitting, and its reason with figures.
+    /// The node nearest to fitting, and its reason with figures.
     pub example: NodeName,
     pub text: String,
 }

@@ -1,5 +1,5 @@
-//! What an explanation takes from the books, in a few short looks: first the pod and the snapshot, then, of the nodes that are
-//! worth it, who is on them. Nothing is judged here, and nothing is kept that the ledger would have to wait for.
+//! What an explanation reads from the ledger, in a few short looks: first the pod and the snapshot, then, for the nodes to be
+//! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
 use super::ShownNodes;
 use crate::ids::{NodeName, PodKey, PodUid};
@@ -23,25 +23,26 @@ pub struct Facts {
     pub entry: PodState,
     pub policy: Arc<Policy>,
     pub snapshot: Arc<Snapshot>,
-    /// The nodes the scheduler asked about when the pod was last refused, by place; `None` if it was not, or that is not known.
+    /// The indices of the nodes that the scheduler asked about when the pod was last refused; `None` if it was not, or that is
+    /// unknown.
     asked: Option<BTreeSet<usize>>,
-    /// Nodes as the pod sees them, where what it was offered would be in its own way.
+    /// Nodes as the pod sees them: its own soft reservation is no obstacle for it.
     own_nodes: Vec<Node>,
-    /// The room that is the pod's already.
+    /// The placement reserved for the pod.
     pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
-    /// What its tenant may still take.
+    /// What its tenant may still use.
     pub allowance: TenantLimit,
     /// What its tenant uses.
     pub used: TenantUsage,
-    /// Whom its hold waits for.
+    /// The remaining victims of its reservation.
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
-    /// How tenants stand to each other; only a pod that waits needs to know.
+    /// The preemptor, with the tenants' shares; needed for a pending pod only.
     pub preemptor: Preemptor,
 }
 
 impl Facts {
-    /// `None` if the books have no such pod.
+    /// `None` if the ledger has no such pod.
     pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
         let entry = ledger.pod_state(uid)?.clone();
         let snapshot = ledger.snapshot();
@@ -68,7 +69,7 @@ impl Facts {
         })
     }
 
-    /// Brings the snapshot to what the pod itself sees. May copy it: not for under a lock.
+    /// Makes the snapshot the one that the pod itself sees. May copy it: do not call under a lock.
     pub fn without_own_reservation(mut self) -> Self {
         let own = std::mem::take(&mut self.own_nodes);
         if !own.is_empty() {
@@ -82,12 +83,12 @@ impl Facts {
         self
     }
 
-    /// Whether the scheduler asked about the node at `place`: what it does not ask about, another plugin has ruled out.
+    /// Whether the scheduler asked about the node at `place`: nodes that it does not ask about were ruled out by another plugin.
     pub fn was_asked(&self, place: usize) -> Option<bool> {
         self.asked.as_ref().map(|asked| asked.contains(&place))
     }
 
-    /// The places of the nodes that the scheduler would take, as far as that is known.
+    /// The indices of the nodes that the scheduler would accept, as far as that is known.
     pub fn open_places(&self) -> impl Iterator<Item = usize> {
         (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
     }
@@ -96,7 +97,7 @@ impl Facts {
         &self.entry.demand
     }
 
-    /// The pod asks as the filter would let it ask; `limit` candidates are wanted.
+    /// The attempt that the filter would make for the pod, with `limit` candidates.
     pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
         ScheduleAttempt {
             limit,
@@ -110,7 +111,7 @@ impl Facts {
         }
     }
 
-    /// What the cluster has.
+    /// The capacity of the cluster.
     pub fn whole(&self) -> TenantUsage {
         let gpus = self.snapshot.nodes().iter().flat_map(|node| node.gpus.iter());
         gpus.map(|gpu| TenantUsage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
@@ -131,7 +132,7 @@ pub struct NodeDetails {
     pub pool: Option<String>,
     pub report_age: Option<Millis>,
     pub occupants: Vec<Occupant>,
-    /// Why they do not leave for the pod; who is not named could.
+    /// Why pods may not be evicted for the pod; a pod that is not listed may.
     keep_reason: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
 }
@@ -147,7 +148,7 @@ impl NodeDetails {
         }
     }
 
-    /// With the reasons why they stay, for a pod that waits.
+    /// Adds the reasons why pods may not be evicted, for a pending pod.
     pub fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
         if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
             return self;
@@ -162,14 +163,14 @@ impl NodeDetails {
         Self { keep_reason: here.filter_map(why).collect(), ..self }
     }
 
-    /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
+    /// The pods on the GPU at `place` of `devices`; none, if the node has other devices by now.
     pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
         GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), place, facts }
     }
 }
 
-/// Those on one GPU, for sentences that name them.
+/// The pods on one GPU, for sentences that name them.
 #[derive(Clone, Copy)]
 pub struct GpuOccupants<'a> {
     occupants: &'a [Occupant],
@@ -187,12 +188,12 @@ impl<'a> GpuOccupants<'a> {
         self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.contains(self.place))
     }
 
-    /// Why one of them does not leave for the pod, in a person's words.
+    /// Why one of these pods may not be evicted for the pod, as text.
     pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
         Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
     }
 
-    /// The names of those who are meant; never the pod's own.
+    /// The names of the pods that `is_meant` selects, without the pod itself.
     pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
         let others = self.iter().filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
         others
@@ -207,7 +208,7 @@ impl<'a> GpuOccupants<'a> {
         })
     }
 
-    /// Whose engines start, and when the last gate opens at the latest; unknown for one that has not begun.
+    /// The pods whose engines start, and when the last start gate opens at the latest; unknown for an engine that has not begun.
     pub fn starting(self) -> (Vec<String>, Option<Millis>) {
         let is_to_start =
             |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Held && gpu_occupant.engine;
@@ -228,7 +229,7 @@ impl<'a> GpuOccupants<'a> {
     }
 }
 
-/// The nodes that are looked at closely when victims are sought: the nearest to fitting.
+/// The nodes that are examined closely when victims are sought: the nearest to fitting.
 pub const NODES_FOR_VICTIMS: usize = 64;
 
 /// Which nodes are shown in detail.

@@ -1,13 +1,13 @@
-//! Why a pod is where it is, or is nowhere, and what would have to change: for people, and never for a decision.
+//! Explanations: why a pod is where it is, or is pending, and what would have to change. For people, and never for a decision.
 //!
-//! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`preempt`]), so an explanation cannot say
-//! otherwise than the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is told. [`facts`]
-//! takes a few short looks at the books, [`who`] and [`place`] say what the pod is and where it stands, [`nodes`] what each
-//! node says to it, [`obstacle`] what each GPU does. [`shape`] is the answer. It changes nothing and knows no clock.
+//! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
+//! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
+//! short looks at the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
+//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. It changes nothing and has no clock.
 //!
-//! [`rank::shortlist`]: crate::scheduling::rank::shortlist
-//! [`fit`]: crate::scheduling::fit
-//! [`preempt`]: crate::scheduling::preempt
+//! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
+//! [`fit`]: crate::scheduling::placing::fit
+//! [`evicting`]: crate::scheduling::evicting
 
 mod classification;
 pub mod explanation;
@@ -29,7 +29,7 @@ use nodes::NodeOutline;
 /// Which nodes are shown in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShownNodes {
-    /// The best so many that fit; those that do not are grouped if they are many.
+    /// The best nodes that fit, at most this many; nodes that do not fit are grouped if they are many.
     Best(usize),
     All,
     Node(NodeName),
@@ -42,8 +42,8 @@ impl Default for ShownNodes {
     }
 }
 
-/// How the books are looked into. An explanation takes several short looks and thinks in between, so that whoever keeps the
-/// books behind a lock can let others in.
+/// Access to the ledger for an explanation. An explanation reads the ledger in several short looks and computes in between, so
+/// that a caller that keeps the ledger behind a lock can release it between the looks.
 pub trait LedgerAccess {
     fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
 }
@@ -54,11 +54,11 @@ impl LedgerAccess for Ledger {
     }
 }
 
-/// Policies that may come into force while one pod is explained. Nobody changes them that fast.
+/// How many policy changes to tolerate while one pod is explained. Nobody changes policies that fast.
 const CHANGES: usize = 3;
 
-/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
-/// books: whoever has it adds it.
+/// Explains the pod of `uid`, by one policy; `None` if the ledger has no such pod. The findings of the continuous audit are not
+/// in the ledger; the caller adds them.
 pub fn explain(
     node_states: &mut impl LedgerAccess,
     uid: &PodUid,
@@ -66,7 +66,7 @@ pub fn explain(
 ) -> Option<Explanation> {
     let mut explanation = explain_once(node_states, uid, options)?;
     for _ in 0..CHANGES {
-        // Others may have changed it between two looks.
+        // The policy may have changed between two looks.
         if explanation.policy.version == node_states.look(|ledger| ledger.policy().version) {
             break;
         }

@@ -1,4 +1,4 @@
-//! Every node's verdict, which of them are worth showing, and what is shown of one.
+//! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
 use super::ShownNodes;
 use super::explanation::{
@@ -21,10 +21,10 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the filter would say of each node, with those that do not fit from the nearest to the furthest.
+/// What the filter would answer for each node, with the refused nodes from the nearest to the furthest from fitting.
 pub struct NodeOutline {
     list: Shortlist,
-    /// Places in the snapshot.
+    /// Indices in the snapshot.
     refused: Vec<(usize, Misfit)>,
     pub counts: Counts,
 }
@@ -38,7 +38,7 @@ impl NodeOutline {
         let attempt = facts.attempt(best_shown(options, nodes.len()));
         let names = nodes.iter().map(|node| node.name.as_str());
         let list = shortlist(&facts.snapshot, facts.demand(), names, attempt);
-        // All nodes were named in their order: a place among the names is a place in the snapshot.
+        // All nodes were named in their order: an index among the names is an index in the snapshot.
         let mut refused = list.refused.clone();
         refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
         let counts = Counts {
@@ -55,7 +55,7 @@ impl NodeOutline {
         self.list.best.first().map(|candidate| candidate.node)
     }
 
-    /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
+    /// The indices of the nodes to show: those that fit, best first, then of the others the nearest.
     pub fn shown(&self, facts: &Facts, options: &ShownNodes) -> Vec<usize> {
         let best = self.list.best.iter().map(|candidate| candidate.node);
         let refused = self.refused.iter().map(|(place, _)| *place);
@@ -84,7 +84,7 @@ impl NodeOutline {
         groups
     }
 
-    /// Of each reason the nearest node that gives it, and how many do; the nearest of all first.
+    /// For each reason the nearest node with it, and the number of nodes; the nearest of all first.
     fn examples(&self) -> Vec<(usize, Misfit, u32)> {
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         self.refused.iter().for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
@@ -93,13 +93,13 @@ impl NodeOutline {
         first.map(|(place, misfit)| (*place, *misfit, counts[misfit.code()])).collect()
     }
 
-    /// Whether a node fits that the scheduler would take.
+    /// Whether a node fits that the scheduler would accept.
     pub fn fits_where_asked(&self, facts: &Facts) -> bool {
         let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
         facts.open_places().any(|place| !refused.contains(&place))
     }
 
-    /// The nodes that do not fit, the nearest first, as far as the scheduler would take them.
+    /// The nodes that do not fit, the nearest first, as far as the scheduler would accept them.
     pub fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
         self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
@@ -134,7 +134,7 @@ impl NodeOutline {
     }
 }
 
-/// A node of a name that the cluster has not.
+/// A node that does not exist in the cluster.
 pub fn unknown(name: &NodeName) -> NodePart {
     let misfit = Misfit::UnknownNode;
     NodePart {
@@ -153,7 +153,7 @@ pub fn unknown(name: &NodeName) -> NodePart {
     }
 }
 
-/// What a device plugin has there of what the pod asks for.
+/// The devices on the node of the resource that the pod requests.
 fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
     let Ask::Plugin { resource, .. } = &demand.ask else { return None };
     let share = node.share_of(resource)?;
@@ -164,7 +164,7 @@ fn reserved_node(facts: &Facts) -> Option<usize> {
     facts.snapshot.place_of(facts.entry.node()?.as_str())
 }
 
-/// How far a node is from fitting: whether it is shut, and what stands against the last GPU that the pod would need.
+/// How far a node is from fitting: whether it is excluded, and the obstacles of the last GPU that the pod would need.
 fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
     if let Ask::Plugin { resource, count } = &demand.ask {
@@ -173,7 +173,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     }
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
-        // The sum tells one small obstacle from two.
+        // The sum distinguishes one small obstacle from two.
         let weight: u8 = against.iter().map(Obstacle::weight).sum();
         (weight, against.iter().map(Obstacle::short).max().unwrap_or_default())
     };
@@ -232,9 +232,9 @@ fn gpu_part(
     chosen: bool,
     facts: &Facts,
 ) -> GpuPart {
-    // A pod on its node has nothing in its way, and least of all itself.
+    // A pod on its node has no obstacle, and least of all itself.
     let is_placed = facts.entry.node().is_some();
-    // And the GPU of one that asks a device plugin is the kubelet's to pick.
+    // The GPU of a device plugin's pod is the kubelet's to pick.
     let against = if chosen || is_placed || facts.demand().asks_plugin() {
         Vec::new()
     } else {

@@ -1,4 +1,4 @@
-//! What keeps a pod off one GPU, by how much, and who is behind it. A GPU has no obstacle exactly if the pod fits on it.
+//! What excludes a pod from one GPU, by how much, and which pods cause it. A GPU has no obstacle exactly if the pod fits on it.
 
 use super::facts::GpuOccupants;
 use super::units::length;
@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "code")]
 pub enum Obstacle {
-    /// It takes no more pods.
+    /// The GPU accepts no pods.
     Unhealthy { health: Health },
     /// A process cannot span MIG slices, and the pod wants several GPUs.
     Slice,
@@ -20,13 +20,13 @@ pub enum Obstacle {
     TooSmall { needs_bytes: Bytes, capacity_bytes: Bytes, short_bytes: Bytes },
     /// Too little is free.
     Short { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
-    /// Its tenant has it to itself.
+    /// A resident pod has the GPU exclusively.
     TakenWhole { by: Vec<String> },
-    /// The pod wants it to itself, and others are on it.
+    /// The pod wants the GPU exclusively, and other pods are on it.
     NotEmpty { by: Vec<String> },
     /// Two engines that start at once break each other.
     EngineStarting { by: Vec<String>, opens_in_millis: Option<Millis> },
-    /// Its tenants' classes share no GPU with the pod's, or the pod's with theirs.
+    /// The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
     Barred { by: Vec<String> },
     /// The engines' KV cache is fuller than the pod's class allows.
     KvCacheFull { percent: Percent, limit_percent: Percent, above_points: u8 },
@@ -34,12 +34,12 @@ pub enum Obstacle {
     QueueLong { queue: u32, limit: u32, above: u32 },
 }
 
-/// All that keeps `demand` off this GPU.
+/// Everything that excludes `demand` from this GPU.
 pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Vec<Obstacle> {
     let unhealthy = (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health });
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
     let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: gpu_occupants.alone() });
-    // What is taken whole has nothing free: that says nothing more.
+    // An exclusive GPU has nothing free: a shortage would say nothing more.
     let room = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
     let starting = demand.terms.engine && gpu.starting;
     let starting = starting.then(|| {
@@ -94,7 +94,7 @@ fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
 }
 
 impl Obstacle {
-    /// How far it is from going away, for telling near misses from hopeless ones: what passes by itself first.
+    /// How far the obstacle is from going away, to distinguish near misses: what passes by itself first.
     pub fn weight(&self) -> u8 {
         match self {
             Self::EngineStarting { .. } => 1,
@@ -152,10 +152,10 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Whom a sentence names at most.
+/// The greatest number of pods that a sentence names.
 const NAMED: usize = 3;
 
-/// `a, b and 2 more have`; someone, if the books do not say who.
+/// `a, b and 2 more have`; "someone", if the ledger does not know the pods.
 fn have(names: &[String]) -> String {
     let verb = if names.len() > 1 { "have" } else { "has" };
     format!("{} {verb}", list(names))

@@ -1,4 +1,4 @@
-//! Where a pod stands on its way: waiting, holding room, on its way to its node, or there.
+//! The stage of a pod: pending, with a reservation, being bound, or bound.
 
 use super::explanation::{PodStage, PodVerdict, RefusedPart};
 use super::facts::Facts;
@@ -25,7 +25,7 @@ pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
     match &facts.entry.phase {
         PodPhase::Bound(_) => PodVerdict::Bound,
         PodPhase::Assumed(_) => PodVerdict::Assumed,
-        // As soon as the room is free, it fits.
+        // As soon as the VRAM is free, the pod fits.
         PodPhase::Waiting(_) if fitting > 0 => PodVerdict::Fits,
         PodPhase::Waiting(waiting) if waiting.reservation.is_some() => PodVerdict::Holding,
         PodPhase::Waiting(_) => PodVerdict::DoesNotFit,
@@ -48,7 +48,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
     }
 }
 
-/// What it counts for: the whole of GPUs that it has to itself.
+/// What the pod is charged: whole GPUs that it has exclusively.
 fn granted(facts: &Facts) -> Bytes {
     let demand = facts.demand();
     let on = |node: &Node| match &facts.reserved_placement {

@@ -1,4 +1,4 @@
-//! Whatever the cluster is like: an explanation says what the filter says, and what it proposes helps when it is done.
+//! On any cluster, an explanation agrees with the filter, and every remedy helps once it is applied.
 
 use super::explanation::PodVerdict;
 use super::obstacle::Obstacle;
@@ -11,7 +11,7 @@ use crate::scheduling::policy::Policy;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 
-/// A cluster that can be built again, to try a remedy in.
+/// A cluster that can be rebuilt, to try a remedy in it.
 #[derive(Debug, Clone)]
 struct ExplainedPlan {
     /// GPUs of each node, with the KV cache on each in per cent.
@@ -60,7 +60,7 @@ impl ExplainedPlan {
                 ..pod(&format!("pod-{n}"), &format!("{gib}Gi"))
             };
             let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
-            // It is there if there is room for it.
+            // The pod is there if it fits.
             match world.ledger.assume(&uid, &node) {
                 Ok(_) => {
                     let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
@@ -74,7 +74,7 @@ impl ExplainedPlan {
         world
     }
 
-    /// All agents report, but that of `calm` has nothing to do.
+    /// All agents report; the engines on `calm` have no load.
     fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
         for (place, gpus) in self.nodes.iter().enumerate() {
             let busy: Vec<_> = gpus.iter().enumerate().map(|(gpu, kv)| (gpu, *kv, 0)).collect();
@@ -92,7 +92,7 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
     }
 }
 
-/// Whether the pod fits on the seat's node, asked of the core itself.
+/// Whether the pod fits on the candidate's node, by the core itself.
 fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate) -> bool {
     let demand = pod.demand(&Policy::default());
     let snapshot = world.ledger.snapshot();
@@ -104,7 +104,7 @@ fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
     world.ledger.snapshot().nodes().iter().any(|node| fit(node, &demand).is_ok())
 }
 
-/// Does what is proposed in a cluster built anew; `None` if it cannot be done in this little world.
+/// Applies the remedy in a rebuilt cluster; `None` if this test cannot apply it.
 fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
@@ -119,7 +119,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             }
             release(&mut world, &victims.iter().map(|victim| victim.pod.clone()).collect::<Vec<_>>());
             plan.report(&mut world, None);
-            // On a GPU that nobody is left on no engine is busy, as the search for victims takes it.
+            // A GPU without pods has no busy engine, as the search for victims assumes.
             if victims.is_empty() {
                 return Some(false);
             }
@@ -133,7 +133,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
         RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
         RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
-            // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
+            // If nothing is free on a GPU, all of it is missing, and no pod requests nothing.
             let rest = asked.minus(*short_bytes);
             if rest.0 == 0 {
                 return None;
@@ -158,7 +158,7 @@ fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explan
 
 proptest! {
     #[test]
-    fn every_verdict_is_the_filters_and_a_gpu_has_an_obstacle_exactly_if_the_pod_cannot_have_it(
+    fn explanations_agree_with_filter_and_name_an_obstacle_for_every_gpu_that_does_not_fit(
         plan in plan(), wanted in wanted()
     ) {
         let (mut world, explanation) = explained(&plan, &wanted);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_proposed_makes_the_pod_fit_when_it_is_done(plan in plan(), wanted in wanted()) {
+    fn every_remedy_makes_the_pod_fit_once_it_is_applied(plan in plan(), wanted in wanted()) {
         let (_, explanation) = explained(&plan, &wanted);
         for remedy in &explanation.remedies {
             prop_assert_ne!(helps(&plan, &wanted, &remedy.change), Some(false), "{}", remedy.text);
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn no_larger_request_than_the_proposed_one_fits(plan in plan(), wanted in wanted()) {
+    fn the_proposed_request_is_the_largest_that_fits(plan in plan(), wanted in wanted()) {
         let (mut world, explanation) = explained(&plan, &wanted);
         let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
         let proposed = explanation.remedies.iter().find_map(|remedy| match remedy.change {
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn an_explanation_is_the_same_after_it_went_through_json(plan in plan(), wanted in wanted()) {
+    fn an_explanation_survives_a_json_round_trip(plan in plan(), wanted in wanted()) {
         let (_, explanation) = explained(&plan, &wanted);
         let text = serde_json::to_string(&explanation).unwrap();
         prop_assert_eq!(serde_json::from_str::<Explanation>(&text).unwrap(), explanation);

@@ -1,4 +1,4 @@
-//! Small clusters for tests: nodes of 80 GiB GPUs whose agents report, pods that wait or run, and a clock that a test moves.
+//! Small clusters for tests: nodes of 80 GiB GPUs whose agents report, pending and bound pods, and a clock that the test moves.
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
@@ -14,7 +14,7 @@ use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Far from the beginning, so that pods can have run for days before it.
+/// Late enough that pods can have run for days before it.
 const START: Moment = Moment(365 * 24 * 3600 * 1000);
 
 pub struct ExplainedCluster {
@@ -111,7 +111,7 @@ impl ExplainedCluster {
         self
     }
 
-    /// A node of which nobody has reported.
+    /// A node without reports.
     pub fn silent(mut self, node: &str) -> Self {
         self.ledger.set_node(&name(node), NodeKind::Stowage, None);
         self
@@ -132,7 +132,7 @@ impl ExplainedCluster {
         self.ledger.report_devices(&name(node), devices).unwrap();
     }
 
-    /// Its agent reports: pods use what they were promised, and the engines on some GPUs have this KV cache and this queue.
+    /// The node's agent reports: pods use their allocation, and the engines on some GPUs have this KV cache and this queue.
     pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, ModelTier)]) {
         let occupants = self.ledger.occupants_of(&name(node));
         let count = self.ledger.node(&name(node)).unwrap().devices.len();
@@ -168,7 +168,7 @@ impl ExplainedCluster {
         self.ledger.read(&name(node), reading);
     }
 
-    /// So much time passes, and what it ends has ended.
+    /// Advances the clock, and applies what expires.
     pub fn pass(&mut self, time: Millis) {
         let now = self.ledger.now() + time;
         self.ledger.expire(now);
@@ -178,7 +178,7 @@ impl ExplainedCluster {
         self.see(pod, ObservedPhase::Waiting(ObservedWaiting::default()))
     }
 
-    /// A pod that has run there for an hour.
+    /// A pod that has run on the node for an hour.
     pub fn runs(mut self, pod: &Sketch, node: &str, gpus: &[usize]) -> Self {
         self.bound(pod, node, gpus, false);
         self
@@ -196,7 +196,7 @@ impl ExplainedCluster {
         pod.uid()
     }
 
-    /// The pod waits, and is explained.
+    /// Adds the pod as pending, and explains it.
     pub fn explained(&mut self, pod: &Sketch, options: &ShownNodes) -> Explanation {
         let uid = self.wait(pod);
         explain(&mut self.ledger, &uid, options).unwrap()

@@ -1,4 +1,4 @@
-//! One thing in the way at a time, and what is said of it. The texts as a whole are golden files of the command line's.
+//! One obstacle at a time, and its explanation. Whole texts are golden files of the command line.
 
 use super::explanation::{PodStage, PodVerdict};
 use super::obstacle::Obstacle;
@@ -27,7 +27,7 @@ fn explained(world: &mut ExplainedCluster, pod: &Sketch) -> Explanation {
 }
 
 #[test]
-fn each_class_that_was_passed_over_has_the_condition_that_was_not_met() {
+fn each_class_that_did_not_match_names_its_unmet_condition() {
     let expression = Expression::compile("pod.labels['team'] == 'x'").unwrap();
     let policy = with_classes(vec![
         Class {
@@ -54,7 +54,7 @@ fn each_class_that_was_passed_over_has_the_condition_that_was_not_met() {
 }
 
 #[test]
-fn the_rule_that_chose_a_class_is_told() {
+fn the_rule_that_chose_the_class_is_named() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let explanation = explained(&mut world, &Sketch { priority: -5, ..pod("p", "1Gi") });
     let condition = &explanation.class.because[0];
@@ -66,7 +66,7 @@ fn the_rule_that_chose_a_class_is_told() {
 }
 
 #[test]
-fn an_engine_that_starts_is_named_with_the_time_its_gate_is_shut_at_most() {
+fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     world.bound(&pod("first", "10Gi"), "a", &[0], true);
     world.pass(Millis::seconds(2));
@@ -86,7 +86,7 @@ fn an_engine_that_starts_is_named_with_the_time_its_gate_is_shut_at_most() {
 }
 
 #[test]
-fn a_pool_that_does_not_take_the_class_is_named() {
+fn a_pool_that_does_not_accept_the_class_is_named() {
     let pool = Pool {
         selector: [("pool".into(), "fraud".into())].into(),
         classes: Some(vec!["dedicated".into()]),
@@ -101,7 +101,7 @@ fn a_pool_that_does_not_take_the_class_is_named() {
 }
 
 #[test]
-fn classes_that_do_not_share_are_named_with_who_is_there() {
+fn classes_that_do_not_share_are_named_with_the_pods_on_the_gpu() {
     let alone = Class {
         matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
         shares_with: Some(vec![]),
@@ -118,7 +118,7 @@ fn classes_that_do_not_share_are_named_with_who_is_there() {
 }
 
 #[test]
-fn a_limit_is_told_with_what_it_would_have_to_be_raised_by() {
+fn a_limit_is_named_with_the_increase_that_would_be_enough() {
     let limit = TenantLimit { vram: Some(Bytes::gib(50)), milli_gpus: None };
     let tenant = Tenant { limit, ..Tenant::named("work", &["team"]) };
     let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
@@ -135,7 +135,7 @@ fn a_limit_is_told_with_what_it_would_have_to_be_raised_by() {
 }
 
 #[test]
-fn a_gpu_that_is_out_of_order_is_what_would_have_to_come_back() {
+fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     world.devices("a", &[Health::Draining]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
@@ -143,7 +143,7 @@ fn a_gpu_that_is_out_of_order_is_what_would_have_to_come_back() {
 }
 
 #[test]
-fn the_priority_is_told_for_which_somebody_would_leave() {
+fn the_priority_that_would_allow_an_eviction_is_named() {
     let job = Sketch { priority: -1, ..pod("job", "60Gi") };
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
     let low = Sketch { priority: -5, ..pod("p", "60Gi") };
@@ -159,7 +159,7 @@ fn the_priority_is_told_for_which_somebody_would_leave() {
 }
 
 #[test]
-fn b1_the_limit_is_named_that_keeps_pods_from_leaving_now() {
+fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
     let job = |name: &str| Sketch { priority: -1, ..pod(name, "60Gi") };
     let mut policy = Policy::default();
     policy.eviction_rates.cluster = 1;
@@ -178,7 +178,7 @@ fn b1_the_limit_is_named_that_keeps_pods_from_leaving_now() {
 }
 
 #[test]
-fn what_was_offered_to_the_pod_itself_is_not_in_its_way() {
+fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "60Gi"));
     let (snapshot, now) = (world.ledger.snapshot(), world.ledger.now());
@@ -191,7 +191,7 @@ fn what_was_offered_to_the_pod_itself_is_not_in_its_way() {
 }
 
 #[test]
-fn who_holds_room_is_told_whom_it_waits_for() {
+fn a_pod_with_a_reservation_lists_its_remaining_victims() {
     let job = Sketch { priority: -1, ..pod("job", "60Gi") };
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
     let uid = world.wait(&pod("p", "60Gi"));
@@ -213,7 +213,7 @@ fn who_holds_room_is_told_whom_it_waits_for() {
 }
 
 #[test]
-fn nodes_the_scheduler_did_not_ask_about_are_marked() {
+fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1);
     let uid = world.wait(&pod("p", "80Gi"));
     let snapshot = world.ledger.snapshot();
@@ -224,7 +224,7 @@ fn nodes_the_scheduler_did_not_ask_about_are_marked() {
 }
 
 #[test]
-fn what_another_plugin_rules_out_is_proposed_to_nobody() {
+fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
     let mut world =
         ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
     let uid = world.wait(&pod("p", "20Gi"));
@@ -244,7 +244,7 @@ fn what_another_plugin_rules_out_is_proposed_to_nobody() {
 }
 
 #[test]
-fn many_nodes_are_grouped_and_one_can_be_asked_for() {
+fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
     let mut world =
         (0..30).fold(ExplainedCluster::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));
     for n in 0..12 {
@@ -256,7 +256,7 @@ fn many_nodes_are_grouped_and_one_can_be_asked_for() {
     assert_eq!((explanation.counts.fit, explanation.counts.refused), (17, 13));
     assert_eq!(explanation.nodes.len(), 11);
     let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
-    // The nearest to fitting stands for all.
+    // The nearest node to fitting stands for all.
     assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
     assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
     assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
@@ -265,7 +265,7 @@ fn many_nodes_are_grouped_and_one_can_be_asked_for() {
 }
 
 #[test]
-fn a_cluster_without_a_node_is_explained_too() {
+fn a_cluster_without_nodes_is_explained() {
     let explanation = explained(&mut ExplainedCluster::new(Policy::default()), &pod("p", "9Gi"));
     assert_eq!(explanation.verdict, PodVerdict::DoesNotFit);
     assert_eq!(
@@ -275,7 +275,7 @@ fn a_cluster_without_a_node_is_explained_too() {
 }
 
 #[test]
-fn a_pod_that_asks_a_device_plugin_is_told_of_devices() {
+fn a_device_plugin_pod_is_explained_in_devices() {
     let mut world = ExplainedCluster::new(Policy::default()).plugin("p", 4);
     let three = Sketch { devices: Some("3"), ..pod("three", "") };
     let uid = world.wait(&three);
@@ -297,7 +297,7 @@ fn a_pod_that_asks_a_device_plugin_is_told_of_devices() {
     );
 }
 
-/// Books under which another policy comes into force at the second look.
+/// A ledger in which another policy comes into force at the second look.
 struct Changing {
     world: ExplainedCluster,
     looks: u32,
@@ -316,7 +316,7 @@ impl LedgerAccess for Changing {
 }
 
 #[test]
-fn what_is_said_is_said_by_one_policy_though_it_changes_between_two_looks() {
+fn an_explanation_uses_one_policy_even_if_it_changes_meanwhile() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "1Gi"));
     let explanation = explain(&mut Changing { world, looks: 0 }, &uid, &ShownNodes::default()).unwrap();

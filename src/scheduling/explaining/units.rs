@@ -3,7 +3,7 @@
 use super::explanation::ShareAmount;
 use crate::units::{Bytes, Millis};
 
-/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as anyone wants it.
+/// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as a person needs it.
 pub fn length(time: Millis) -> String {
     let seconds = time.0 / 1000;
     match seconds {
@@ -30,7 +30,7 @@ pub fn gpus(milli: u64) -> String {
     }
 }
 
-/// `2.0 GiB and 0.5 GPUs`; `nothing` stands for a bound that is not there.
+/// `2.0 GiB and 0.5 GPUs`; `nothing` is the text for a missing bound.
 pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
     let gpus = amount.milli_gpus.map(|milli| format!("{} GPUs", gpus(milli)));
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_and_quantities_read_as_people_write_them() {
+    fn durations_and_quantities_are_formatted_for_people() {
         let lengths = [1_234, 59_000, 180_000, 7_500_000, 400_000_000].map(|millis| length(Millis(millis)));
         assert_eq!(lengths, ["1.2 s", "59 s", "3 min", "2 h 5 min", "4 days"]);
         let sizes =

@@ -1,25 +1,25 @@
-//! Who on which node keeps whom away: the required anti-affinities of all bound pods.
+//! The index of the required pod anti-affinities of all bound pods, by node.
 //!
-//! Replicas of one workload repel alike, so each repulsion is kept once, with the nodes it comes from. A repulsion that names
-//! one namespace is looked at only for pods of that namespace.
+//! Replicas of one workload have the same anti-affinity, so each is stored once, with its nodes. An anti-affinity that names one
+//! namespace is looked at only for pods of that namespace.
 
 use super::requirements::{AntiAffinity, NamespaceScope, Requirements};
 use crate::ids::NodeName;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// On how many pods of each node it stands.
+/// The number of pods with the anti-affinity, by node.
 type PodsByNode = BTreeMap<NodeName, u32>;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct AntiAffinityIndex {
     by_namespace: BTreeMap<String, BTreeMap<Arc<AntiAffinity>, PodsByNode>>,
-    /// Those that name several namespaces or select them.
+    /// Anti-affinities that name several namespaces or select them.
     wide: BTreeMap<Arc<AntiAffinity>, PodsByNode>,
 }
 
 impl AntiAffinityIndex {
-    /// Takes in what a pod on `node` repels; the answer is the same, shared with others that repel alike.
+    /// Adds the anti-affinities of a pod on `node`; returns the same, shared with pods that have equal ones.
     pub fn add(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) -> Arc<[Arc<AntiAffinity>]> {
         repels.iter().map(|repulsion| self.add_one(node, repulsion)).collect()
     }
@@ -30,7 +30,7 @@ impl AntiAffinityIndex {
         }
     }
 
-    /// Those that may keep this pod away, and from which nodes they do.
+    /// The anti-affinities that may exclude this pod, and the nodes they come from.
     pub fn against<'a>(
         &'a self,
         pod: &'a Requirements,

@@ -1,7 +1,7 @@
-//! The verdict of the stock filters on one pod and one node, filter by filter.
+//! The verdict of kube-scheduler's filters on one pod and one node, filter by filter.
 //!
-//! In the order in which a person would want to know: what no eviction changes comes before what is merely taken. A refusal is
-//! certain; only where nothing refuses does it matter that something cannot be judged.
+//! The order is by how useful the reason is: what no eviction changes comes before what is merely in use. A refusal is certain;
+//! an unknown verdict matters only if no filter refuses.
 
 use super::host_ports::HostPort;
 use super::node::{Effect, FilterNode};
@@ -10,17 +10,17 @@ use super::resources::RequestedSums;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// What the stock scheduler would say.
+/// What kube-scheduler would answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FilterVerdict {
     Accepts,
     Refuses(FilterReason),
-    /// Nothing known refuses, and something is not known: nobody is evicted for this.
+    /// No known filter refuses, but a rule is not understood here: no pod is evicted for this.
     CannotJudge(UnsupportedRule),
 }
 
-/// Which filter refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces.
+/// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum FilterReason {
@@ -40,12 +40,12 @@ pub enum FilterReason {
     PortTaken { port: HostPort },
 }
 
-/// Who is on the node and who will be, as far as one verdict is concerned.
+/// The pods that are or will be on the node, as far as one verdict is concerned.
 pub(super) struct NodeOccupancy<'a, P> {
     pub machine: &'a FilterNode,
     pub taken: &'a RequestedSums,
     pub ports: P,
-    /// Something about them that cannot be judged.
+    /// A rule of theirs that is not understood here.
     pub unjudged: Option<UnsupportedRule>,
 }
 
@@ -95,7 +95,7 @@ fn by_the_node_alone(pod: &Requirements, machine: &FilterNode) -> Option<FilterR
     })
 }
 
-/// NodeResourcesFit. What a pod does not ask for may be overdrawn.
+/// NodeResourcesFit. A resource that the pod does not request may be overcommitted.
 fn by_resources(pod: &Requirements, machine: &FilterNode, taken: &RequestedSums) -> Option<FilterReason> {
     if taken.pods >= machine.pods {
         return Some(FilterReason::TooManyPods { allowed: machine.pods });

@@ -1,4 +1,4 @@
-//! Ports that pods take of their node itself.
+//! Host ports: ports that pods use on their node's own addresses.
 
 use serde::Serialize;
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Two pods cannot both listen there: same port, same protocol, and the same address or one of them on every address.
+    /// Whether two pods cannot both listen: same port, same protocol, and the same address or one of them on every address.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let is_everywhere = |port: &Self| port.ip == EVERY_ADDRESS;
         self.port == other.port
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_listen_on_one_port_only_by_different_protocols_or_on_different_addresses() {
+    fn two_pods_share_a_host_port_only_with_different_protocols_or_addresses() {
         let everywhere = port("0.0.0.0", "TCP", 80);
         assert!(everywhere.conflicts_with(&port("10.0.0.1", "TCP", 80)));
         assert!(port("10.0.0.1", "TCP", 80).conflicts_with(&everywhere));

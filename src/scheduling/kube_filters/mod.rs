@@ -1,13 +1,14 @@
-//! What the stock scheduler's own filters would say, so that nobody is evicted, and no gate lifted, for a node it would refuse.
+//! What kube-scheduler's own default filters would answer, so that no pod is evicted, and no gate removed, for a node that it
+//! would refuse.
 //!
-//! Fed with all nodes and all pods, those without a GPU as well: they take CPU, memory and ports, too. GPUs and
-//! `stowage.dev/vram` are the ledger's and are left out. Judged are NodeUnschedulable, TaintToleration, NodeAffinity,
-//! NodeResourcesFit and NodePorts; where a pod asks for anything else that filters nodes, the verdict says that it cannot be
-//! judged. Not known here is what a scheduler's profile adds by its arguments (`addedAffinity`, ignored resources).
+//! The input is all nodes and all pods, also those without a GPU: they use CPU, memory and ports, too. GPUs and
+//! `stowage.dev/vram` belong to the ledger and are left out. The filters are NodeUnschedulable, TaintToleration, NodeAffinity,
+//! NodeResourcesFit and NodePorts; where a pod requests anything else that filters nodes, the verdict is unknown. Arguments of a
+//! scheduler profile (`addedAffinity`, ignored resources) are not known here.
 //!
-//! [`amounts`], [`machine`] and [`ports`] are the words; [`requirements`] what a pod shows; [`verdict`] the filters;
-//! [`page`] is a node with its pods and [`repelling`] what bound pods hold against others; here is the view of them all.
-//! Nothing here knows a Kubernetes type: `contract` reads them.
+//! [`resources`], [`node`] and [`host_ports`] are the types; [`requirements`] is what a pod shows; [`filters`] the verdict;
+//! [`node_state`] is a node with its pods and [`anti_affinity`] the index of bound pods' anti-affinities; this file is the view
+//! of them all. Nothing here knows a Kubernetes type: `kubernetes::objects` reads them.
 
 mod anti_affinity;
 pub mod filters;
@@ -33,60 +34,60 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The cluster as the stock filters see it.
+/// The cluster as kube-scheduler's filters see it.
 #[derive(Debug, Default)]
 pub struct ClusterFilters {
     seen: FilterSnapshot,
-    /// On which node's page a bound pod stands.
+    /// The node of each bound pod.
     places: BTreeMap<PodUid, NodeName>,
 }
 
-/// The view at one moment, to be asked without its lock. Cheap to take: pages are shared until they change.
+/// The view at one moment, to be read without its lock. Cheap to take: node states are shared until they change.
 #[derive(Debug, Clone, Default)]
 pub struct FilterSnapshot {
     pages: FxHashMap<NodeName, Arc<FilterNodeState>>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
-    /// Of bound pods, what their successors will ask; kept only where somebody may be moved.
+    /// By bound pod, the requirements of its successor; stored only where pods may be moved.
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     repelling: Arc<AntiAffinityIndex>,
 }
 
-/// How a plan alters a node before the pod comes there. Pods that stand here and neither are on the node nor wait change nothing,
-/// except that a `coming` pod that was never seen cannot be judged.
+/// How a plan changes a node before the pod is placed there. Listed pods that neither are on the node nor wait change nothing,
+/// except that a `coming` pod that was never observed makes the verdict unknown.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AssumedNodeChange<'a> {
-    /// Who leaves: what they take is given back. Whom they keep away by anti-affinity counts until they are gone.
+    /// Pods that leave: their resources are free. Their anti-affinity counts until they are gone.
     pub leaving: &'a [PodUid],
-    /// Waiting pods that take their room there first: planned earlier, held, or assumed and not yet seen bound.
+    /// Pending pods that use resources there first: planned earlier, reserved, or assumed and not yet observed bound.
     pub coming: &'a [PodUid],
 }
 
-/// One pod to be judged on many nodes: what is the same for all of them is looked up once.
+/// One pod to be checked on many nodes: what is the same for all of them is computed once.
 #[derive(Debug)]
 pub struct FilterQuery<'a> {
     view: &'a FilterSnapshot,
-    /// `None`: any pod that asks the same and is not there yet.
+    /// `None`: any pod with the same requirements that is not there yet.
     pod: Option<&'a PodUid>,
     wants: &'a Requirements,
-    /// Topology labels and their values, where bound pods may keep it away.
+    /// Topology labels and their values where bound pods may exclude it by anti-affinity.
     shut: BTreeMap<&'a str, BTreeSet<&'a str>>,
 }
 
 impl ClusterFilters {
-    /// A node as it is now.
+    /// Sets a node as it is now.
     pub fn set_machine(&mut self, mut machine: FilterNode) {
         let page = self.seen.pages.entry(machine.name.clone()).or_default();
         if page.machine.as_deref() == Some(&machine) {
             return;
         }
-        // The ledger has the same labels, shared: they seldom change, and are most of a node.
+        // The ledger shares the same labels: they seldom change, and are most of a node.
         if let Some(known) = page.machine.as_ref().filter(|known| known.labels == machine.labels) {
             machine.labels = known.labels.clone();
         }
         Arc::make_mut(page).machine = Some(Arc::new(machine));
     }
 
-    /// The node is gone; its pods stay until they are seen to go.
+    /// Removes the node; its pods stay until they are observed to go.
     pub fn remove_machine(&mut self, name: &NodeName) {
         if let Some(page) = self.seen.pages.get_mut(name).filter(|page| page.machine.is_some()) {
             Arc::make_mut(page).machine = None;
@@ -94,14 +95,14 @@ impl ClusterFilters {
         }
     }
 
-    /// A bound pod as it is now. It does not wait any more.
+    /// Sets a bound pod as it is now. It no longer waits.
     pub fn set_pod(&mut self, uid: PodUid, footprint: NodeFootprint) {
-        // Most of what is seen of a bound pod is its status.
+        // Most changes of a bound pod are changes of its status.
         if self.seen.footprint(&footprint.node, &uid) == Some(&footprint) {
             return;
         }
         self.remove_pod(&uid);
-        // All pods of a node share its name, and all pods that repel alike what they repel.
+        // All pods of a node share its name, and all pods with equal anti-affinities share those.
         let node =
             self.seen.pages.get_key_value(&footprint.node).map_or(&footprint.node, |(name, _)| name).clone();
         let repels = match footprint.repels.is_empty() {
@@ -115,7 +116,7 @@ impl ClusterFilters {
         Arc::make_mut(page).insert(uid, NodeFootprint { node, amounts, ports, repels });
     }
 
-    /// A pod that waits, as it is now.
+    /// Sets a pending pod as it is now.
     pub fn set_waiting(&mut self, uid: PodUid, wants: Requirements) {
         if self.seen.wants(&uid) == Some(&wants) {
             return;
@@ -124,14 +125,14 @@ impl ClusterFilters {
         Arc::make_mut(&mut self.seen.waiting).insert(uid, Arc::new(wants));
     }
 
-    /// What the pod will ask that takes this bound one's place if it is evicted.
+    /// Sets the requirements of the pod that replaces this bound one if it is evicted.
     pub fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
         if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
             Arc::make_mut(&mut self.seen.movable).insert(uid, Arc::new(wants));
         }
     }
 
-    /// The pod has ended or is gone.
+    /// Removes a pod that has ended or was deleted.
     pub fn remove_pod(&mut self, uid: &PodUid) {
         if self.seen.waiting.contains_key(uid) {
             Arc::make_mut(&mut self.seen.waiting).remove(uid);
@@ -148,7 +149,7 @@ impl ClusterFilters {
         self.forget_blank(&node);
     }
 
-    /// Every pod it knows, bound ones first, each in order of UID.
+    /// Every known pod, bound ones first, each in order of UID.
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
         self.places.keys().chain(self.seen.waiting.keys())
     }
@@ -157,12 +158,12 @@ impl ClusterFilters {
         self.seen.clone()
     }
 
-    /// On which node a bound pod is.
+    /// The node of a bound pod.
     pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
         self.places.get(pod)
     }
 
-    /// CPU and memory that bound pods leave of a node; `None` if it is not known.
+    /// CPU and memory of a node that bound pods leave free; `None` if the node is not known.
     pub fn free_host(&self, node: &NodeName) -> Option<HostResources> {
         let page = self.seen.pages.get(node)?;
         let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
@@ -183,9 +184,9 @@ impl ClusterFilters {
 }
 
 impl FilterSnapshot {
-    /// What the stock filters would say of this pod on this node, altered as `beside` says.
+    /// The verdict of kube-scheduler's filters on this pod on this node, altered as `beside` says.
     ///
-    /// Whoever has many nodes to ask about asks a [`FilterQuery`].
+    /// For many nodes, use a [`FilterQuery`].
     pub fn verdict(
         &self,
         pod: &PodUid,
@@ -196,12 +197,12 @@ impl FilterSnapshot {
         self.ask(Some(pod), wants).verdict(node, beside)
     }
 
-    /// What a waiting pod asks of its node.
+    /// The requirements of a pending pod.
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.waiting.get(pod).map(|wants| &**wants)
     }
 
-    /// What the successor of a bound pod will ask.
+    /// The requirements of a bound pod's successor.
     pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
         self.movable.get(pod).map(|wants| &**wants)
     }
@@ -238,7 +239,7 @@ impl<'a> FilterQuery<'a> {
         classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, unjudged })
     }
 
-    /// What the node lacks of the CPU and memory that the pod asks for.
+    /// How much the node lacks of the CPU and memory that the pod requests.
     pub fn shortfall(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> HostResources {
         let Some(page) = self.view.pages.get(node) else { return HostResources::default() };
         let Some(machine) = &page.machine else { return HostResources::default() };
@@ -252,7 +253,7 @@ impl<'a> FilterQuery<'a> {
         HostResources { cpu: MilliCpu(shortfall(CPU, cpu.0)), memory: Bytes(shortfall(MEMORY, memory.0)) }
     }
 
-    /// Those who are not there yet, and whether one of them was never seen.
+    /// The coming pods that are not there yet, and whether one of them was never observed.
     fn coming(
         &self,
         page: &FilterNodeState,
@@ -271,13 +272,13 @@ impl<'a> FilterQuery<'a> {
         self.shut.iter().any(|(topology, values)| is_there(topology, values))
     }
 
-    /// Both will be on one node, whatever the topology.
+    /// Both will be on one node, whatever the topology key.
     fn is_repelled_by(&self, other: &Requirements) -> bool {
         other.repels.iter().any(|repulsion| repulsion.may_take(self.wants))
     }
 }
 
-/// Nearly every pod has no ports of its node and no extended resources: those share one list.
+/// Nearly every pod has no host ports and no extended resources: those share one empty list.
 fn shared_if_empty<T>(list: Arc<[T]>) -> Arc<[T]> {
     if list.is_empty() { Arc::default() } else { list }
 }

@@ -1,6 +1,6 @@
-//! A node as the stock filters see it, and what of a pod is held against it alone: taints, node selector, node affinity.
+//! A node as kube-scheduler's filters see it, and the rules that concern it alone: taints, node selector, node affinity.
 //!
-//! Plain predicates of one node and one pod; nothing here knows who else is there.
+//! Plain predicates of one node and one pod, without other pods.
 
 use super::resources::Amounts;
 use crate::ids::NodeName;
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Of a node and of a pod alike.
+/// The labels of a node or of a pod.
 pub type ObjectLabels = BTreeMap<String, String>;
 
-/// The taint that stands for `spec.unschedulable`: whoever tolerates it may come to a cordoned node.
+/// The taint that stands for `spec.unschedulable`: a pod that tolerates it may be placed on a cordoned node.
 pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// A node as its object shows it.
@@ -21,10 +21,10 @@ pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 pub struct FilterNode {
     pub name: NodeName,
     pub labels: Arc<ObjectLabels>,
-    /// A cordoned node has [`UNSCHEDULABLE`] among them.
+    /// Includes [`UNSCHEDULABLE`] if the node is cordoned.
     pub taints: Arc<[Taint]>,
     pub allocatable: Amounts,
-    /// How many pods it takes.
+    /// The greatest number of pods.
     pub pods: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Taint {
     pub effect: Effect,
 }
 
-/// Only the effects that keep pods away.
+/// Only the effects that exclude pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Effect {
     NoSchedule,
@@ -57,16 +57,16 @@ pub enum TolerationRule {
     Equal(String),
 }
 
-/// One of the terms of a required node affinity: all of it must hold, and one term is enough.
+/// One term of a required node affinity: all of its rules must hold, and one term is enough.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeTerm {
     pub labels: Vec<Requirement>,
-    /// What `matchFields` asks of the node's name.
+    /// What `matchFields` requires of the node's name.
     pub name: Vec<Rule>,
 }
 
 impl FilterNode {
-    /// The first taint that keeps away who tolerates only this.
+    /// The first taint that these tolerations do not tolerate.
     pub fn untolerated(&self, tolerations: &[Toleration]) -> Option<&Taint> {
         self.taints.iter().find(|taint| !tolerations.iter().any(|toleration| toleration.covers(taint)))
     }
@@ -90,7 +90,7 @@ impl Toleration {
 }
 
 impl NodeTerm {
-    /// A term that asks for nothing takes no node.
+    /// A term without rules matches no node.
     pub fn takes(&self, machine: &FilterNode) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
         asks && self.labels.iter().all(|requirement| requirement.holds_in(&machine.labels))

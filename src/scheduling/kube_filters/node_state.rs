@@ -1,7 +1,7 @@
-//! One node's page in the stock view: its machine, the pods bound to it, and what they take together.
+//! One node in the kube-filter view: the node itself, the pods bound to it, and the sums over them.
 //!
-//! As in the ledger's book, sums are added up anew from the pods whenever one of them changes: a node has some hundred pods, and
-//! sums that are never adjusted cannot drift.
+//! As in the ledger's node states, the sums are recomputed from the pods whenever one of them changes: a node has some hundred
+//! pods, and sums that are never adjusted cannot drift.
 
 use super::host_ports::HostPort;
 use super::node::FilterNode;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct FilterNodeState {
-    /// `None` while no node of this name has been seen: pods may be seen before their node, and outlive it.
+    /// `None` while no node of this name has been observed: pods may be observed before their node, and outlive it.
     pub machine: Option<Arc<FilterNode>>,
     pods: BTreeMap<PodUid, NodeFootprint>,
     taken: RequestedSums,
@@ -40,7 +40,7 @@ impl FilterNodeState {
         self.machine.is_none() && self.pods.is_empty()
     }
 
-    /// What is taken here once `leaving` have left and `coming` have come.
+    /// The resources in use once `leaving` pods are gone and `coming` pods are placed.
     pub fn taken(&self, leaving: &[PodUid], coming: &[&Requirements]) -> Cow<'_, RequestedSums> {
         let mut taken = match leaving {
             [] => Cow::Borrowed(&self.taken),
@@ -50,7 +50,7 @@ impl FilterNodeState {
         taken
     }
 
-    /// The ports that are taken here then.
+    /// The host ports in use then.
     pub fn ports<'a>(
         &'a self,
         leaving: &'a [PodUid],

@@ -1,5 +1,5 @@
-//! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: whatever was set, changed and
-//! removed before, in any order, both say the same.
+//! The view against an oracle that keeps plain lists and reads all of them anew for each verdict: after any changes, in any
+//! order, both agree.
 
 use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
@@ -177,7 +177,7 @@ prop_compose! {
 
 // ---- the oracle ----
 
-/// Everything that is, in plain lists.
+/// The whole state, in plain lists.
 #[derive(Default)]
 struct FilterCluster {
     machines: Vec<FilterNode>,
@@ -214,7 +214,7 @@ impl FilterCluster {
         self.machines.iter().find(|machine| machine.name == *name)
     }
 
-    /// Codes of all filters that refuse, and whether something cannot be judged.
+    /// Codes of all filters that refuse, and whether the verdict is unknown.
     fn classify(&self, case: &FilterCase) -> (Vec<&'static str>, bool) {
         let Some(machine) = self.machine(&case.node) else { return (vec!["unknown-node"], false) };
         let FilterCase { wants, leaving, coming, .. } = case;
@@ -347,7 +347,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn the_view_says_what_reading_every_pod_anew_says(case in case()) {
+    fn the_incremental_view_equals_one_built_from_all_pods(case in case()) {
         let (verdict, refusals, unjudged) = run(&case);
         match verdict {
             FilterVerdict::Accepts => prop_assert!(refusals.is_empty() && !unjudged, "{refusals:?} {unjudged}"),
@@ -357,7 +357,7 @@ proptest! {
     }
 
     #[test]
-    fn one_question_answers_for_every_node_what_it_answers_alone(case in case()) {
+    fn a_query_over_all_nodes_equals_single_node_verdicts(case in case()) {
         let mut view = ClusterFilters::default();
         for event in &case.events {
             match event.clone() {
@@ -378,7 +378,7 @@ proptest! {
 }
 
 #[test]
-fn the_cases_reach_every_verdict() {
+fn the_generated_cases_reach_every_verdict() {
     let mut runner = TestRunner::deterministic();
     let mut counts = BTreeMap::<&str, u32>::new();
     for _ in 0..1500 {

@@ -1,4 +1,4 @@
-//! What a pod shows to the stock filters: of one that waits all of it, of one that is on a node only what others feel of it.
+//! What a pod shows to kube-scheduler's filters: of a pending pod everything, of a bound pod only what affects others.
 
 use super::host_ports::HostPort;
 use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
@@ -9,25 +9,25 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a waiting pod asks of its node.
+/// What a pending pod requires of its node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub namespace: String,
     pub labels: ObjectLabels,
     pub amounts: Amounts,
     pub ports: Vec<HostPort>,
-    /// Labels its node must have, all of them.
+    /// Labels that its node must have, all of them.
     pub node_selector: ObjectLabels,
-    /// Its node must be taken by one of these; `None` if it does not say.
+    /// Terms of which its node must match one; `None` without a node affinity.
     pub node_affinity: Option<Vec<NodeTerm>>,
     pub tolerations: Vec<Toleration>,
-    /// Pods it does not want near it.
+    /// Its required pod anti-affinities.
     pub repels: Arc<[Arc<AntiAffinity>]>,
-    /// Something it asks for that is not understood here.
+    /// A rule of the pod that is not understood here.
     pub unjudged: Option<UnsupportedRule>,
 }
 
-/// What a pod takes of the node it is bound to, until it is gone from there.
+/// What a pod uses of the node it is bound to, until it is gone from there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFootprint {
     pub node: NodeName,
@@ -36,7 +36,8 @@ pub struct NodeFootprint {
     pub repels: Arc<[Arc<AntiAffinity>]>,
 }
 
-/// One required anti-affinity of a pod: those it takes must not come to nodes that share the topology label's value with its own.
+/// One required anti-affinity of a pod: matching pods must not be placed on nodes that share the topology label's value with its
+/// own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AntiAffinity {
     pub scope: NamespaceScope,
@@ -44,15 +45,15 @@ pub struct AntiAffinity {
     pub topology: String,
 }
 
-/// Of which namespaces it speaks.
+/// The namespaces it applies to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NamespaceScope {
     Of(BTreeSet<String>),
-    /// Those a selector takes. Labels of namespaces are not watched: it may be any.
+    /// Namespaces that a selector selects. Labels of namespaces are not watched: it may be any.
     Selected,
 }
 
-/// Why nobody here can say whether the stock scheduler would accept.
+/// Why it is unknown whether kube-scheduler would accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnsupportedRule {
@@ -79,7 +80,7 @@ pub enum UnsupportedRule {
 }
 
 impl Requirements {
-    /// What its node selector and its node affinity say of a node.
+    /// Whether its node selector and its node affinity match a node.
     pub fn selects(&self, machine: &FilterNode) -> bool {
         let has = |(key, value): (&String, &String)| machine.labels.get(key) == Some(value);
         let terms = self.node_affinity.as_ref();
@@ -89,7 +90,7 @@ impl Requirements {
 }
 
 impl AntiAffinity {
-    /// Whether it may keep this pod away.
+    /// Whether it may exclude this pod.
     pub fn may_take(&self, pod: &Requirements) -> bool {
         let in_scope = match &self.scope {
             NamespaceScope::Of(namespaces) => namespaces.contains(&pod.namespace),

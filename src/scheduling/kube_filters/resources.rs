@@ -1,6 +1,6 @@
-//! What pods take of a node and what nodes have, beside GPUs: the stock scheduler's own sums.
+//! Resources that pods request and nodes have, except GPUs: kube-scheduler's own sums.
 //!
-//! GPUs and their memory are the ledger's and must not be entered here: whoever reads a pod or a node leaves them out.
+//! GPUs and their memory belong to the ledger and must not be entered here: code that reads a pod or a node leaves them out.
 
 use crate::scheduling::vocabulary::demand::{ContainerRole, together};
 use crate::units::{Bytes, MilliCpu};
@@ -15,14 +15,14 @@ pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// Amounts as manifests name them: CPU in thousandths of a core, everything else in whole bytes or pieces.
 pub type NamedAmounts<'a> = BTreeMap<&'a str, u64>;
 
-/// What one container asks for.
+/// What one container requests.
 #[derive(Debug, Clone)]
 pub struct ContainerAmounts<'a> {
     pub role: ContainerRole,
     pub amounts: NamedAmounts<'a>,
 }
 
-/// What one pod takes, or one node has.
+/// What one pod requests, or one node has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Amounts {
     pub cpu: MilliCpu,
@@ -44,10 +44,10 @@ impl Amounts {
         }
     }
 
-    /// The scheduler's pod-request formula (`PodRequests` in component-helpers): what runs together or the largest step of
-    /// the start, what the pod says as a whole in place of that, and the runtime's overhead on top.
+    /// Kube-scheduler's pod-request formula (`PodRequests` in component-helpers): the running containers or the largest init
+    /// step, pod-level resources in place of that, and the runtime's overhead on top.
     ///
-    /// `containers` in the order in which they start.
+    /// `containers` is in the order in which they start.
     pub fn of_pod(
         containers: &[ContainerAmounts<'_>],
         pod_level: &NamedAmounts<'_>,
@@ -90,12 +90,12 @@ impl Amounts {
     }
 }
 
-/// What a pod can ask for as a whole.
+/// Whether a pod may request the resource at pod level.
 fn is_pod_level(resource: &str) -> bool {
     matches!(resource, CPU | MEMORY) || resource.starts_with("hugepages-")
 }
 
-/// What the pods of a node take together. Only ever added to: what leaves is found by adding up those who stay.
+/// The sums over the pods of a node. Only ever added to: without a pod, the sum is recomputed from the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestedSums {
     pub pods: u64,
@@ -140,30 +140,30 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_takes_what_runs_together_or_the_largest_step_of_its_start() {
+    fn a_pod_requests_its_running_containers_or_its_largest_init_step() {
         use ContainerRole::{Init, Main, Sidecar};
         let small =
             of_pod(&[container(Init, 3), container(Sidecar, 1), container(Main, 2), container(Main, 4)]);
         assert_eq!((small.cpu.0, small.of_resource("example.com/nic")), (7, 7));
         let large_start = of_pod(&[container(Sidecar, 1), container(Init, 9), container(Main, 2)]);
         assert_eq!(large_start.cpu.0, 10);
-        // Before the side-car started it did not count.
+        // Before the sidecar started it did not count.
         let early = of_pod(&[container(Init, 9), container(Sidecar, 1), container(Main, 2)]);
         assert_eq!(early.cpu.0, 9);
     }
 
     #[test]
-    fn what_a_pod_says_as_a_whole_stands_in_place_of_its_containers_and_overhead_comes_on_top() {
+    fn pod_level_resources_replace_the_containers_sum_and_overhead_is_added() {
         let containers = [container(ContainerRole::Main, 5)];
         let pod_level = [(CPU, 3), ("example.com/nic", 1)].into();
         let overhead = [(CPU, 1), (MEMORY, 7)].into();
         let amounts = Amounts::of_pod(&containers, &pod_level, &overhead);
-        // No extended resource can be asked for by a pod as a whole.
+        // A pod cannot request extended resources at pod level.
         assert_eq!(amounts.named().collect::<Vec<_>>(), [(CPU, 4), (MEMORY, 7), ("example.com/nic", 5)]);
     }
 
     #[test]
-    fn sums_stop_at_the_largest_number() {
+    fn sums_saturate_at_the_largest_number() {
         let mut taken = RequestedSums::default();
         let huge = Amounts::of(&[(CPU, u64::MAX), (MEMORY, u64::MAX), ("example.com/nic", u64::MAX)].into());
         taken.add(&huge);

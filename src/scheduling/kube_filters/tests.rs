@@ -1,4 +1,4 @@
-//! The stock filters one by one, and what of the view changes when.
+//! Kube-scheduler's filters one by one, and when the view changes.
 
 use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
@@ -22,7 +22,7 @@ fn cpu(amount: u64) -> Amounts {
     Amounts::of(&NamedAmounts::from([(CPU, amount)]))
 }
 
-/// With 100 thousandths of a core, room for three pods, and its name for a label.
+/// A node with 100 thousandths of a core, three pods at most, and its name as a label.
 fn machine(name: &str) -> FilterNode {
     FilterNode {
         name: node(name),
@@ -71,7 +71,7 @@ fn code(verdict: &FilterVerdict) -> &'static str {
 }
 
 #[test]
-fn a_node_that_was_never_seen_is_refused_and_one_that_is_gone_too() {
+fn an_unknown_node_and_a_deleted_node_are_refused() {
     let mut view = view(&[]);
     assert_eq!(code(&verdict(&view, &asking(1))), "unknown-node");
     view.set_machine(machine("a"));
@@ -81,7 +81,7 @@ fn a_node_that_was_never_seen_is_refused_and_one_that_is_gone_too() {
 }
 
 #[test]
-fn pods_that_were_seen_before_their_node_count_once_it_comes() {
+fn pods_observed_before_their_node_count_once_it_is_observed() {
     let mut view = view(&[]);
     view.set_pod(uid("early"), on("a", 60));
     view.set_machine(machine("a"));
@@ -92,7 +92,7 @@ fn pods_that_were_seen_before_their_node_count_once_it_comes() {
 }
 
 #[test]
-fn what_a_node_never_has_is_told_from_what_is_taken() {
+fn resources_a_node_lacks_for_good_differ_from_resources_in_use() {
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), on("a", 60));
     let reason = |wants: &Requirements| match verdict(&view, wants) {
@@ -104,7 +104,7 @@ fn what_a_node_never_has_is_told_from_what_is_taken() {
 }
 
 #[test]
-fn what_a_pod_does_not_ask_for_may_be_overdrawn() {
+fn a_resource_that_the_pod_does_not_request_may_be_overcommitted() {
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), on("a", 1000));
     assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
@@ -112,7 +112,7 @@ fn what_a_pod_does_not_ask_for_may_be_overdrawn() {
 }
 
 #[test]
-fn a_node_takes_so_many_pods_and_no_more() {
+fn a_node_accepts_pods_up_to_its_pod_limit() {
     let mut view = view(&[machine("a")]);
     ["x", "y", "z"].iter().for_each(|name| view.set_pod(uid(name), on("a", 0)));
     assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Refuses(FilterReason::TooManyPods { allowed: 3 }));
@@ -121,7 +121,7 @@ fn a_node_takes_so_many_pods_and_no_more() {
 }
 
 #[test]
-fn those_who_leave_give_back_what_they_take_there_and_only_there() {
+fn leaving_pods_free_their_resources_on_their_own_node_only() {
     let mut view = view(&[machine("a"), machine("b")]);
     view.set_pod(uid("x"), on("a", 60));
     view.set_pod(uid("y"), on("b", 60));
@@ -132,7 +132,7 @@ fn those_who_leave_give_back_what_they_take_there_and_only_there() {
 }
 
 #[test]
-fn those_who_come_first_take_their_room_unless_they_are_there_already() {
+fn pods_placed_earlier_take_resources_unless_they_are_already_counted() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("first"), asking(60));
     assert_eq!(code(&beside(&view, &asking(50), &[], &["first"])), "too-little");
@@ -143,20 +143,20 @@ fn those_who_come_first_take_their_room_unless_they_are_there_already() {
 }
 
 #[test]
-fn a_pod_does_not_come_before_itself() {
+fn a_pod_is_not_counted_ahead_of_itself() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("new"), asking(60));
     assert_eq!(beside(&view, &asking(60), &[], &["new"]), FilterVerdict::Accepts);
 }
 
 #[test]
-fn a_neighbour_that_was_never_seen_cannot_be_judged() {
+fn an_unknown_neighbour_makes_the_verdict_unknown() {
     let view = view(&[machine("a")]);
     assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unseen-neighbour");
 }
 
 #[test]
-fn a_taint_keeps_away_who_does_not_tolerate_it() {
+fn a_taint_excludes_a_pod_that_does_not_tolerate_it() {
     let taint = |effect| Taint { key: "gpu".into(), value: "h100".into(), effect };
     let tolerating = |key: &str, rule: TolerationRule, effect| Requirements {
         tolerations: vec![Toleration { key: key.into(), rule, effect }],
@@ -179,7 +179,7 @@ fn a_taint_keeps_away_who_does_not_tolerate_it() {
 }
 
 #[test]
-fn one_term_of_a_node_affinity_is_enough_and_an_empty_one_takes_nothing() {
+fn one_node_affinity_term_is_enough_and_an_empty_term_matches_nothing() {
     let view = view(&[machine("a")]);
     let term = |key: &str, value: &str| NodeTerm { labels: vec![Requirement::is(key, value)], name: vec![] };
     let name = |name: &str| NodeTerm { labels: vec![], name: vec![Rule::In([name.to_owned()].into())] };
@@ -200,7 +200,7 @@ fn one_term_of_a_node_affinity_is_enough_and_an_empty_one_takes_nothing() {
 }
 
 #[test]
-fn a_port_is_taken_until_its_pod_leaves() {
+fn a_host_port_is_in_use_until_its_pod_leaves() {
     let port = HostPort { ip: "0.0.0.0".into(), protocol: "TCP".into(), port: 80 };
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), NodeFootprint { ports: [port.clone()].into(), ..on("a", 1) });
@@ -218,7 +218,7 @@ fn repelling(scope: &[&str], app: &str, topology: &str) -> Arc<[Arc<AntiAffinity
 }
 
 #[test]
-fn nodes_in_the_topology_of_a_pod_that_repels_cannot_be_judged_and_others_can() {
+fn a_pods_anti_affinity_makes_the_verdict_unknown_in_its_topology_only() {
     let mut view = view(&[machine("a"), machine("b")]);
     let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
     let on_b = |repels| NodeFootprint { repels, ..on("b", 1) };
@@ -239,7 +239,7 @@ fn nodes_in_the_topology_of_a_pod_that_repels_cannot_be_judged_and_others_can() 
 }
 
 #[test]
-fn a_pod_that_comes_first_may_keep_others_away() {
+fn a_pod_placed_earlier_applies_its_anti_affinity() {
     let mut view = view(&[machine("a")]);
     let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
     view.set_waiting(uid("y"), Requirements { repels: repelling(&["team"], "chat", "rack"), ..asking(1) });
@@ -248,7 +248,7 @@ fn a_pod_that_comes_first_may_keep_others_away() {
 }
 
 #[test]
-fn a_refusal_is_told_even_where_something_cannot_be_judged() {
+fn a_certain_refusal_goes_before_an_unknown_verdict() {
     let view = view(&[machine("a")]);
     let wants = |amount| Requirements { unjudged: Some(UnsupportedRule::Volumes), ..asking(amount) };
     assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
@@ -256,7 +256,7 @@ fn a_refusal_is_told_even_where_something_cannot_be_judged() {
 }
 
 #[test]
-fn a_pod_that_is_seen_on_another_node_left_the_first() {
+fn a_pod_observed_on_another_node_left_the_first() {
     let mut view = view(&[machine("a"), machine("b")]);
     view.set_pod(uid("x"), on("a", 100));
     view.set_pod(uid("x"), on("b", 100));
@@ -265,7 +265,7 @@ fn a_pod_that_is_seen_on_another_node_left_the_first() {
 }
 
 #[test]
-fn a_snapshot_stays_as_it_was_taken() {
+fn a_snapshot_does_not_change_with_the_live_state() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("new"), asking(60));
     let before = view.snapshot();

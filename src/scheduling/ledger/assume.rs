@@ -108,7 +108,7 @@ impl Ledger {
         self.run_out(now, ExpiredReservations::End)
     }
 
-    /// The same on a replica that does not act: holds stand until the API server shows that whoever acts has ended them, or until
+    /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
     /// this replica acts and ends them itself.
     pub fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand);

@@ -2,7 +2,7 @@
 //! has changed since.
 //!
 //! A plan works on a copy that is made while everyone else waits for the lock. Of entries, of which there may be a hundred
-//! thousand, only shelves are counted then; whoever changes one afterwards copies its shelf, and no other. What entries and
+//! thousand, only shelves are counted then; the first change of an entry afterwards copies its shelf only. What entries and
 //! pages mean is not known here.
 
 use super::node_state::NodeState;
@@ -60,7 +60,7 @@ impl PodStates {
 
     pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodState> {
         let shelf = &mut self.shards[shard_of(uid)];
-        // Whoever is not there is not worth a copy.
+        // A pod that is not there needs no copy of its shard.
         if !shelf.contains_key(uid) {
             return None;
         }

@@ -1,5 +1,5 @@
-//! What was asked for lately, and what follows from it for free VRAM. Solving is not done here: whoever has time for it takes the
-//! mix, and brings a worth.
+//! Recent demand, and the value of free VRAM that follows from it. Nothing is solved here: a caller that has the time takes the
+//! demand history, and brings a packing model.
 
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};

@@ -1,7 +1,7 @@
 //! Who holds what: the one truth about promised VRAM.
 //!
 //! What is durable is read back from the API server (bound pods, holds); hints may be lost. The ledger knows no
-//! clock: whoever takes it says what time it is ([`Ledger::set_now`]). It takes one lock outside, held for single calls and
+//! clock: the caller sets the time first ([`Ledger::set_now`]). It takes one lock outside, held for single calls and
 //! never across an await.
 //!
 //! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. What it is charged
@@ -87,7 +87,7 @@ use waiting_queue::WaitingQueue;
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
-    /// What whoever holds the lock takes for the present.
+    /// The time that the caller has set.
     now: Moment,
     pod_states: PodStates,
     node_states: NodeStates,
@@ -120,7 +120,7 @@ pub struct Ledger {
     /// In order of namespace and name.
     budgets: Arc<Vec<DisruptionBudget>>,
     budget_visibility: BudgetVisibility,
-    /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
+    /// Recent demand, from which the packing model is learned. Shared with copies of the ledger and with the learning thread.
     demand_history: Arc<DemandHistory>,
     packing_model: Arc<PackingModel>,
     /// As whom this replica leads, if it does.

@@ -1,4 +1,4 @@
-//! Who lost pods to eviction lately: whoever did is spared the next time, as far as others do as well.
+//! Recent evictions by owner. The planner prefers victims whose owner lost no pod recently.
 //!
 //! Not durable: after a restart everybody begins anew.
 

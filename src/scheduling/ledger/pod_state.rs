@@ -76,7 +76,7 @@ pub enum SchedulingGate {
     Open,
     /// The planner's alone: it is placed first, and let through then.
     Planned,
-    /// Somebody else keeps it back, whoever else does.
+    /// Another scheduling gate holds the pod, with or without ours.
     Others,
 }
 

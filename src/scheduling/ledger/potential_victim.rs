@@ -19,42 +19,42 @@ pub struct PotentialVictim {
     pub uid: PodUid,
     pub gpus: GpuSet,
     pub per_gpu: Bytes,
-    /// What its processes have beyond that, on each of its GPUs at least.
+    /// VRAM that its processes use beyond its grant, on each of its GPUs at least.
     pub used_beyond_grant: Bytes,
     pub sharing: Sharing,
     pub priority: i32,
     pub class: ClassId,
-    /// Whose it is: its eviction counts as that tenant's.
+    /// Its tenant: an eviction counts as that tenant's.
     pub tenant: Option<TenantId>,
     pub host_resources: HostResources,
-    /// How long it may take to leave.
+    /// How long it may take to terminate.
     pub grace: Millis,
     pub eviction_cost: PodEvictionCost,
     pub deletion_cost: i32,
     pub standing: QuotaStatus,
-    /// What it gives back of what the tenant of the one who asks may have.
+    /// What its eviction gives back of the quota of the preemptor's tenant.
     pub given_back: TenantUsage,
-    /// The budgets that cover it, by their place in `PreemptionCandidate::budgets`.
+    /// The budgets that cover it, as indices into `PreemptionCandidate::budgets`.
     pub budgets: Vec<u16>,
-    /// Its group, by its place in `PreemptionCandidate::gangs`.
+    /// Its group, as an index into `PreemptionCandidate::gangs`.
     pub gang: Option<u16>,
 }
 
-/// What the eviction of one pod loses, part by part, each in thousandths of a GPU for a second.
+/// What the eviction of one pod loses, by part, each in thousandths of a GPU-second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEvictionCost {
-    /// To stop, and to be placed and started again.
+    /// Stopping it, and placing and starting it again.
     pub restart: u64,
-    /// Work since its last checkpoint, up to what its class lets count.
+    /// Work since its last checkpoint, up to the limit of its class.
     pub work: u64,
-    /// Its GPUs while its model loads again, where that is quickest.
+    /// Its GPUs while its model loads again, on the node where that is quickest.
     pub reload: u64,
-    /// Its GPUs while it leaves: its grace period, and what its class needs beyond.
+    /// Its GPUs while it terminates: its grace period, and the extra time of its class.
     pub drain: u64,
-    /// Requests its engine works on: their KV cache goes with it.
+    /// Requests in flight of its engine: their KV cache is lost.
     pub in_flight: u64,
-    /// Its owner has lost others to eviction lately.
+    /// A surcharge because its owner has lost other pods to eviction recently.
     pub again: u64,
 }
 
@@ -135,7 +135,7 @@ pub(in crate::scheduling) fn given_back(
     if is_own { used } else { TenantUsage::default() }
 }
 
-/// Lets in whom nobody bars any more.
+/// Admits the classes that no remaining pod excludes.
 pub fn settle_class_exclusions(
     class_exclusions: &[ClassExclusion],
     state: &mut [Gpu],
@@ -152,8 +152,7 @@ pub fn settle_class_exclusions(
     }
 }
 
-/// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
-/// engine is busy.
+/// Removes a pod: its allocation becomes free, its usage beyond that is given back, and a GPU without pods has no busy engine.
 pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
     for place in resident.gpus.iter() {
         let gpu = &mut state[place];

@@ -34,7 +34,7 @@ pub struct Preemptor {
 }
 
 impl Preemptor {
-    /// The same, if whoever leaves has room elsewhere.
+    /// The same preemptor, if every victim fits on another node.
     pub fn moving(self) -> Self {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
     }

@@ -137,7 +137,7 @@ impl Ledger {
         }
     }
 
-    /// The API server shows a later deadline than is known: whoever leads has extended the hold.
+    /// The API server shows a later deadline than is known: the leader has extended the reservation.
     pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
         let known = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation());
         let Some((observed, known)) = observed.zip(known) else { return };

@@ -76,19 +76,20 @@ impl TenantShares {
     }
 }
 
-/// Whose share a victim lives on: what is borrowed goes first.
+/// Whose quota a victim uses: borrowed capacity is reclaimed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QuotaStatus {
-    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
-    /// its share in millionths, counted from above.
+    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less the pod is spared:
+    /// the tenant's share in millionths, subtracted from the maximum.
     Borrowed {
         spared: u32,
     },
     Guaranteed,
 }
 
-/// What a tenant may have, and has.
+/// A pod group: its members on this node are candidates, and the eviction of one evicts all.
+/// A tenant's quota and its usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TenantQuota {
     pub ceiling: TenantLimit,
@@ -96,7 +97,7 @@ pub struct TenantQuota {
 }
 
 impl TenantQuota {
-    /// Whether it may have so much more, once it has given that much back.
+    /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
     pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self.ceiling.left(self.used.minus(given_back)).allows(wanted)

@@ -30,14 +30,14 @@ const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 /// A gated pod for which there was no place is looked at again after this time at first.
 const FIRST_RETRY_AFTER: Millis = Millis(250);
-/// However often it was looked at in vain, it is looked at again this soon after anything has changed.
+/// However often no place was found for it, it is looked at again this soon after anything has changed.
 const RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
 const RETRY_AT_LEAST: Millis = Millis::seconds(4);
-/// Whether anything has changed for a pod that was looked at in vain is asked this often.
+/// How often to check whether anything has changed for a pod that was not placed.
 const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
 /// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
 const BROUGHT: usize = 4;
-/// Others left for it in vain: something that Stowage does not see keeps it from being bound. Before anyone leaves for it again
+/// Pods were evicted for it and it was not bound: something that Stowage does not see prevents it. Before the next eviction
 /// it waits so long at first, and twice as long each time.
 const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
 const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
@@ -90,7 +90,7 @@ impl Ledger {
         self.requeue(uid);
     }
 
-    /// Whoever waits may have been refused by someone of whom this ledger knows nothing: the last leader, or this process
+    /// Every pending pod may have been refused by a process of which this ledger knows nothing: the last leader, or this process
     /// before its restart.
     pub fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
@@ -379,7 +379,7 @@ fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
     FIRST_RETRY_AFTER.times(1 << failed_attempt.unanswered_wakes.min(8)).min(longest)
 }
 
-/// How long a pod is left alone that was woken so often without asking, or asked so often in vain.
+/// How long a pod is left alone that was woken so often without asking, or was refused so often.
 fn pause(unanswered: u32, unanswered_wakes: u32) -> Millis {
     match unanswered {
         0 => QUIET_PERIOD.times(1 << unanswered_wakes.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),

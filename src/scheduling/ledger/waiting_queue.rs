@@ -2,7 +2,7 @@
 //! at all of them: every round of the planner asks, under the ledger's lock.
 //!
 //! A pod is due at a time, and is ready from then on; of the ready ones the higher priority and the earlier class come first, and
-//! within those whoever was looked at the longest ago. A part of each round goes to those who have waited longest, whatever their
+//! within those the pod that was looked at the longest ago. A part of each round goes to the longest-waiting pods, whatever their
 //! priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// One in so many of the places in a round goes to whoever has waited longest.
+/// One in so many of the places in a round goes to the pod that has waited longest.
 const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.

@@ -89,7 +89,7 @@ impl ScoreKey {
 }
 
 impl ScoreCache {
-    /// The page of this demand, or an empty one. Whoever takes it puts it back; who asks alike meanwhile gets an empty one.
+    /// The cached scores of this demand, or none. The caller puts them back; a concurrent request for the same demand gets none.
     pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> CachedScores {
         let key = ScoreKey::of(snapshot, demand, policy);
         // Nobody will ask for those of before.

@@ -1,8 +1,8 @@
-//! Moves: pods of preemptible classes are evicted although the one who waits could not have them evicted for itself (it never
-//! preempts, or it borrows its share), because each of them fits elsewhere. Nobody loses a place, and what the moves cost is
-//! less than what the pod's fitting is worth.
+//! Consolidation: evicts preemptible pods for a pending pod that may not preempt them itself (it never preempts, or it borrows
+//! its share), if each of them fits on another node. No pod loses its place for good, and the moves cost less than the gain from
+//! placing the pending pod.
 //!
-//! Off unless the policy says so. Still nobody of equal or higher priority moves, and nobody who is protected.
+//! Off unless the policy enables it. Pods of equal or higher priority and protected pods are never moved.
 
 use super::node_ranking::DemandKey;
 use super::state::PlanningState;
@@ -18,13 +18,13 @@ use crate::scheduling::policy::Consolidation;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 
-/// Nodes whose pods are tried to be moved, the cheapest first. Where none of them works out, more will hardly.
+/// Nodes whose pods the planner tries to move, the cheapest first. If none of these works out, more rarely would.
 const TRIED: usize = 8;
 /// Steps that a close look at one node counts for.
 const LOOK: u64 = 16;
 
 impl PlanningState<'_> {
-    /// The first of the cheapest nodes whose pods all fit elsewhere, held on the scratch ledger.
+    /// The first of the cheapest nodes whose victims all fit elsewhere, reserved on the scratch ledger.
     pub(super) fn moving(&mut self, pod: &PendingPod, kind: &DemandKey) -> Option<PlannedPlacement> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
@@ -49,7 +49,7 @@ impl PlanningState<'_> {
         sets.iter().take(TRIED).find_map(|set| self.move_all(pod, kind, set))
     }
 
-    /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
+    /// Reserves the place, if every victim has a place elsewhere; nothing otherwise.
     fn move_all(&mut self, pod: &PendingPod, kind: &DemandKey, set: &VictimSet) -> Option<PlannedPlacement> {
         let place = self.reserve_set_by_moving(pod, kind, set)?;
         if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
@@ -59,11 +59,11 @@ impl PlanningState<'_> {
         None
     }
 
-    /// Finds room for the pod that its controller will make in its place, and takes it on the scratch ledger: it is not for the
-    /// next of the queue, nor for the next who moves.
+    /// Finds a place for the pod that the controller will create in place of the victim, and reserves it on the scratch ledger,
+    /// so that neither the next pod of the queue nor the next moved pod gets it.
     fn settle_elsewhere(&mut self, pod: &PendingPod, victim: &PodUid) -> Option<()> {
         let entry = self.ledger.pod_state(victim)?;
-        // Nobody would make it again.
+        // No controller would recreate it.
         entry.disruption_info.owner.as_ref()?;
         let wants = self.kube_filters.movable(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
@@ -95,7 +95,7 @@ impl PlanningState<'_> {
         Some(())
     }
 
-    /// The best place that is free now for a pod that is not in the queue.
+    /// The best free place for a pod that is not in the queue.
     fn best_node_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
@@ -111,7 +111,7 @@ impl PlanningState<'_> {
     }
 }
 
-/// What it is worth that the pod fits, in thousandths of a GPU for a second.
+/// The gain from placing the pod, in thousandths of a GPU-second.
 fn gain(demand: &Demand, gpus: GpuSet, candidate: &PreemptionCandidate, rules: Consolidation) -> u64 {
     let part: u64 = gpus.iter().map(|place| candidate.gpus[place].part_of(demand).milli_gpus).sum();
     part.saturating_mul(rules.gain.0 / 1000)

@@ -1,7 +1,7 @@
-//! Places pods that are of use only together: all that the group needs, or none.
+//! Places the pods of a group: all that the group needs, or none.
 //!
-//! A group that cannot be placed whole holds nothing. Where the policy wants it close together, that is tried on what is free
-//! now; only where it may be anywhere, or on as few nodes as possible, do others leave for it.
+//! A group that cannot be placed whole reserves nothing. If the policy wants the group close together, only free places are
+//! tried; only if it may be anywhere, or on as few nodes as possible, are pods evicted for it.
 
 use super::node_ranking::DemandKey;
 use super::state::{PlanReach, PlanningState, PodResult};
@@ -19,14 +19,14 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::Millis;
 use std::collections::BTreeSet;
 
-/// A group that does not say how many it takes is what has been there for this long: whoever makes its pods makes them one
-/// after the other.
+/// A group that does not declare its size consists of the pods that have existed for this long, because controllers create the
+/// pods of a group one after the other.
 const SETTLES: Millis = Millis::seconds(2);
 
-/// For how many pods of a group there are places, and the limit on evictions that the next one came upon.
+/// How many pods of a group have places, and the eviction limit that kept the next one from a place.
 type GroupShortfall = (usize, Option<EvictionLimit>);
 
-/// Where some of a group's pods go on one node: which of them, and on which GPUs.
+/// Where some of a group's pods are placed on one node: which pods, and on which GPUs.
 type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
@@ -34,7 +34,7 @@ impl PlanningState<'_> {
         self.ledger.pod_state(uid)?.disruption_info.group.clone()
     }
 
-    /// What is to be done about the group's pods that are gated.
+    /// What to do about the gated pods of the group.
     pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> PodResult {
         let group = self.ledger.group(key);
         self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
@@ -61,8 +61,8 @@ impl PlanningState<'_> {
         }
     }
 
-    /// Places of at least `wanted` of the pods. Otherwise for how many there are places, and the limit on evictions that the next one
-    /// came upon.
+    /// Places for at least `wanted` of the pods. Otherwise how many have places, and the eviction limit that kept the next one
+    /// from a place.
     fn together(
         &mut self,
         pods: &[PendingPod],
@@ -89,7 +89,7 @@ impl PlanningState<'_> {
         Err((places.len(), limit))
     }
 
-    /// Adds places for those that have none yet, wherever they are best, and on other pods' GPUs where nothing is free.
+    /// Adds places for the pods that have none yet, wherever it is best, by preemption where nothing is free.
     fn anywhere(
         &mut self,
         pods: &[PendingPod],
@@ -105,15 +105,15 @@ impl PlanningState<'_> {
             };
             match placed {
                 Ok(place) => places.push(place),
-                // Its like will find nothing either, and a group that lacks one may lack more.
+                // Equal pods will find nothing either, and a group that lacks one place may lack more.
                 Err(why) => return (places, Some(why)),
             }
         }
         (places, None)
     }
 
-    /// On the node that takes most of them, then on the one that takes most of the rest, as long as all find room that is
-    /// free.
+    /// Uses the node that takes most of the pods, then the node that takes most of the rest, as long as all pods find free
+    /// places.
     fn on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
         let mut rest: Vec<&PendingPod> = pods.iter().collect();
@@ -134,7 +134,7 @@ impl PlanningState<'_> {
         places
     }
 
-    /// The node that has room for most of the pods, the best of them for the first pod.
+    /// The node that takes most of the pods; among equals, the best for the first pod.
     fn most_on_one_node(&mut self, pods: &[&PendingPod]) -> Option<(usize, NodeGpuCandidates)> {
         let snapshot = self.ledger.snapshot();
         let mut best: Option<(usize, NodeGpuCandidates)> = None;
@@ -151,7 +151,7 @@ impl PlanningState<'_> {
         best
     }
 
-    /// All of them on one NVLink island of one node.
+    /// All pods on one NVLink island of one node.
     fn on_one_island(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
         let pods: Vec<&PendingPod> = pods.iter().collect();
@@ -177,7 +177,7 @@ impl PlanningState<'_> {
         Vec::new()
     }
 
-    /// Nodes that have room for the pod now, best first.
+    /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
         let kind = DemandKey::of(pod, self.kube_filters);
         let ranking = self.ranking(&kind, snapshot);
@@ -189,7 +189,7 @@ fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
     pods.iter().map(|pod| PlanStep::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
 }
 
-/// Where as many as possible of the pods go on these GPUs, one after the other.
+/// Places for as many of the pods as possible on these GPUs, one after the other.
 fn gpu_candidates(
     node: &Node,
     packing_model: &PackingModel,

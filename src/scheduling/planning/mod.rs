@@ -1,13 +1,14 @@
-//! Finds places for pods that wait, one after the other, on a scratch ledger: what is free now, or who has to leave.
+//! The planner: finds places for pending pods, one after the other, on a scratch copy of the ledger. A place is free now, or
+//! needs evictions.
 //!
-//! The order is the queue's, twice: first every pod that needs nobody to leave gets its place, or is woken, then others are evicted for
-//! the rest. Each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The steps are data; nothing is in
-//! force before the ledger itself has taken the hold of each, checking it again. A plan keeps to its bounds ([`pace`]): what it does
-//! not come to it says, and the next plan begins there.
+//! The queue is processed in its order, twice: first every pod that needs no eviction gets its place or is woken, then pods are
+//! evicted for the rest. Each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The steps are
+//! data; nothing takes effect before the ledger itself has taken each reservation, checking it again. A plan keeps to its bounds
+//! ([`step_budget`]): it lists the pods that it did not reach, and the next plan begins there.
 //!
-//! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
-//! finds who has to leave within what [`EvictionLimit`]s allow, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
-//! pressure.
+//! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
+//! victims within the [`EvictionLimit`]s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
+//! together; [`relief`] finds pods to evict from the GPU of an engine under pressure.
 
 mod consolidation;
 mod groups;
@@ -38,23 +39,23 @@ use serde::Serialize;
 use state::{PlanReach, PlanningState, PodResult};
 use step_budget::StepBudget;
 
-/// What is to be done about one pod of the queue, or about a group of them.
+/// What to do about one pod of the queue, or about a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanStep {
-    /// Room for one pod, or for all of a group: all of it is held, or none.
+    /// Places for one pod, or for a whole group: all are reserved, or none.
     Place(Vec<PlannedPlacement>),
-    /// A device plugin has what the pod asks for; the scheduler must find it itself.
+    /// A device plugin has what the pod requests; the scheduler must find the node itself.
     Wake { uid: PodUid, key: PodKey },
     /// There is no place for it now.
     Wait { uid: PodUid, key: PodKey, why: WaitReason },
 }
 
-/// Room for one pod.
+/// The place of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedPlacement {
     pub uid: PodUid,
     pub key: PodKey,
-    /// Its victims are those whose leaving the pod waits for, whether they are evicted for it or leave anyway.
+    /// Its victims are the pods that must be gone first, whether they are evicted for it or leave anyway.
     pub reservation: Reservation,
     pub eviction_cost: EvictionCost,
     /// False if the search for victims ended early: cheaper ones may exist.
@@ -62,16 +63,16 @@ pub struct PlannedPlacement {
     pub by: EvictionRight,
 }
 
-/// By what right others leave.
+/// The right by which pods are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EvictionRight {
-    /// The pod's own: its priority, and its tenant's share.
+    /// The pod's own: its priority, and its tenant's quota.
     Preemption,
-    /// The policy's: they have room elsewhere.
+    /// The policy's: the victims fit on other nodes.
     Moves,
 }
 
-/// Why there is no place.
+/// Why there is no place for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum WaitReason {
@@ -100,7 +101,7 @@ pub enum WaitReason {
 }
 
 impl PlannedPlacement {
-    /// Takes the hold in a ledger, which checks it again.
+    /// Takes the reservation in a ledger, which checks it again.
     pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
         match self.by {
             EvictionRight::Preemption => ledger.reserve(&self.uid, self.reservation.clone()),
@@ -109,14 +110,14 @@ impl PlannedPlacement {
     }
 }
 
-/// What a look at a node goes by.
+/// What a look at a node needs.
 struct PlanView<'a> {
     ledger: &'a Ledger,
     snapshot: &'a Snapshot,
 }
 
 impl WaitReason {
-    /// Without figures: what is written to a pod must not change with each look.
+    /// Without figures, because what is written to a pod must not change with each run.
     pub fn describe(&self) -> String {
         match self {
             Self::CannotJudge(_)
@@ -153,25 +154,25 @@ impl WaitReason {
     }
 }
 
-/// What is to be done, and about whom nothing could be said within the bounds.
+/// The steps, and the pods that the plan did not reach within its bounds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<PlanStep>,
-    /// Each in the order of the queue: those that were not looked at at all, and those for which others would have to leave.
+    /// In the order of the queue: pods that were not looked at at all, and pods that would need evictions.
     pub left_over: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
     pub reserved: Vec<(ScopeKey, PodUid)>,
-    /// What it took.
+    /// Steps spent.
     pub spent: u64,
 }
 
-/// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
+/// Plans the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
 pub fn plan(scratch: Ledger, kube_filters: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
     plan_within(scratch, kube_filters, queue, PlanBounds::NONE).steps
 }
 
-/// The same, within bounds. The first pod of the queue is looked at whatever they are, and so is the first for which others would
-/// have to leave: each plan comes a step further.
+/// As above, within bounds. Whatever the bounds, the first pod of the queue is looked at, and so is the first that would need
+/// evictions: each plan makes progress.
 pub fn plan_within(
     scratch: Ledger,
     kube_filters: &FilterSnapshot,
@@ -184,7 +185,7 @@ pub fn plan_within(
     let mut rest: Vec<&PendingPod> = Vec::new();
     for (n, pod) in queue.iter().enumerate() {
         let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
-        // What is known of its kind is said of it, too: that takes nothing from those before it.
+        // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
         if is_over && !scratch.is_known_to_wait(pod, PlanReach::Free) {
             plan.left_over.push(pod.uid.clone());
             continue;

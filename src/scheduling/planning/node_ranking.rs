@@ -1,5 +1,5 @@
-//! The nodes in order for pods of one kind. A thousand replicas ask the same of every node; they are ranked once, and after
-//! each that is placed only its node is looked at again.
+//! The nodes in order for equal pods. A thousand replicas request the same of every node; the nodes are ranked once, and after
+//! each placement only that node is examined again.
 
 use super::PlanView;
 use super::step_budget::StepBudget;
@@ -17,7 +17,7 @@ use crate::scheduling::vocabulary::gpu::GpuSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What makes two pods of one kind, as far as their places are concerned.
+/// What makes two pods equal, as far as their places are concerned.
 #[derive(Debug, Clone)]
 pub struct DemandKey {
     demand: Demand,
@@ -25,22 +25,22 @@ pub struct DemandKey {
     asked: Option<Arc<NodeSet>>,
 }
 
-/// What pods of a kind find on one node.
+/// How one node suits equal pods.
 #[derive(Debug, Clone, Copy)]
 pub enum NodeFit {
     Free(Score, GpuSet),
-    /// The node would do, and has no room now.
+    /// The node would fit, but has not enough free now.
     Full(Misfit),
-    /// The stock filters refuse the node, or it was not among those that were asked about.
+    /// Kube-scheduler's filters refuse the node, or the filter request did not name it.
     Shut,
-    /// Nobody can say what the stock filters would answer.
+    /// It is unknown what kube-scheduler's filters would answer.
     Unjudged(UnsupportedRule),
 }
 
 #[derive(Debug)]
 pub struct NodeRanking {
     kind: DemandKey,
-    /// By place in the snapshot.
+    /// By index in the snapshot.
     gpu_candidates: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,
@@ -56,7 +56,7 @@ impl DemandKey {
         Self { demand: pod.demand.clone(), wants: kube_filters.wants(&pod.uid).cloned(), asked }
     }
 
-    /// What the pod will ask that takes another's place after its eviction.
+    /// The key of the pod that its controller creates in place of an evicted one.
     pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
         Self { demand: demand.clone(), wants, asked: None }
     }
@@ -83,8 +83,8 @@ impl DemandKey {
         self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
     }
 
-    /// Whether pods of the kind may go to a node, once those have left. The names of the latest filter request are what the
-    /// scheduler itself found; since then a node may have changed, and an own check that says no is believed.
+    /// Whether the pods may be placed on a node, once `leaving` are gone. The names of the latest filter request are what the
+    /// scheduler itself found; a node may have changed since, so a refusal by our own check wins.
     pub fn admits(
         &self,
         place: usize,
@@ -93,7 +93,7 @@ impl DemandKey {
         leaving: &[PodUid],
     ) -> Result<(), NodeFit> {
         let node = &seeing.snapshot.nodes()[place];
-        // Nodes have come or gone since the pod asked: what it asked about says nothing of these.
+        // Nodes were added or removed since the pod asked: the names say nothing of these.
         let asked = self.asked.as_ref().filter(|asked| seeing.snapshot.is_current(asked));
         if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
             return Err(NodeFit::Shut);
@@ -105,7 +105,7 @@ impl DemandKey {
         match verdict {
             FilterVerdict::Accepts => Ok(()),
             FilterVerdict::Refuses(_) => Err(NodeFit::Shut),
-            // Whoever leaves may be what the pod came for: then the names say nothing of the node without them.
+            // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
             FilterVerdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
             FilterVerdict::CannotJudge(unjudged) => Err(NodeFit::Unjudged(unjudged)),
         }
@@ -113,7 +113,7 @@ impl DemandKey {
 }
 
 impl NodeRanking {
-    /// One that is stopped has looked at some of the nodes only.
+    /// A ranking that is stopped has examined some of the nodes only.
     pub fn new(
         kind: DemandKey,
         seeing: &PlanView<'_>,
@@ -139,13 +139,13 @@ impl NodeRanking {
         self.kind.is_like(kind)
     }
 
-    /// Looks at a node that has changed.
+    /// Examines again a node that has changed.
     pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
         let kind = self.kind.clone();
         self.look_at(place, seeing, kind.question(kube_filters).as_ref());
     }
 
-    /// Places in the snapshot and the GPUs there, best first.
+    /// Indices in the snapshot and the GPUs there, best first.
     pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
         self.free.iter().filter_map(|(_, place)| match self.gpu_candidates[*place] {
             NodeFit::Free(_, gpus) => Some((*place, gpus)),
@@ -153,7 +153,7 @@ impl NodeRanking {
         })
     }
 
-    /// Places in the snapshot of nodes that nobody can judge.
+    /// Indices in the snapshot of nodes with an unknown verdict.
     pub fn unjudged(&self) -> impl Iterator<Item = usize> {
         self.unjudged.iter().copied()
     }

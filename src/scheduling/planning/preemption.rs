@@ -1,4 +1,4 @@
-//! Room for a pod on GPUs that are not free: who has to leave for it.
+//! Finds victims for a pod for which no GPUs are free.
 
 use super::node_ranking::DemandKey;
 use super::state::PlanningState;
@@ -20,20 +20,19 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What was found of nodes for pods of one kind, as long as it holds: pods of a kind that come one after the other look at the same
-/// nodes.
+/// Search results for equal pods, as long as they hold: equal pods that follow each other examine the same nodes.
 #[derive(Debug, Default)]
 pub(super) struct CandidateCache {
     kind: Option<DemandKey>,
-    /// As the first search for a pod of the kind began. What has been held since makes no node cheaper.
+    /// As of the first search for such a pod. Later reservations make no node cheaper.
     cost_bounds: Vec<NodeCostBound>,
     rooms: KnownRooms,
 }
 
-/// `None` of a node where nobody's leaving would be enough, or that would not take the pod even then.
+/// `None` for a node where evicting every pod would not be enough, or that would not accept the pod even then.
 type KnownRooms = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
 
-/// Finds nodes that pods of a kind could go to if all left who may, one by one.
+/// Finds nodes for equal pods without their evictable pods, one by one.
 pub(super) struct CandidateFinder<'l> {
     ledger: &'l Ledger,
     snapshot: &'l Snapshot,
@@ -43,12 +42,12 @@ pub(super) struct CandidateFinder<'l> {
     survey: CandidateSurvey<'l>,
 }
 
-/// The same for one pod; but what is known already is not looked for again.
+/// The same for one pod, without repeating known results.
 struct CachedCandidates<'l, 'k> {
     looking: CandidateFinder<'l>,
     pod: &'l PendingPod,
     rooms: &'k mut KnownRooms,
-    /// `None`: what may be evicted now does not matter.
+    /// `None`: the current eviction limits do not matter.
     allowance: Option<EvictionAllowance<'l>>,
     pace: &'l StepBudget<'l>,
 }
@@ -66,13 +65,14 @@ impl CandidateCache {
         self.kind.as_ref().is_some_and(|known| known.is_like(kind))
     }
 
-    /// As much of it as holds for a pod of this kind.
+    /// The part of it that holds for this pod.
     fn for_kind(self, kind: &DemandKey, ledger: &Ledger, preemptor: &Preemptor) -> Self {
         if !self.is_of(kind) {
             let cost_bounds = ledger.cost_bounds(preemptor, kind.demand());
             return Self { kind: Some(kind.clone()), cost_bounds, rooms: KnownRooms::new() };
         }
-        // As a tenant's use grows its pods are spared less, wherever they are: a prospect's floor is below that, a room's is not.
+        // As a tenant's use grows, its pods are spared less, on every node. A cost bound stays below that; a known candidate's
+        // cost does not.
         let rooms = if ledger.policy().tenants().is_empty() { self.rooms } else { KnownRooms::new() };
         Self { rooms, ..self }
     }
@@ -97,8 +97,8 @@ impl CandidateFinder<'_> {
         Some(candidate)
     }
 
-    /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
-    /// their price, so that the search does not see it.
+    /// Whether kube-scheduler's filters accept the pod once the victims are gone. Requests other than CPU and memory are not in
+    /// the cost, so that the search does not see them.
     fn is_enough(&self, set: &VictimSet) -> bool {
         let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
         let leaving = set.all_victims();
@@ -123,8 +123,8 @@ impl CandidateSource for CachedCandidates<'_, '_> {
         found
     }
 
-    /// Until something is undone there are only more holds, and budgets let only fewer leave: a room becomes no cheaper. (A search
-    /// that is cut short may end with another set for it, as it begins elsewhere.)
+    /// Until a step is undone, reservations only grow and budgets only shrink: a candidate becomes no cheaper. (A search that is
+    /// cut short may end with another set for it, because it starts elsewhere.)
     fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
         if let Some(known) = self.rooms.get_mut(node) {
             *known = known.take().zip(least).map(|((_, candidate), least)| (least, candidate));
@@ -149,8 +149,8 @@ impl CandidateSource for CachedCandidates<'_, '_> {
 }
 
 impl PlanningState<'_> {
-    /// The node where the cheapest pods leave that may be evicted now, held on the scratch ledger. Otherwise the limit without which
-    /// some would leave, if there is one.
+    /// The node with the cheapest victims that may be evicted now, reserved on the scratch ledger. Otherwise the eviction limit
+    /// that prevents it, if one does.
     pub(super) fn evicting(
         &mut self,
         pod: &PendingPod,
@@ -159,7 +159,7 @@ impl PlanningState<'_> {
         let preemptor = self.preemptor(pod);
         self.know(kind, &preemptor);
         let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
-        // A set that is larger than a limit leaves only where none within it would do.
+        // A set larger than a limit is evicted only if no set within the limit would do.
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
                 self.search(pod, kind, &preemptor, Some((larger, &reserved)));

@@ -1,8 +1,8 @@
-//! Engines under pressure: who of their neighbours leaves, with no pod waiting for the room.
+//! Relief of engines under pressure: which of their neighbours to evict, without a pending pod.
 //!
-//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, is
-//! given room by the cheapest of them leaving, one after the other, until the pressure is over. It begins at one figure and is
-//! over at another, and it lasts before it counts, so that a spike evicts nobody.
+//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, gets
+//! relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
+//! and ends at another, and must last before it counts, so that a spike evicts no pod.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::evicting::EvictionCost;
@@ -14,25 +14,25 @@ use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::units::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which GPUs are under pressure, and since when: what has to be remembered between two looks.
+/// Which GPUs are under pressure, and since when: the state between two looks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PressureWatch {
     pressed: BTreeMap<(NodeName, GpuUuid), Moment>,
 }
 
-/// A pod that leaves a GPU to the engine there.
+/// A pod to evict from a GPU for the engine there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReliefEviction {
     pub uid: PodUid,
     pub key: PodKey,
-    /// Who is under pressure.
+    /// The engine under pressure.
     pub engine: PodKey,
     pub gpu: GpuUuid,
 }
 
 impl PressureWatch {
-    /// Who leaves now, `not_now` excepted. Whoever is named is expected to be told: the next is named only when their leaving has
-    /// had time to help.
+    /// The pods to evict now, except `not_now`. The caller is expected to evict every pod that is named: the next pod of a GPU is
+    /// named only when the eviction has had time to help.
     pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
         let Some(rules) = ledger.policy().planning.pressure else {
             self.pressed.clear();
@@ -56,7 +56,7 @@ impl PressureWatch {
                 leaving.extend(relief);
             }
         }
-        // A node that is not seen now is not known to be calm either.
+        // A node that is not observed now is not known to be without pressure either.
         let unseen =
             |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
         let kept = std::mem::take(&mut self.pressed).into_iter().filter(|((name, _), _)| unseen(name));
@@ -66,7 +66,7 @@ impl PressureWatch {
     }
 }
 
-/// What is not known presses nobody.
+/// Unknown load is no pressure.
 fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
     let EngineLoad { kv_cache, queue, .. } = gpu.engine_load;
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
@@ -78,7 +78,7 @@ fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
     }
 }
 
-/// The cheapest neighbour of the most important engine on a GPU that may leave for it.
+/// The cheapest evictable neighbour of the most important engine on a GPU.
 fn relieve(
     ledger: &Ledger,
     node: &NodeName,
@@ -97,13 +97,13 @@ fn relieve(
         .filter(|uid| serves(uid).is_some())
         .max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
     let demand = &ledger.pod_state(engine)?.demand;
-    // Somebody leaves already: that has to help first.
+    // A pod is leaving already: that has to help first.
     if there.iter().any(|uid| ledger.is_leaving(uid)) {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
     let room = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
-    // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
+    // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
         let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);

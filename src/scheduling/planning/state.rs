@@ -1,4 +1,4 @@
-//! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
+//! The state between one pod of the queue and the next: the scratch ledger with the earlier reservations, and the rankings.
 
 use super::node_ranking::{DemandKey, NodeRanking};
 use super::preemption::CandidateCache;
@@ -18,10 +18,10 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Nodes that kept rankings have in all: a ranking of 5,000 nodes takes about half a megabyte. A queue of more kinds than they are
-/// for ranks some of them again.
+/// Nodes in all cached rankings together: a ranking of 5,000 nodes takes about half a megabyte. With more distinct demands than
+/// fit, some are ranked again.
 const RANKED: usize = 400_000;
-/// However large the cluster, kinds that alternate are not ranked each time.
+/// However large the cluster, alternating demands are not ranked each time.
 const LEAST_RANKINGS: usize = 8;
 const MOST_RANKINGS: usize = 256;
 
@@ -32,39 +32,38 @@ pub(super) struct PlanningState<'a> {
     /// The latest first.
     rankings: Vec<NodeRanking>,
     pub known: CandidateCache,
-    /// Kinds of pods for which there is no free place, and why; as of the first pod of the kind. What is held in the meantime only
-    /// makes it harder.
+    /// Demands for which there is no free place, and why; as of the first such pod. Later reservations only make it harder.
     full: Vec<(DemandKey, WaitReason)>,
-    /// Those of them for which nobody's leaving helps, or may be evicted now.
+    /// Those of them for which no eviction helps, or none is allowed now.
     hopeless: Vec<(DemandKey, Option<EvictionLimit>)>,
-    /// Kinds that would not fit where the stock filters cannot be judged either.
+    /// Demands that would not fit even on nodes with an unknown verdict.
     unfit: Vec<DemandKey>,
-    /// Scopes that are reserved for pods which need a minute without another eviction there.
+    /// Scopes reserved for pods that need a minute without another eviction there.
     pub reserved: Vec<(ScopeKey, PodUid)>,
-    /// Members of groups that have been dealt with.
+    /// Members of groups that have been processed.
     pub done: BTreeSet<PodUid>,
-    /// For whom others move: the pods that will be made in place of those, which have room held, too.
+    /// By pod for which others are moved: the pods that will replace those, which have reservations, too.
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
     /// How many pods have a place, or are woken for one.
     pub places: usize,
-    /// Of each model, what is nearest to a GPU: no plan changes that.
+    /// For each model, its nearest tier to a GPU: no plan changes that.
     pub nearest_models: Option<NearestModels>,
 }
 
-/// What a look at a pod may come to.
+/// How far a look at a pod may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlanReach {
     /// Free places, and waking.
     Free,
-    /// Others leave.
+    /// Evictions, too.
     Evictions,
 }
 
-/// What came of a look at one pod, or at its group.
+/// The result of a look at one pod, or at its group.
 pub(super) enum PodResult {
-    /// Nothing, if that has been said with another of the group.
+    /// No step, if the result was given with another member of the group.
     Done(Vec<PlanStep>),
-    /// There is no free place: it comes again when all others have had a look.
+    /// There is no free place: the pod is looked at again after all others.
     NeedsOthersToLeave,
 }
 
@@ -87,14 +86,14 @@ impl<'a> PlanningState<'a> {
         }
     }
 
-    /// What is to be done about a pod, or about its group; `None` if the plan was stopped meanwhile.
+    /// What to do about a pod, or about its group; `None` if the plan was stopped meanwhile.
     pub fn look(&mut self, pod: &PendingPod, reach: PlanReach) -> Option<PodResult> {
         let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, reach))?;
-        // What was found by then is found among some of the nodes only.
+        // A stopped search has examined some of the nodes only.
         self.pace.goes_on(0).then_some(looked)
     }
 
-    /// Whether a look at the pod would only say what was found of its kind already: that there is no place for it.
+    /// Whether a look at the pod would only repeat that equal pods have no place.
     pub fn is_known_to_wait(&self, pod: &PendingPod, reach: PlanReach) -> bool {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
@@ -110,7 +109,7 @@ impl<'a> PlanningState<'a> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let group = matches!(pod.way, WaitKind::Gated).then(|| self.group_of(&pod.uid)).flatten();
         match (pod.demand.asks_plugin(), group) {
-            // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
+            // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
                 return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::ByPlugin }]);
             }
@@ -128,7 +127,7 @@ impl<'a> PlanningState<'a> {
         };
         let step = match placed {
             Ok(place) => PlanStep::Place(vec![place]),
-            // The scheduler can judge what Stowage cannot: it looks again where there is room.
+            // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
             Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
@@ -139,8 +138,7 @@ impl<'a> PlanningState<'a> {
         PodResult::Done(vec![step])
     }
 
-    /// Whether a pod that is due would fit on a node of which nobody can say what the stock filters would answer. What is held in the
-    /// meantime only makes it harder.
+    /// Whether a pending pod would fit on a node with an unknown verdict. Later reservations only make it harder.
     fn would_fit_unjudged(&mut self, pod: &PendingPod, kind: &DemandKey) -> bool {
         let is_unfit = |known: &DemandKey| known.is_like(kind);
         if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
@@ -156,7 +154,7 @@ impl<'a> PlanningState<'a> {
         fits
     }
 
-    /// Room for one pod, held on the scratch ledger; others leave for it where nothing is free.
+    /// A place for one pod, reserved on the scratch ledger; pods are evicted for it where nothing is free.
     pub fn place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
         self.free_place(pod, kind).or_else(|why| {
             if !self.ledger.may_evict_for(&pod.uid) {
@@ -166,7 +164,7 @@ impl<'a> PlanningState<'a> {
         })
     }
 
-    /// Room that others leave; otherwise the limit without which they would, if there is one.
+    /// A place that needs evictions; otherwise the eviction limit that prevents it, if one does.
     fn place_of_others(
         &mut self,
         pod: &PendingPod,
@@ -184,7 +182,7 @@ impl<'a> PlanningState<'a> {
         })
     }
 
-    /// The best place that is free now, held.
+    /// The best free place, reserved.
     pub fn free_place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
         self.pace.spend(self.full.len() as u64 / 8);
         if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
@@ -206,7 +204,7 @@ impl<'a> PlanningState<'a> {
         Err(why)
     }
 
-    /// Holds these GPUs, which are free.
+    /// Reserves these GPUs, which are free.
     pub fn reserve_at(
         &mut self,
         pod: &PendingPod,
@@ -224,7 +222,7 @@ impl<'a> PlanningState<'a> {
         self.reserve(pod, reservation, EvictionCost::default(), true)
     }
 
-    /// Takes the hold on the scratch ledger.
+    /// Takes the reservation on the scratch ledger.
     pub fn reserve(
         &mut self,
         pod: &PendingPod,
@@ -268,7 +266,7 @@ impl<'a> PlanningState<'a> {
         self.ledger.note_ordered(&place.reservation.victims);
         self.pace.spend(PLACEMENT);
         self.places += 1;
-        // With a group its members on other nodes leave.
+        // With a group, its members on other nodes are evicted.
         for victim in place.reservation.victims.iter() {
             let node = self.ledger.pod_state(victim).and_then(PodState::node);
             node.into_iter().for_each(|node| self.known.forget_node(node));
@@ -277,7 +275,7 @@ impl<'a> PlanningState<'a> {
         Some(place)
     }
 
-    /// The reverse.
+    /// Undoes [`Self::reserve`].
     pub fn release_reservation(&mut self, place: &PlannedPlacement) {
         self.ledger.release_reservation(&place.uid);
         self.places = self.places.saturating_sub(1);
@@ -294,7 +292,7 @@ impl<'a> PlanningState<'a> {
         self.look_again(&place.reservation.node);
     }
 
-    /// The nodes in order for pods of a kind.
+    /// The nodes in order for equal pods.
     pub fn ranking(&mut self, kind: &DemandKey, snapshot: &Snapshot) -> &NodeRanking {
         self.pace.spend(self.rankings.len() as u64 / 8);
         if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
@@ -319,7 +317,7 @@ impl<'a> PlanningState<'a> {
         }
     }
 
-    /// Why there is no free place for the pod; what is nearest to one counts.
+    /// Why there is no free place for the pod; the node nearest to fitting gives the reason.
     fn why(&mut self, pod: &PendingPod, kind: &DemandKey, allowance: TenantLimit) -> WaitReason {
         let snapshot = self.ledger.snapshot();
         let ranking = self.ranking(kind, &snapshot);
@@ -333,8 +331,8 @@ impl<'a> PlanningState<'a> {
         }
     }
 
-    /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger. Nothing is said of a pod that
-    /// is on its way.
+    /// A node whose device plugin has what the pod requests, counted as used on the scratch ledger. No step for a pod that is
+    /// being bound.
     fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
         let kind = DemandKey::of(pod, self.kube_filters);
         let (uid, key) = (pod.uid.clone(), pod.key.clone());

@@ -1,20 +1,20 @@
-//! How much one plan may look at, and whether it has been told to stop.
+//! The step budget of one plan, and whether it has been told to stop.
 //!
-//! What is spent are steps, not time: the same ledger, queue and bounds give the same plan. One step is about a microsecond: a
+//! The budget counts steps, not time: the same ledger, queue and bounds give the same plan. One step is about a microsecond: a
 //! look at one node, or at one branch of a search.
 
 use std::cell::Cell;
 
-/// What a plan keeps to. The two kinds of work have bounds of their own, so that neither is left out for the other.
+/// The bounds of a plan. The two kinds of work have separate bounds, so that neither is left out because of the other.
 #[derive(Clone, Copy)]
 pub struct PlanBounds<'a> {
-    /// Steps on free places and on pods to be woken; they come first.
+    /// Steps for free places and for pods to wake; they come first.
     pub free: u64,
-    /// Steps on evictions.
+    /// Steps for evictions.
     pub evictions: u64,
     /// Pods that get a place, or are woken for one.
     pub places: usize,
-    /// Asked at every node and every candidate. Once it says yes, the plan ends with what it has.
+    /// Checked at every node and every candidate. Once it returns true, the plan ends with what it has.
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -23,9 +23,9 @@ impl PlanBounds<'static> {
         Self { free: u64::MAX, evictions: u64::MAX, places: usize::MAX, is_stopped: &|| false };
 }
 
-/// Of a placement: the hold is checked and taken, and its node looked at again.
+/// Cost of a placement: the reservation is checked and taken, and its node examined again.
 pub(super) const PLACEMENT: u64 = 150;
-/// Of a pod that is looked at, whatever comes of it.
+/// Cost of a look at a pod, whatever the result.
 pub(super) const POD: u64 = 2;
 
 pub(super) struct StepBudget<'a> {
@@ -43,7 +43,7 @@ impl<'a> StepBudget<'a> {
         self.spent.set(self.spent.get().saturating_add(steps));
     }
 
-    /// The same, and whether to go on with the pod at hand: a bound does not end it, only being stopped does.
+    /// The same, and whether to continue with the current pod: only a stop ends it, a bound does not.
     pub fn goes_on(&self, steps: u64) -> bool {
         self.spend(steps);
         if !self.is_stopped.get() && (self.bounds.is_stopped)() {

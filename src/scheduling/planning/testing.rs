@@ -1,4 +1,4 @@
-//! For tests of the core: a cluster whose stock filters take everyone, and the queue of a ledger put into force.
+//! For tests of the core: a cluster whose kube filters accept every pod, and application of a plan to a ledger.
 
 use super::{PlanStep, PlannedPlacement, plan};
 use crate::ids::PodUid;
@@ -7,7 +7,7 @@ use crate::scheduling::ledger::Ledger;
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 
-/// Every node of the ledger takes every pod of it.
+/// Every node of the ledger accepts every pod of it.
 pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
     for (name, _) in ledger.node_states() {
@@ -23,13 +23,13 @@ pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
     view.snapshot()
 }
 
-/// What the planner would do about whoever is due.
+/// What the planner would do for the pods that are due.
 pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<PlanStep> {
     let pending = ledger.pending(limit);
     plan(ledger.clone(), &roomy(ledger), &pending)
 }
 
-/// Does it: holds what is placed, and notes who is woken. Answers who has a place now, in that order.
+/// Applies the plan: takes the reservations, and notes the woken pods. Returns the pods that have a place now, in that order.
 pub fn placed(ledger: &mut Ledger) -> Vec<PodUid> {
     let mut placed = Vec::new();
     for step in steps(ledger, 64) {

@@ -1,4 +1,4 @@
-//! The planner's ways, one by one, on clusters small enough to see what is right.
+//! The planner's rules, one by one, on clusters small enough to see what is right.
 
 use super::testing::{placed, roomy, steps};
 use super::*;
@@ -39,13 +39,13 @@ fn shared(gib: u64, priority: i32) -> Demand {
     demand_of(gib << 30, 1, Sharing::Shared, priority)
 }
 
-/// Of a class whose start keeps nobody out.
+/// Of a class whose start excludes no pod.
 fn job(gib: u64) -> Demand {
     shared(gib, -10)
 }
 
 impl LedgerCluster {
-    /// Nodes of 80 GiB GPUs, of which 72 GiB each can be promised; those of a node are two islands.
+    /// Nodes of 80 GiB GPUs, of which 72 GiB each are allocatable; the GPUs of a node form two islands.
     fn new(nodes: &[(&str, u32)]) -> Self {
         Self::by(Policy::default(), nodes)
     }
@@ -141,7 +141,7 @@ fn with_placement(placement: GroupPlacement) -> Policy {
 }
 
 #[test]
-fn gated_pods_are_placed_at_once_each_beside_those_before() {
+fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     for name in ["a", "b", "c"] {
         cluster.gated(name, job(40));
@@ -150,7 +150,7 @@ fn gated_pods_are_placed_at_once_each_beside_those_before() {
 }
 
 #[test]
-fn higher_priority_comes_first_whoever_came_first() {
+fn a_higher_priority_is_placed_first_whatever_the_arrival_order() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("early", job(60));
     cluster.pass(5);
@@ -159,7 +159,7 @@ fn higher_priority_comes_first_whoever_came_first() {
 }
 
 #[test]
-fn where_the_nodes_sum_would_do_and_no_gpu_does_the_cheapest_leave_and_nobody_else() {
+fn if_the_nodes_sum_suffices_but_no_gpu_does_only_the_cheapest_pods_are_evicted() {
     let mut cluster = LedgerCluster::new(&[("n", 2)]);
     cluster.bound("a", "n", 0, job(40));
     cluster.bound("b", "n", 1, job(30));
@@ -171,7 +171,7 @@ fn where_the_nodes_sum_would_do_and_no_gpu_does_the_cheapest_leave_and_nobody_el
 }
 
 #[test]
-fn nobody_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
+fn no_pod_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("cheap", "m", 0, job(72));
     cluster.bound("dear", "n", 0, job(72));
@@ -182,7 +182,7 @@ fn nobody_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
 }
 
 #[test]
-fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
+fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("on-n", "n", 0, job(72));
     cluster.bound("on-m", "m", 0, job(72));
@@ -207,7 +207,7 @@ fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
 }
 
 #[test]
-fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
+fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("a", shared(50, 100));
     let mut kube_filters = ClusterFilters::default();
@@ -228,7 +228,7 @@ fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
 }
 
 #[test]
-fn a_pod_that_never_preempts_waits() {
+fn a_pod_that_may_not_preempt_waits() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("polite", Demand { may_preempt: false, ..shared(50, 100) });
@@ -236,7 +236,7 @@ fn a_pod_that_never_preempts_waits() {
 }
 
 #[test]
-fn what_is_held_for_one_is_not_planned_for_another() {
+fn vram_reserved_for_one_pod_is_not_planned_for_another() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("first", shared(50, 100));
@@ -269,7 +269,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_group_that_does_not_say_its_size_is_what_stays_together_for_a_while() {
+fn a_group_without_a_declared_size_is_the_pods_that_exist_for_a_while() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     cluster.member("a", job(60), group("g", None));
     assert!(cluster.plan().is_empty());
@@ -279,7 +279,7 @@ fn a_group_that_does_not_say_its_size_is_what_stays_together_for_a_while() {
 }
 
 #[test]
-fn a_group_goes_to_the_fewest_nodes_when_the_policy_says_so() {
+fn a_group_is_packed_on_the_fewest_nodes_when_the_policy_says_so() {
     let nodes = [("k", 1), ("l", 1), ("m", 1), ("n", 3)];
     let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
     for name in ["a", "b", "c"] {
@@ -289,7 +289,7 @@ fn a_group_goes_to_the_fewest_nodes_when_the_policy_says_so() {
 }
 
 #[test]
-fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
+fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
     let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
@@ -306,7 +306,7 @@ fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
 }
 
 #[test]
-fn a_group_evicts_for_all_of_it_or_for_none() {
+fn a_group_evicts_for_all_its_members_or_for_none() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(60));
     cluster.bound("k", "m", 0, shared(60, 0));
@@ -340,7 +340,7 @@ fn consolidating(gain: Millis) -> Policy {
     policy
 }
 
-/// Two nodes, each half full of a job; neither has room for one that never preempts.
+/// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(30));
@@ -350,7 +350,7 @@ fn halves(policy: Policy) -> LedgerCluster {
 }
 
 #[test]
-fn who_has_room_elsewhere_is_moved_for_one_that_fits_nowhere_if_the_policy_says_so() {
+fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
     assert_eq!(halves(Policy::default()).plan(), ["polite waits: no-room"], "off by default");
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = steps(&mut cluster.ledger, 64);
@@ -369,12 +369,12 @@ fn who_has_room_elsewhere_is_moved_for_one_that_fits_nowhere_if_the_policy_says_
 }
 
 #[test]
-fn nobody_is_moved_for_less_than_it_costs_or_to_where_there_is_no_room() {
+fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
     assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: no-room"]);
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     cluster.bound("l", "n", 0, job(20));
     cluster.bound("o", "m", 0, job(20));
-    assert_eq!(cluster.plan(), ["polite waits: no-room"], "whoever moved would lose its place");
+    assert_eq!(cluster.plan(), ["polite waits: no-room"], "a moved pod would have no place");
 }
 
 /// A serving engine and two jobs on one GPU.
@@ -399,7 +399,7 @@ fn who_leaves(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String>
 }
 
 #[test]
-fn an_engine_under_lasting_pressure_has_its_cheapest_neighbour_leave_and_then_the_next() {
+fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     let nobody: [&str; 0] = [];
     pressed(&mut cluster, 97, 0);
@@ -424,7 +424,7 @@ fn an_engine_under_lasting_pressure_has_its_cheapest_neighbour_leave_and_then_th
 }
 
 #[test]
-fn pressure_that_falls_below_its_end_begins_anew() {
+fn pressure_that_falls_below_its_end_is_timed_anew() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
         cluster.pass(seconds);
@@ -439,13 +439,13 @@ fn pressure_that_falls_below_its_end_begins_anew() {
 }
 
 #[test]
-fn what_nobody_measures_presses_nobody() {
+fn an_unmeasured_engine_evicts_no_neighbour() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     assert!(watch.look(&cluster.ledger, &BTreeSet::new()).is_empty());
 }
 
 #[test]
-fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressure() {
+fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     let on_n = || ObservedPhase::Bound {
         node: node("n"),
@@ -478,7 +478,7 @@ fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressu
 }
 
 #[test]
-fn names_that_the_scheduler_asked_about_license_a_free_place_and_no_eviction() {
+fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.refused("a", shared(50, 100), &["n"]);
     let mut kube_filters = ClusterFilters::default();

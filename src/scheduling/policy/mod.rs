@@ -287,7 +287,7 @@ impl Serialize for Digest {
 }
 
 impl Default for Policy {
-    /// Right for a newcomer: whoever wants a GPU to itself has it, negative priority means "may be evicted",
+    /// Right for a new user: a pod that wants a GPU to itself gets it, negative priority means "may be evicted",
     /// and everything else is a service that nobody may push out.
     fn default() -> Self {
         let bare = Self {

@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
-/// them, and a workload that changed a day ago is forgotten in most clusters.
+/// Pods that are remembered unless the policy says otherwise: a size that makes up one per cent of the demand occurs about twenty
+/// times among them, and a workload that changed a day ago is forgotten in most clusters.
 pub const WINDOW: u16 = 2000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,5 +1,5 @@
-//! Random queues under random limits on evictions: no plan exceeds one, and no pod waits that a set within them would help, nor for a
-//! reason that is not so. The oracle counts evictions by itself and tries every set of pods on every node.
+//! Random queues under random eviction limits: no plan exceeds a limit, no pod waits that a set within the limits would place,
+//! and every reason is true. The oracle counts evictions by itself and tries every set of pods on every node.
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -91,7 +91,7 @@ type CountedScope = (&'static str, String);
 struct AllowanceFixture {
     ledger: Ledger,
     world: RateLimitedCluster,
-    /// Where each resident is, and whose it is.
+    /// The node and the tenant of each resident.
     homes: BTreeMap<PodUid, (usize, usize)>,
     earlier: Vec<PodUid>,
 }
@@ -126,7 +126,7 @@ impl AllowanceFixture {
         bench
     }
 
-    /// A resident on one GPU, if there is room for it.
+    /// Puts a resident on one GPU, if it fits.
     fn settle(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
         let pod = RatedPod { gpus: 1, ..pod.clone() };
         if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_free_vram(&self.demand(&pod)) {
@@ -160,7 +160,7 @@ impl AllowanceFixture {
         let (on, namespace) = self.homes[victim];
         let mut scopes = vec![("cluster", String::new()), ("node", on.to_string())];
         if self.world.has_tenants {
-            // Those that have no tenant count as one tenant's.
+            // Pods without a tenant count as one tenant's.
             scopes.push(("tenant", NAMESPACES[namespace].to_owned()));
         }
         scopes
@@ -183,7 +183,7 @@ impl AllowanceFixture {
         }
     }
 
-    /// Whether so many more may be evicted in each scope: within what is left of its limit, or all alone.
+    /// Whether so many more may be evicted in each scope: within what is left of its limit, or as the only ones.
     fn is_within(&self, set: &BTreeMap<CountedScope, u32>, used: &BTreeMap<CountedScope, u32>) -> bool {
         set.iter().all(|(scope, wanted)| {
             let (limit, used) = (self.limit(scope), used.get(scope).copied().unwrap_or(0));
@@ -191,7 +191,7 @@ impl AllowanceFixture {
         })
     }
 
-    /// Every set of residents of one node, on any of its GPUs, whose leaving the ledger would accept for the pod.
+    /// Every set of residents of one node, on any of its GPUs, whose eviction the ledger would accept for the pod.
     fn sets(&self, waiting: &PodUid) -> Vec<Vec<PodUid>> {
         let gpus = self.ledger.pod_state(waiting).unwrap().demand.gpus;
         let preemptor = self.ledger.preemptor(waiting);
@@ -257,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn b1_nobody_waits_that_a_set_within_the_limits_would_help_nor_for_an_untrue_reason(world in world()) {
+    fn b1_no_pod_waits_that_evictions_within_the_limits_would_place_and_reasons_are_true(world in world()) {
         let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
@@ -280,7 +280,7 @@ proptest! {
                     let reserved = because == LimitedBecause::Reserved;
                     prop_assert!(!reserved || waits_for_a_minute, "{} waits for nobody", uid);
                     let helped = sets.iter().find(|set| bench.is_within(&bench.count(*set), &used));
-                    // What is kept for one that needs a whole minute is not for the others.
+                    // A scope reserved for a pod that needs a whole minute is not for the others.
                     prop_assert!(
                         helped.is_none() || waits_for_a_minute,
                         "{} waits ({}), and {:?} may leave beside {:?}", uid, why, helped, used
@@ -291,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn b2_a_plan_that_is_stopped_or_cut_short_is_the_beginning_of_the_whole(world in world(), steps in 1u64..400) {
+    fn b2_a_plan_that_is_stopped_or_cut_short_is_a_prefix_of_the_whole(world in world(), steps in 1u64..400) {
         let mut bench = AllowanceFixture::new(world);
         let (pending, kube_filters) = (bench.ledger.pending(64), roomy(&bench.ledger));
         let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &kube_filters, &pending, bounds);

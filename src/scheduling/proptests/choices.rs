@@ -65,14 +65,14 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
 }
 
-/// Every set of exactly `size` of the first `n` places.
+/// Every set of exactly `size` of the first `n` indices.
 fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
     (0u32..1 << n)
         .filter(move |bits| bits.count_ones() == size)
         .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
 }
 
-/// Room, said again from DESIGN's words.
+/// Whether a GPU fits, written again from DESIGN's words.
 fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
@@ -99,7 +99,7 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
         && queue_is_short
 }
 
-/// How busy the engines are for this demand: 0 well below the limits, 1 nobody knows, 2 near one.
+/// The engine load for this demand: 0 well below the limits, 1 unknown, 2 near a limit.
 fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
     let parts = [
         (
@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_said_of_a_choice_is_the_same_when_it_is_asked_again(
+    fn a_choice_is_the_same_when_it_is_asked_again(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let (packing_model, node) = (PackingModel::default(), node("n", gpus.clone()));
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn a_node_is_refused_exactly_when_no_set_of_gpus_has_room(
+    fn a_node_is_refused_exactly_when_no_set_of_gpus_fits(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let possible = subsets(gpus.len(), demand.gpus)
@@ -205,7 +205,7 @@ proptest! {
             let engine_load_level = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
-            // The default weights of KV headroom, packing and topology; nothing else differs between these nodes.
+            // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.
             let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
             let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
             let cost = 40 * 500 * u64::from(engine_load_level) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
@@ -227,7 +227,7 @@ proptest! {
 }
 
 #[test]
-fn a_misfit_never_puts_a_figure_on_the_wire() {
+fn a_refusal_phrase_never_contains_a_figure() {
     let misfits = [
         Misfit::NoGpus,
         Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
@@ -238,7 +238,7 @@ fn a_misfit_never_puts_a_figure_on_the_wire() {
 }
 
 #[test]
-fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fail() {
+fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fail() {
     let gpu = |charged: u64| {
         let mut gpu = Gpu::of(&device(0, 0), &Headroom::all(Percent::default()));
         gpu.charge(Bytes(charged), Sharing::Shared);

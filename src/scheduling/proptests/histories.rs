@@ -1,4 +1,4 @@
-//! Random histories of a small cluster: promises kept, books that add up, free VRAM by the formula, a rebuild that is the same.
+//! Random histories of a small cluster: no overallocation, a ledger that adds up, free VRAM by the formula, an identical rebuild.
 
 mod bench;
 mod step;
@@ -24,20 +24,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_happens_no_gpu_is_promised_twice_and_the_books_add_up(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_gpu_is_allocated_twice_and_the_ledger_adds_up_after_any_history(steps in prop::collection::vec(step(), 1..80)) {
         let mut bench = LedgerHistory::new();
         for step in &steps {
             bench.apply(step);
             bench.check_promises();
             bench.check_free();
-            // A GPU that was lost came back as it was, so nothing can be over-promised; nothing else may differ either.
+            // A lost GPU came back as it was, so nothing can be overallocated; nothing else may differ either.
             let violations = audit(&bench.ledger);
             prop_assert!(violations.is_empty(), "after {:?}: {:?}", step, violations);
         }
     }
 
     #[test]
-    fn what_is_remembered_of_nodes_is_what_they_would_say_anew(steps in prop::collection::vec(step(), 1..60)) {
+    fn cached_node_results_equal_fresh_ones(steps in prop::collection::vec(step(), 1..60)) {
         let (mut bench, mut score_cache) = (LedgerHistory::new(), ScoreCache::default());
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
         let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
@@ -48,7 +48,7 @@ proptest! {
             let failed = name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             for demand in &demands {
-                // Made of the nodes alone, it has nothing summed up.
+                // A snapshot made of the nodes alone has no summaries.
                 let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
                     .with_packing_model(Arc::new(snapshot.packing_model().clone()));
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_history_gives_the_same_books(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_same_history_gives_the_same_ledger(steps in prop::collection::vec(step(), 1..60)) {
         let (mut one, mut other) = (LedgerHistory::new(), LedgerHistory::new());
         for step in &steps {
             one.apply(step);
@@ -71,11 +71,11 @@ proptest! {
     }
 
     #[test]
-    fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_ledger_rebuilt_from_pods_equals_the_lost_one(steps in prop::collection::vec(step(), 1..60)) {
         let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, LedgerStep::LoseGpu(_) | LedgerStep::RemoveNode(_) | LedgerStep::Read(..) | LedgerStep::Spare(..) | LedgerStep::Learn)).collect();
         let mut bench = LedgerHistory::new();
         steps.iter().for_each(|step| bench.apply(step));
-        // What is in flight settles before a comparison means anything, and hints may be lost.
+        // Pending writes settle before a comparison means anything, and soft reservations may be lost.
         (0..14).for_each(|pod| bench.apply(&LedgerStep::Confirm(pod)));
         (0..14).for_each(|pod| drop(bench.ledger.begin_attempt(&uid(pod))));
         let mut rebuilt = bench.rebuilt();

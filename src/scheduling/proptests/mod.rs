@@ -1,9 +1,8 @@
 //! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort, a plain
-//! map of who has what.
+//! map of allocations.
 //!
-//! [`choices`]: one question, one answer; [`victims`]: who leaves for whom. [`plans`]: a queue of them, [`allowances`]: and no more
-//! evictions than the policy allows.
-//! [`tenants`]: whose share it is, and who shares with whom, under policies that change. [`histories`]: whatever may happen to a ledger, in any order.
+//! [`choices`]: one placement; [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
+//! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps.
 
 mod allowances;
 mod choices;
@@ -51,7 +50,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
     }
 }
 
-/// One that is no slice and has nothing reserved.
+/// A GPU that is no MIG slice and has nothing reserved.
 pub(super) fn whole_gpu(uuid: GpuUuid, index: u32, total: Bytes) -> Device {
     Device {
         uuid,
@@ -70,7 +69,7 @@ pub(super) fn device(node: u8, index: u32) -> Device {
     whole_gpu(GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(), index, Bytes(100))
 }
 
-/// So many nodes of four empty GPUs.
+/// A cluster of so many nodes with four empty GPUs each.
 pub(super) fn cluster_of(nodes: u8) -> Snapshot {
     let node = |n: u8| {
         let devices: Vec<Device> = (0..4).map(|index| device(n, index)).collect();

@@ -1,6 +1,6 @@
-//! Random queues on random clusters, planned and put into force: nobody is evicted who may not be, no room is given twice, no
-//! node is chosen that the stock filters refuse, a group is whole or nowhere, and whoever waits although there is room for it
-//! does not exist. The oracle looks at the pods alone.
+//! Random queues on random clusters, planned and applied: no protected pod is evicted, no VRAM is allocated twice, no node is
+//! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
+//! The oracle looks at the pods alone.
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -38,7 +38,7 @@ struct QueuedPod {
     sharing: Sharing,
     priority: i32,
     cpu: u64,
-    /// Which zone it must be in, if any.
+    /// The zone that it requires, if any.
     zone: Option<u8>,
     group: Option<u8>,
     gated: bool,
@@ -50,7 +50,7 @@ struct PlannedCluster {
     gpus: Vec<u32>,
     residents: Vec<(QueuedPod, u8, u32)>,
     queue: Vec<QueuedPod>,
-    /// How many pods the one budget lets go.
+    /// How many disruptions the one budget allows.
     allowed: u32,
     per_minute: u32,
 }
@@ -171,7 +171,7 @@ impl PlanFixture {
         bench
     }
 
-    /// A resident on one GPU, if there is room for it and CPU left.
+    /// Puts a resident on one GPU, if it fits and CPU is left.
     fn settle(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
         let pod = QueuedPod { gpus: 1, ..pod.clone() };
         let demand = demand(&pod);
@@ -257,7 +257,7 @@ impl PlanFixture {
         plan(self.ledger.clone(), &self.kube_filters(), &pending)
     }
 
-    /// What a plan of this pod alone would do, put into force. Nothing, if it is only about free places and there is none.
+    /// Applies what a plan of this pod alone would do. Nothing, if the plan is only about free places and there is none.
     fn place_alone(
         &mut self,
         kube_filters: &FilterSnapshot,
@@ -280,7 +280,7 @@ impl PlanFixture {
         Some(step)
     }
 
-    /// What must be so of every place, by the pods alone.
+    /// Checks what must hold of every placement, by the pods alone.
     fn check(&self, places: &[PlannedPlacement], before: &BTreeMap<PodUid, i32>) {
         let mut victims_of_all = BTreeSet::new();
         for place in places {
@@ -305,7 +305,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn what_is_planned_can_be_put_into_force_and_breaks_nothing(world in world()) {
+    fn a_plan_can_be_applied_and_breaks_no_rule(world in world()) {
         let mut bench = PlanFixture::new(&world);
         let priorities: BTreeMap<PodUid, i32> =
             bench.pods.iter().map(|(uid, pod)| (uid.clone(), pod.priority)).collect();
@@ -328,7 +328,7 @@ proptest! {
         prop_assert!(evicted.len() <= world.per_minute as usize || alone, "a larger set is evicted alone");
         let covered = evicted.iter().filter(|uid| bench.pods[*uid].is_covered).count();
         prop_assert!(covered <= world.allowed as usize, "the budget is kept");
-        // A group leaves whole.
+        // A group is evicted whole.
         for victim in &evicted {
             let group = bench.pods[victim].group;
             let members = bench.pods.iter().filter(|(uid, pod)| {
@@ -338,7 +338,7 @@ proptest! {
                 prop_assert!(evicted.contains(member), "{} stays of the group of {}", member, victim);
             }
         }
-        // CPU adds up with everyone who is to come and without those who leave.
+        // CPU adds up with every coming pod and without the leaving ones.
         for n in 0..NODES {
             let keep_reason = bench.pods.iter().filter(|(uid, _)| !evicted.contains(uid)).filter(|(uid, _)| {
                 let entry = bench.ledger.pod_state(uid).unwrap();
@@ -371,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_waits_for_room_that_is_free(world in world()) {
+    fn no_pod_waits_while_it_would_fit(world in world()) {
         let mut bench = PlanFixture::new(&world);
         let steps = bench.steps();
         for step in &steps {
@@ -394,7 +394,7 @@ proptest! {
                     let entry = bench.ledger.pod_state(uid).unwrap();
                     entry.node() == Some(&node(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node(n))
                 });
-                // Those who leave still have their CPU while they do.
+                // Leaving pods still have their CPU while they terminate.
                 let used: u64 = coming.map(|(_, pod)| pod.cpu).sum();
                 let has_cpu = pod.cpu == 0 || used + pod.cpu <= CPU;
                 prop_assert!(!(fits && takes && has_cpu), "{} waits, and node-{} is free", uid, n);
@@ -403,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn a_search_that_looks_at_few_nodes_finds_what_one_that_looks_at_all_of_them_finds(
+    fn the_pruned_search_finds_what_the_full_search_finds(
         world in world(),
         told in prop::collection::vec((0..12usize, 0..3000u64, any::<bool>()), 0..8),
     ) {
@@ -432,12 +432,12 @@ proptest! {
 }
 
 proptest! {
-    // One in some hundreds is of pods that are alike and come upon a budget that the first of them has spent.
+    // One in some hundreds has equal pods and a budget that the first of them has spent.
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// First all for whom there is a free place, then those for whom others leave.
+    /// First all pods with a free place, then those that need evictions.
     #[test]
-    fn a_plan_of_many_pods_is_that_of_one_after_the_other(mut world in world(), are_alike in any::<bool>()) {
+    fn planning_many_pods_equals_planning_them_one_by_one(mut world in world(), are_alike in any::<bool>()) {
         world.queue.iter_mut().for_each(|pod| pod.group = None);
         if are_alike {
             let first = world.queue[0].clone();
@@ -463,7 +463,7 @@ proptest! {
             steps.iter().filter(|step| waiting(step).is_none()).cloned().collect()
         };
         prop_assert_eq!(placed(&together), placed(&alone));
-        // What was nearest to a place is of when a kind of pods was first looked at.
+        // The reason of a waiting pod is as of the first look at an equal pod.
         let waiting = |steps: &[PlanStep]| -> Vec<_> { steps.iter().filter_map(waiting).collect() };
         prop_assert_eq!(waiting(&together), waiting(&alone));
     }

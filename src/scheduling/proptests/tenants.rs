@@ -1,5 +1,5 @@
-//! Random histories under policies with tenants, classes that do not share, and pools; the policy changes now and then. The
-//! oracle adds up what everyone has from the pods alone.
+//! Random histories under policies with tenants, class exclusions, and pools; the policy changes now and then. The oracle sums
+//! every tenant's usage from the pods alone.
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -49,7 +49,7 @@ fn step() -> impl Strategy<Value = TenantStep> {
     ]
 }
 
-/// Three policies that differ in whom they let do what.
+/// Three policies with different rights.
 fn policy(n: usize) -> Policy {
     let of = |namespace: &str| Match { namespaces: vec![namespace.into()], ..Match::default() };
     let class = |name: &str, shares_with: Option<&[&str]>, min_runtime| Class {
@@ -121,7 +121,7 @@ struct TenantFixture {
     now: Moment,
 }
 
-/// What a pod takes where it is, is about to be or holds room: 90 of 100 can be promised on each GPU.
+/// What a bound, assumed or reserved pod uses: 90 of 100 are allocatable on each GPU.
 fn used(entry: &PodState) -> Option<(u64, u64)> {
     let is_here = entry.node().is_some() || entry.reservation().is_some();
     let vram = if entry.demand.sharing == Sharing::Exclusive { 90 } else { entry.demand.per_gpu.0 };
@@ -174,18 +174,18 @@ impl TenantFixture {
         self.ledger.policy().class(demand.class).clone()
     }
 
-    /// What all pods of a tenant take, added up from nothing but the pods.
+    /// What all pods of a tenant use, summed from nothing but the pods.
     fn sum_of(&self, tenant: &Tenant) -> (u64, u64) {
         let entries = self.ledger.pod_states();
         let its = entries.values().filter(|entry| tenant.namespaces.contains(&entry.demand.traits.namespace));
         its.filter_map(|entry| used(entry)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// A pod was just promised a GPU: its tenant stays within its limit, its class is admitted, and everyone agrees to share.
+    /// A pod was just given a GPU: its tenant stays within its limit, its class is admitted, and no class exclusion is violated.
     fn check_promise(&self, uid: &PodUid, node: &NodeName, had_room: bool) {
         let entries = self.ledger.pod_states();
         let entry = entries[uid];
-        // Room that was held before the policy changed is kept.
+        // A reservation from before the policy changed is kept.
         if had_room {
             return;
         }
@@ -247,8 +247,8 @@ impl TenantFixture {
         let _ = self.ledger.reserve(&uid(pod), reservation);
     }
 
-    /// Pods that live on their tenants' guarantees: those of the highest priority, then those that began first, each as long as
-    /// it goes in.
+    /// Pods that live on their tenants' guarantees: those of the highest priority, then those that started first, as long as the
+    /// guarantee lasts.
     fn guaranteed(&self) -> BTreeSet<PodUid> {
         let mut guaranteed = BTreeSet::new();
         for tenant in self.ledger.policy().tenants() {
@@ -294,7 +294,7 @@ impl TenantFixture {
         }
     }
 
-    /// A ledger that had this policy from its beginning shows the same, as far as it depends on what is bound.
+    /// A ledger that had this policy from its beginning shows the same, as far as it depends on bound pods.
     fn check_rebuilt(&mut self) {
         let policy = self.ledger.policy().clone();
         let mut fresh = new_ledger((*policy).clone());
@@ -336,7 +336,7 @@ impl TenantFixture {
 
 proptest! {
     #[test]
-    fn limits_hold_and_classes_keep_apart_whatever_happens_and_whichever_policy_is_in_force(
+    fn limits_and_class_exclusions_hold_after_any_history_and_policy_change(
         steps in prop::collection::vec(step(), 0..120),
     ) {
         let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
@@ -349,7 +349,7 @@ proptest! {
 }
 
 #[test]
-fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_round() {
+fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
     let arrive = |pod, namespace, vram, priority| TenantStep::Arrive {
         pod,
@@ -358,7 +358,7 @@ fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_ro
         sharing: Sharing::Shared,
         priority,
     };
-    // Blue is guaranteed 60 and has 150; red is guaranteed 100 and has nothing.
+    // Blue is guaranteed 60 and uses 150; red is guaranteed 100 and uses nothing.
     for (pod, vram) in [(0, 80), (1, 70)] {
         bench.apply(&arrive(pod, 1, vram, -1));
         bench.apply(&TenantStep::Assume { pod, node: 1 });

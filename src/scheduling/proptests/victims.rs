@@ -1,5 +1,5 @@
-//! Who leaves, against brute force: every subset of every node's pods, with a fit and a price of the oracle's own, on thousands of
-//! small seeded clusters.
+//! The choice of victims against brute force: every subset of every node's pods, with a fit and a cost of the oracle's own, on
+//! thousands of small seeded clusters.
 
 use super::demand_of;
 use crate::ids::{NodeName, PodUid};
@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone)]
 struct OraclePod {
     name: String,
-    /// `None`: on a node that nobody asks about.
+    /// `None`: on a node that is not searched.
     node: Option<usize>,
     gpus: BTreeSet<usize>,
     bytes: u64,
@@ -62,17 +62,17 @@ struct Card {
 struct VictimCluster {
     nodes: Vec<Vec<Card>>,
     pods: Vec<OraclePod>,
-    /// What each budget lets leave.
+    /// By budget: how many disruptions it allows.
     budgets: Vec<u64>,
     budgets_known: bool,
     demand: Demand,
-    /// What the tenant of the one who asks has left; below nothing if it has too much.
+    /// What the preemptor's tenant has left of its limit; negative if it uses too much.
     left: Option<i64>,
-    /// By node: VRAM and CPU that the scheduler must see freed, and budgets overdrawn whoever leaves.
+    /// By node: VRAM and CPU that the scheduler must see freed, and budgets that are overdrawn whichever pods are evicted.
     missing: Vec<(u64, u64, u32)>,
 }
 
-/// A seed makes a case, and the case can be named by it.
+/// A seed determines a case, and names it in a failure.
 struct VictimDice(Random);
 
 impl VictimDice {
@@ -85,7 +85,7 @@ impl VictimDice {
     }
 }
 
-/// Has used before what it asks for now.
+/// What the tenant used before this request.
 const USED: u64 = 500;
 
 impl VictimCluster {
@@ -243,7 +243,7 @@ impl VictimCluster {
             priority: pod.priority,
             class: ClassId::default(),
             tenant: None,
-            // No two are alike in all but their names if one bars others and one does not.
+            // No two are equal except by name if one excludes classes and the other does not.
             host_resources: HostResources {
                 cpu: MilliCpu(pod.cpu),
                 memory: Bytes(u64::from(pod.class_exclusions)),
@@ -276,7 +276,7 @@ impl VictimCluster {
 
     // ---- what the oracle makes of it ----
 
-    /// Everyone who leaves if this pod of a node does.
+    /// All pods that are evicted if this pod of a node is.
     fn with(&self, pod: &OraclePod) -> Vec<&OraclePod> {
         match pod.group {
             Some(_) => self.pods.iter().filter(|other| other.group == pod.group).collect(),
@@ -297,7 +297,7 @@ impl VictimCluster {
             .min()
     }
 
-    /// The price of these and all who leave with them; `None` if it is no candidate.
+    /// The cost of these pods and all that are evicted with them; `None` if a pod is no potential victim.
     fn price_of(&self, node: usize, chosen: &[&OraclePod], rules: BudgetRules) -> Option<EvictionCost> {
         let mut all: BTreeMap<&str, &OraclePod> = BTreeMap::new();
         for pod in chosen.iter().flat_map(|pod| self.with(pod)) {
@@ -339,7 +339,7 @@ impl VictimCluster {
         let gpu_candidates: Vec<u64> =
             (0..self.nodes[node].len()).filter_map(|g| self.seat(node, g, gone)).collect();
         let wanted = self.demand.gpus as usize;
-        // What a seat uses of the tenant's limit differs from GPU to GPU only for one who takes all of it.
+        // The use of the tenant's limit differs from GPU to GPU only for a pod that takes a GPU whole.
         let mut cheapest = gpu_candidates.clone();
         cheapest.sort_unstable();
         let is_allowed = |used: u64| {
@@ -349,7 +349,7 @@ impl VictimCluster {
         gpu_candidates.len() >= wanted && is_allowed(cheapest[..wanted].iter().sum())
     }
 
-    /// What the pod would use of a GPU, if it has room there when these have gone.
+    /// What the pod would use of a GPU, if it fits there without these pods.
     fn seat(&self, node: usize, gpu: usize, gone: &BTreeMap<&str, &OraclePod>) -> Option<u64> {
         let card = &self.nodes[node][gpu];
         let rest: Vec<&OraclePod> = self.on(node, gpu).filter(|pod| !gone.contains_key(&*pod.name)).collect();
@@ -402,7 +402,7 @@ fn class_exclusion(pod: &OraclePod) -> ClassExclusion {
     ClassExclusion { uid: uid(pod), gpus: pod.gpus.iter().copied().collect(), classes: ClassSet::ALL }
 }
 
-/// The set is what the oracle says it must be, and nobody in it need have stayed.
+/// The set is what the oracle says it must be, and every victim in it is necessary.
 fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimSet> {
     let found = cheapest(&world.rooms(), &world.demand, rules, SearchEffort::UNLIMITED);
     let node_of = |set: &VictimSet| set.node.as_str().trim_start_matches("node-").parse::<usize>().unwrap();
@@ -450,14 +450,14 @@ fn no_cheaper_set_of_victims_exists_on_any_node() {
             violated += usize::from(set.eviction_cost.violations > 0);
         }
     }
-    // The cases are worth something only if everything happens in them.
+    // The cases are useful only if everything happens in them.
     for (times, least) in [(found - emptied, 1000), (grouped, 50), (awaited, 100), (violated, 50)] {
         assert!(times >= least, "{times} of at least {least}");
     }
 }
 
 #[test]
-fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
+fn the_input_order_of_pods_and_nodes_changes_nothing() {
     for seed in 0..500 {
         let world = VictimCluster::new(seed);
         let mut rooms = world.rooms();
@@ -475,7 +475,7 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
 }
 
 #[test]
-fn a_search_that_is_cut_short_says_so_and_still_spares_whom_it_can() {
+fn a_search_that_is_cut_short_is_marked_as_inexact() {
     let mut cut_short = 0;
     for seed in 0..500 {
         let world = VictimCluster::new(seed);

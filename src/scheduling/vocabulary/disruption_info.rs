@@ -88,7 +88,7 @@ impl fmt::Display for GroupKey {
     }
 }
 
-/// A stake as a pod shows it, its times as ages: a moment of them makes whoever knows the present.
+/// The disruption info as a pod shows it, with ages instead of moments: the caller, which knows the time, makes moments of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedDisruptionInfo {
     /// All but the checkpoint.

@@ -251,7 +251,7 @@ impl fmt::Debug for GpuSet {
     }
 }
 
-/// A pod on some GPUs that does not share them with every class.
+/// A resident pod that does not share its GPUs with every class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassExclusion {
     pub uid: PodUid,

@@ -1,7 +1,7 @@
 //! Label selectors: which labels a set of requirements takes.
 //!
 //! What the stock scheduler, budgets and affinities ask of labels, once. The rules are Kubernetes' `labels.Requirement`; how a
-//! null or unreadable selector counts is said by whoever reads one, for it differs from use to use. Nothing here knows
+//! null or unreadable selector counts is decided by the code that reads one, because it differs by use. Nothing here knows
 //! whose labels they are.
 
 use serde::Serialize;

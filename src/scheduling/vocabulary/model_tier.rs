@@ -110,7 +110,7 @@ pub fn time_to_ready(holding: Option<&NodeModel>, weights: Bytes, speeds: &Loadi
             weights.minus(here).over(speeds.network) + weights.max(here).over(speeds.disk) + speeds.init
         }
         Some(ModelTier::Disk) => whole.over(speeds.disk) + speeds.init,
-        // Whoever loads, runs or keeps it has read its files, and a new pod cannot take another's memory.
+        // A pod that loads, runs or keeps the model has read its files; a new pod cannot take over another pod's memory.
         Some(ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident) => {
             whole.over(speeds.page_cache) + speeds.init
         }

@@ -51,7 +51,7 @@ impl EngineLoad {
     }
 
     /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
-    /// an engine that is known to be full is full, whoever else is silent.
+    /// an engine that is known to be full is full, even if the other engine reports nothing.
     pub fn beside(self, other: Self) -> Self {
         Self {
             kv_cache: self.kv_cache.max(other.kv_cache),

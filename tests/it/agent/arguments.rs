@@ -1,4 +1,4 @@
-//! What a person meets: a look at a bare machine, and flags that are wrong.
+//! What a user meets first: a single report on a bare machine, and wrong flags.
 
 use super::world::{AgentNode, busy, engine_at, gpu, stowage_agent, text};
 use crate::client::NOBODYS;
@@ -24,7 +24,7 @@ fn fails(arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
+fn on_a_bare_machine_every_missing_source_is_reported_with_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (library, socket, proc) = (nowhere("libnvidia-ml.so.1"), nowhere("kubelet.sock"), nowhere("proc"));
@@ -60,7 +60,7 @@ fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
 }
 
 #[test]
-fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
+fn a_missing_library_does_not_keep_the_agent_from_the_other_sources() {
     let world = AgentNode::of([gpu("a")]);
     std::fs::remove_file(world.library()).unwrap();
     world.pod("llama", |pod| engine_at(pod, NOBODYS));
@@ -69,7 +69,7 @@ fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
 }
 
 #[test]
-fn a_kubeconfig_of_the_surroundings_that_is_broken_is_told_in_one_line() {
+fn a_broken_kubeconfig_of_the_environment_is_reported_in_one_line() {
     let world = AgentNode::of([gpu("a")]);
     for broken in ["[", "kind: Config"] {
         std::fs::write(world.kubeconfig(), broken).unwrap();
@@ -84,7 +84,7 @@ fn a_kubeconfig_of_the_surroundings_that_is_broken_is_told_in_one_line() {
 }
 
 #[test]
-fn an_api_server_that_says_no_or_is_away_is_told_by_its_root_cause() {
+fn a_refusing_or_unreachable_api_server_is_reported_with_its_root_cause() {
     let world = AgentNode::of([gpu("a")]);
     let reason = |report: &Value| report["missing"][0]["reason"].as_str().unwrap_or_default().to_owned();
     let no = json!({
@@ -106,7 +106,7 @@ fn an_api_server_that_says_no_or_is_away_is_told_by_its_root_cause() {
 }
 
 #[test]
-fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
+fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
@@ -139,7 +139,7 @@ fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
 }
 
 #[test]
-fn a_look_whose_report_nobody_takes_says_why_and_fails() {
+fn a_single_report_that_no_server_accepts_fails_with_the_reason() {
     let world = AgentNode::of([gpu("a")]);
     let dead = format!("http://127.0.0.1:{NOBODYS}");
     let mut error = String::new();
@@ -182,7 +182,7 @@ fn help_names_every_source_the_agent_has() {
 }
 
 #[test]
-fn the_tables_name_pods_and_what_nobody_owns() {
+fn the_tables_name_pods_and_unowned_memory() {
     let world = AgentNode::of([busy("a", &[(10, 10), (11, 2)])]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);

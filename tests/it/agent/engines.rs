@@ -1,4 +1,4 @@
-//! What engines print, from their pages into the extender's books.
+//! What engines print, from their pages into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, StubEngine, agents_at, bound_to, engine_at, gpu, measured, reported_until,
@@ -26,7 +26,7 @@ fn is_serving(report: &Value, pod: &Value) -> bool {
 }
 
 #[test]
-fn the_fullest_rank_and_the_sum_of_queues_of_an_engine_reach_the_books() {
+fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
     let world = AgentNode::of([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
     let llama = world.pod("llama", |pod| {
@@ -70,10 +70,10 @@ fn an_engine_is_found_by_a_port_its_pod_declares() {
 }
 
 #[test]
-fn one_engine_that_is_dead_and_one_that_hangs_take_nothing_from_a_good_one() {
+fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
     let world = AgentNode::of([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
-    // The kernel takes the connection, and nobody ever reads from it.
+    // The kernel accepts the connection, and no process ever reads from it.
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = |port| move |pod: &mut Value| engine_at(pod, port);
     let good = world.pod("good", at(engine.port));

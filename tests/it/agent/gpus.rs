@@ -1,4 +1,4 @@
-//! What the driver says: memory, processes, slices, links, health. From the library into the extender's books.
+//! What the driver says: memory, processes, slices, links, health. From the library into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,
@@ -10,7 +10,7 @@ use stowage::ids::NodeName;
 use stowage::kubernetes::port::PodEventReason;
 use stowage::scheduling::vocabulary::gpu::Health;
 
-/// The health of a node's GPUs in the books, by UUID.
+/// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {
     let ledger = extender.service.ledger();
     let node = ledger.node(&NodeName::parse(NODE).unwrap());
@@ -28,7 +28,7 @@ fn bound(extender: &Served, pod: &Value) -> String {
 }
 
 #[test]
-fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
+fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     let world = AgentNode::of([ScriptedGpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
@@ -47,13 +47,13 @@ fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
     assert_eq!(report["findings"], Value::Null);
     let measured = measured(&extender, "GPU-a").unwrap();
     assert_eq!(measured.attributed.len(), 1);
-    // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 promised, and what nobody in Kubernetes owns is 40.
+    // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 allocated, and 40 unaccounted.
     eventually("what nobody owns is believed", || extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty());
     assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
 }
 
 #[test]
-fn slices_stand_behind_the_gpu_they_are_cut_from() {
+fn mig_slices_are_listed_after_their_gpu() {
     let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
     let with_process = Slice { processes: busy("x", &[(10, 4)]).processes, used: 4 * GIB, ..slice("x") };
     let slices = [(0, with_process), (3, slice("y"))].into();
@@ -84,7 +84,7 @@ fn gpus_that_reach_each_other_share_an_island() {
 }
 
 #[test]
-fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
+fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
     let world = AgentNode::of([gpu("a"), gpu("b")]);
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
@@ -101,7 +101,7 @@ fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
 }
 
 #[test]
-fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
+fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
     let world = AgentNode::of([gpu("a"), gpu("b")]);
     world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));

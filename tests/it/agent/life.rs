@@ -1,4 +1,4 @@
-//! How an agent starts, ends and goes on: signals, a driver that hangs, a log that a person can read.
+//! How an agent starts, stops and keeps running: signals, a driver that hangs, a readable log.
 
 use super::world::{AgentNode, StubEngine, agents_at, engine_at, gpu, reported_until, script};
 use mock_nvml::NvmlScript;
@@ -7,7 +7,7 @@ use serde_json::Value;
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
 
 #[test]
-fn either_signal_ends_it_in_order() {
+fn either_signal_stops_the_agent_cleanly() {
     let world = AgentNode::of([gpu("a")]);
     for name in ["TERM", "INT"] {
         let extender = world.extender();
@@ -21,7 +21,7 @@ fn either_signal_ends_it_in_order() {
 }
 
 #[test]
-fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_the_end() {
+fn a_hanging_driver_loses_its_own_figures_and_delays_neither_reports_nor_the_stop() {
     let world = AgentNode::of([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
     world.pod("llama", |pod| engine_at(pod, engine.port));
@@ -48,7 +48,7 @@ fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_th
 }
 
 #[test]
-fn what_is_missing_is_logged_as_it_changes_and_not_each_round() {
+fn missing_sources_are_logged_on_change_and_not_each_round() {
     let world = AgentNode::of([gpu("a")]);
     let extender = world.extender();
     let agent = world.start(&agents_at(&extender));

@@ -59,7 +59,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
 }
 
 #[test]
-fn a_cache_that_is_not_there_is_named_and_the_rest_is_told() {
+fn a_missing_model_cache_is_named_and_the_rest_is_reported() {
     let world = AgentNode::of([gpu("a")]);
     let nowhere = world.folder().join("nowhere");
     let report = world.look_until(&["--hf-cache", nowhere.to_str().unwrap()], |report| {

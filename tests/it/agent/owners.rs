@@ -1,4 +1,4 @@
-//! Whose a process is, and what comes of it where that is not as it was meant.
+//! Which pod a process belongs to, and what follows where that is not as intended.
 
 use super::world::fake_kubelet::given;
 use super::world::{AgentNode, GIB, agents_at, bound_to, busy, gpu, reported_until, uid};
@@ -12,7 +12,7 @@ fn owner(report: &Value) -> &Value {
 }
 
 #[test]
-fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
+fn a_process_is_attributed_by_cgroup_before_its_pod_is_known() {
     let world = AgentNode::of([busy("a", &[(10, 10)])]);
     let foreign_pod = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
     world.runs_in(10, &foreign_pod);
@@ -21,7 +21,7 @@ fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
 }
 
 #[test]
-fn a_process_whose_cgroup_says_nothing_is_the_pods_that_was_handed_its_gpu() {
+fn a_process_without_a_telling_cgroup_belongs_to_the_pod_with_its_gpu() {
     let mut world = AgentNode::of([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
     let plugin = |pod: &mut Value| {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "nvidia.com/gpu": "1" });
@@ -34,7 +34,7 @@ fn a_process_whose_cgroup_says_nothing_is_the_pods_that_was_handed_its_gpu() {
     assert_eq!(report["gpus"][1]["processes"], json!([{ "pid": 11, "usedBytes": 10 * GIB }]), "nobody's");
 }
 
-/// What the pods are told of a finding, which is counted once however often it is reported.
+/// The Event of a finding, which is counted once however often it is reported.
 fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventReason, String) {
     let _agent = world.start(&agents_at(extender));
     let is_repeated = |report: &Value| {
@@ -52,7 +52,7 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
 }
 
 #[test]
-fn a_pod_that_runs_elsewhere_than_it_was_put_is_found_and_told() {
+fn a_pod_on_another_gpu_than_assigned_is_found_and_reported() {
     let world = AgentNode::of([gpu("a"), busy("b", &[(10, 10)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
@@ -62,7 +62,7 @@ fn a_pod_that_runs_elsewhere_than_it_was_put_is_found_and_told() {
 }
 
 #[test]
-fn a_pod_that_uses_more_than_it_was_granted_is_found_and_told() {
+fn a_pod_that_uses_more_vram_than_granted_is_found_and_reported() {
     let world = AgentNode::of([busy("a", &[(10, 24)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);

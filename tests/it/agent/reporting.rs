@@ -1,4 +1,4 @@
-//! An agent and its extenders: with TLS and a token, and where either starts anew.
+//! An agent and its extenders: with TLS and a token, and when either restarts.
 
 use super::world::{AgentNode, NODE, RunningAgent, agents_at, gpu, reported, reported_until, text};
 use crate::agent_auth::GuardedReports;
@@ -65,7 +65,7 @@ impl Recorded {
 }
 
 #[test]
-fn an_agent_that_starts_anew_counts_from_one_under_another_boot_id_and_is_believed() {
+fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
     let world = AgentNode::of([gpu("a")]);
     let (extender, recorded) = (world.extender(), Recorded::default());
     let record = format!("http://{}", recorded.start(&world));
@@ -91,9 +91,9 @@ fn an_agent_that_starts_anew_counts_from_one_under_another_boot_id_and_is_believ
 }
 
 #[test]
-fn an_extender_that_starts_anew_is_told_all_by_itself() {
+fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
     let world = AgentNode::of([gpu("a")]);
-    // Nobody else's port 0 turns into this address while nobody listens there.
+    // No other listener gets this address while the port is free.
     let listener = TcpListener::bind("127.83.22.9:0").unwrap();
     let address = listener.local_addr().unwrap();
     let first = world.extender();
@@ -103,12 +103,12 @@ fn an_extender_that_starts_anew_is_told_all_by_itself() {
     agent.line_with("accepted");
     open.close();
     agent.line_with("unreachable");
-    // Nothing is in its books.
+    // Its ledger is empty.
     let second = world.extender();
     assert_eq!(reported(&second), Value::Null);
     let open = OpenAddress::at(&second, TcpListener::bind(address).unwrap());
     reported_until(&second, "it reports to the new one", |report| report["gpus"][0].is_object());
-    // Its report is in the books before it has the answer.
+    // Its report is in the ledger before it has the answer.
     let mut lines = agent.lines_until("accepted");
     agent.signal("TERM");
     let (status, rest) = agent.ended();
@@ -122,7 +122,7 @@ fn an_extender_that_starts_anew_is_told_all_by_itself() {
 }
 
 #[test]
-fn with_tls_and_a_token_an_agent_is_heard_on_its_own_node_and_on_no_other() {
+fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
     let (world, guarded, files) = (AgentNode::of([gpu("a")]), GuardedReports::start(), TlsFixture::new());
     let ca = Ca::new("ours");
     let server = ca.issue_for("localhost");

@@ -1,4 +1,4 @@
-//! The world around one agent: everything it asks is real but for what is behind it.
+//! The environment of one agent: every interface that it uses is real, what is behind it is not.
 //!
 //! Nothing here asserts what an agent says of it.
 
@@ -115,7 +115,7 @@ impl AgentNode {
         Value::clone(&self.api.create("pods", pod).unwrap())
     }
 
-    /// `stowage agent` with all of this world, and `more`.
+    /// `stowage agent` with this whole environment, and `more` arguments.
     pub fn agent(&self, more: &[&str]) -> Command {
         let mut command = stowage_agent();
         command
@@ -191,7 +191,7 @@ fn kubeconfig(server: &str) -> String {
     .to_string()
 }
 
-/// An agent that reports until it is told to stop, or dropped.
+/// An agent that reports until it is stopped, or dropped.
 pub struct RunningAgent {
     child: Child,
     log: Receiver<String>,
@@ -286,7 +286,7 @@ impl StubEngine {
         self.pages.lock().insert("/metrics", metrics);
     }
 
-    /// Until nobody listens any more and its connections are closed.
+    /// Until the address refuses connections and the open ones are closed.
     pub fn end(self, world: &AgentNode) {
         self.stop.cancel();
         world.runtime.block_on(self.task).unwrap();
@@ -320,7 +320,7 @@ pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -
     report
 }
 
-/// What the books have measured on a GPU of the node.
+/// The measured figures of a GPU of the node in the ledger.
 pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
     let ledger = extender.service.ledger();
     let reading = ledger.reading(&NodeName::parse(NODE).unwrap())?;

@@ -1,9 +1,9 @@
-//! Disruption budgets come into the ledger by a watch of their own, which not everyone may have.
+//! Disruption budgets reach the ledger by a separate watch, for which a replica may lack the rights.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn budgets_come_by_their_watch() {
+async fn disruption_budgets_are_watched() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     assert!(replica.service.ledger().budgets_known());
@@ -19,7 +19,7 @@ async fn budgets_come_by_their_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_not_read_budgets_begins_without_and_knows_it_until_they_can_be_read() {
+async fn without_rights_to_read_budgets_a_replica_starts_and_knows_that_they_are_unknown() {
     let server = server_with_nodes(&["a"]).await;
     server.faults().next(Operation::ListBudgets, 1000, InjectedFault::Forbids);
     let replica = TestReplica::acting(&server).await;

@@ -1,5 +1,5 @@
-//! The planner's acts on a real API server, with the rights of the shipped manifests: what they do, and what the admission
-//! policy lets nobody do, Stowage included.
+//! The planner's writes on a real API server, with the rights of the shipped manifests: their effect, and what the admission
+//! policy denies to every user, Stowage included.
 
 use super::processes::{PATIENCE, eventually};
 use super::world::RealControlPlane;
@@ -141,7 +141,7 @@ fn names(gates: &Value) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_else() {
+async fn the_planners_writes_are_allowed_and_the_admission_policy_allows_nothing_else() {
     let Some(cluster) = InstalledCluster::start().await else { return };
     eventually("the admission policy is in force", async || {
         let probe = cluster.create("probe", &[]).await;
@@ -312,7 +312,7 @@ async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_a_pod_whose_class_ignores_budgets_leaves_in_spite_of_one() {
+async fn s6_a_pod_whose_class_ignores_budgets_is_evicted_despite_one() {
     let Some(cluster) = InstalledCluster::start().await else { return };
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: immortal, namespace: default}, \
                   spec: {maxUnavailable: 0, selector: {}}}";

@@ -1,5 +1,5 @@
-//! By which ways a container could get GPUs that Stowage did not give it, and what Stowage itself may write on a node: each
-//! is tried on a real API server under the shipped admission policies.
+//! The ways in which a container could get GPUs that Stowage did not assign to it, and what Stowage itself may write on a node:
+//! each is tried on a real API server under the shipped admission policies.
 
 use super::processes::eventually;
 use super::world::{RealControlPlane, manifest, yaml};
@@ -58,7 +58,7 @@ fn from_field(path: &str) -> Value {
 const GIVEN: &str = "metadata.annotations['stowage.dev/visible-devices']";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_a_container_names_no_gpus_by_hand() {
+async fn s6_a_container_may_not_name_gpus_itself() {
     let Some(world) = installed().await else { return };
     let client = &world.client;
     let nvidia = Some("nvidia");
@@ -176,7 +176,7 @@ async fn s6_no_annotation_puts_devices_into_a_container() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_stowage_writes_its_own_amounts_of_a_nodes_status_and_nothing_else() {
+async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
     let Some(world) = installed().await else { return };
     world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
     let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
@@ -223,7 +223,7 @@ async fn s6_stowage_writes_its_own_amounts_of_a_nodes_status_and_nothing_else() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_the_agents_account_lists_pods_reads_its_node_and_does_nothing_else() {
+async fn s6_the_agents_account_may_list_pods_and_read_its_node_only() {
     let Some(world) = installed().await else { return };
     let can = |what: &str| {
         let account = "--as=system:serviceaccount:kube-system:stowage-agent";

@@ -1,5 +1,5 @@
-//! The optional fence at the API server: Bindings and holds of another transition than the Lease's are refused, whoever
-//! sends them as Stowage and however late.
+//! The optional fence at the API server: it refuses Bindings and reservations of another transition than the Lease's, whichever
+//! process sends them as Stowage and however late.
 
 use super::fleet::{node, pod};
 use super::leading::{LEASE, serve_beside_its_scheduler};
@@ -98,7 +98,7 @@ fn refused(outcome: Result<(), String>, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_the_fence_refuses_what_was_decided_before_the_lease_passed_on() {
+async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
     let Some(fenced) = Fenced::start().await else { return };
     submit(&fenced.world.client, &[pod("waits", 20, &json!({}), "stowage-serving")]).await;
     let first = fenced.lease(3).await;
@@ -118,16 +118,16 @@ async fn b4_the_fence_refuses_what_was_decided_before_the_lease_passed_on() {
     eventually("the old epoch is refused", async || fenced.bind_as(&first).await.err()).await;
     refused(fenced.bind_as(&first).await, PASSED_ON);
     refused(fenced.hold_as(&format!("{first}-late")).await, PASSED_ON);
-    // What was held before stands, and can be ended and written beside.
+    // Earlier reservations stand, and can be ended and written beside.
     let beside = json!({ "type": "PodScheduled", "status": "False" });
     fenced.condition(beside.clone()).await.unwrap();
     fenced.condition(json!({ "type": "stowage.dev/Hold", "status": "False" })).await.unwrap();
     fenced.bind_as(&second).await.unwrap();
     fenced.hold_as(&second).await.unwrap();
 
-    // kube-scheduler, with the same identity, is not held up.
+    // The fence does not affect kube-scheduler with the same identity.
     fenced.bind(&json!({})).await.unwrap();
-    // Without the Lease nobody is: not kubelets, nor other schedulers, nor Stowage.
+    // Without the Lease it affects no client: neither kubelets, nor other schedulers, nor Stowage.
     fenced.leases().delete("stowage-scheduler", &DeleteParams::default()).await.unwrap();
     eventually("without it there is no fence", async || fenced.bind_as("none/0/nonce").await.ok()).await;
     fenced.condition(beside).await.unwrap();

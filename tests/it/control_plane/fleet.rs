@@ -1,4 +1,4 @@
-//! Nodes with GPUs, the agents that report them, and pods that want some.
+//! Nodes with GPUs, the agents that report them, and pods that request some.
 
 use super::world::{Ports, ask};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -75,7 +75,7 @@ impl GpuNode {
 
 /// The agents of all nodes; dropping this stops them.
 pub struct FleetAgents {
-    /// What somebody who is no pod uses of a GPU, in MiB: no API event tells of it.
+    /// The VRAM that processes outside of pods use of a GPU, in MiB: no API event shows it.
     strangers: Arc<Mutex<BTreeMap<String, u64>>>,
     task: JoinHandle<()>,
 }

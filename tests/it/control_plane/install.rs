@@ -1,5 +1,5 @@
-//! The README's install block, run as it is written on a fresh API server: what a newcomer copies is what is tested, so no
-//! command of it stands here a second time.
+//! The README's install block, run as it is written on a fresh API server: what a new user copies is what is tested, so none of
+//! its commands is repeated here.
 
 use super::processes::{Ran, run};
 use super::world::{RealControlPlane, yaml};

@@ -1,4 +1,4 @@
-//! What happened to pods, in the order in which the API server tells it: one watch, so one order.
+//! The history of pods, in the order of the API server: one watch, so one order.
 
 use super::processes::eventually;
 use futures::StreamExt;
@@ -19,7 +19,7 @@ pub enum Happening {
         node: String,
         annotations: BTreeMap<String, String>,
     },
-    /// Its condition says that room is held: node, devices, victims, deadline.
+    /// Its condition shows a reservation: node, devices, victims, deadline.
     Holds(Value),
     Nominated(String),
     Leaving,
@@ -56,7 +56,7 @@ impl ClusterJournal {
         self.of(pod).into_iter().find(|(_, happening)| is_it(happening)).map(|(place, _)| place)
     }
 
-    /// Waits until it tells of the pod's binding, and so of everything before that: another request may have shown it already.
+    /// Waits until it contains the pod's binding, and so everything before that: another request may have shown it already.
     pub async fn tells_of_binding(&self, pod: &str) -> (usize, String, BTreeMap<String, String>) {
         eventually(&format!("the watch tells of the binding of {pod}"), async || {
             self.of(pod).into_iter().find_map(|(place, happening)| match happening {

@@ -1,4 +1,4 @@
-//! Who acts: Stowage while its own kube-scheduler holds the Lease, and no longer.
+//! Leadership: Stowage acts while its own kube-scheduler holds the Lease, and no longer.
 
 use super::fleet::{node, pod};
 use super::processes::eventually;
@@ -18,7 +18,7 @@ pub fn serve_beside_its_scheduler() -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_can_pass_on() {
+async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_expires() {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];

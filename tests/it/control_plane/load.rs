@@ -1,5 +1,5 @@
 //! Two measurements beside the real scheduler, run by hand in a release build (`cargo test --release --test it
-//! control_plane::load -- --ignored --nocapture`): how soon a refused pod is bound when room comes free and a thousand others
+//! control_plane::load -- --ignored --nocapture`): how soon a refused pod is bound when VRAM becomes free while a thousand others
 //! change all the time, and how many pods a second are bound when they are planned, when they are filtered, and without Stowage.
 
 use super::fleet::{GpuNode, node, pod};
@@ -160,8 +160,8 @@ async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
     })
 }
 
-/// From the moment when each node's stranger gives its memory back until the pod that waits for it is bound: the agent's next
-/// report, up to a second later, is a part of it.
+/// The time from the release of each node's unaccounted VRAM until the pod that waits for it is bound. It includes the wait for
+/// the agent's next report, up to a second.
 async fn freed(
     world: &RealControlPlane,
     nodes: &[GpuNode],

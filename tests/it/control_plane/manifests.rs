@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
+async fn the_manifests_are_accepted_and_the_admission_policy_reserves_the_gpu_annotations_for_stowage() {
     let Some(world) = RealControlPlane::start().await else { return };
     println!("{}", world.versions());
     config_map_is_the_shipped_configuration();
@@ -99,7 +99,7 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
     assert!(binding.contains(devices), "{binding}");
 }
 
-/// What somebody with the right to bind would try.
+/// What a user with the right to bind would try.
 async fn bind_with_devices(client: &Client) -> kube::Result<Value> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let annotations = json!({ "stowage.dev/devices": "GPU-1" });

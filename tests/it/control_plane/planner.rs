@@ -1,5 +1,5 @@
-//! The planner beside the real scheduler: room on one GPU where the node's sum would do, six nodes that are not emptied, VRAM that
-//! comes free without an API event, and pods that are planned before the scheduler sees them.
+//! The planner beside the real scheduler: preemption on one GPU where the node's sum would do, six nodes that are not drained,
+//! VRAM that becomes free without an API event, and pods that are planned before the scheduler sees them.
 
 use super::fleet::{GpuNode, node, pod};
 use super::journal::{ClusterJournal, Happening};
@@ -60,14 +60,14 @@ async fn remaining(world: &RealControlPlane) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_for_it() {
+async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_for_it() {
     let mut nodes = vec![h100("sum", 2, PCIE)];
     nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of
-    // the GPU is kept back, and the same one leaves.
+    // 71.7 GiB of each GPU are allocatable: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of the
+    // GPU is kept back, and the same pod is evicted.
     for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)].into_iter().enumerate() {
         submit(&world.client, &[on(job(name, gib), PCIE)]).await;
         all_bound(&mut world, n + 1).await;
@@ -104,7 +104,7 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
     );
 }
 
-/// Held, told to leave, gone, bound.
+/// Reserved, victims marked, victims gone, bound.
 async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
     let (bound, ..) = journal.tells_of_binding(preemptor).await;
     let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
@@ -119,7 +119,7 @@ async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
 const REFUSED: usize = 200;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_is_woken() {
+async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_woken() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let strangers = nodes[2].uuid(0);
@@ -151,7 +151,7 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
         assert_eq!(written(&world, kind).await, 32, "{kind}");
     }
 
-    eventually("the stranger's memory is believed", async || {
+    eventually("the ledger has the unaccounted VRAM", async || {
         let books = world.books().await?;
         let taken = &books["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
             [0]["taken"];
@@ -174,7 +174,7 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
     let freed = Instant::now();
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
-    // One whose back-off ends just then asks by itself, and one whose refusal is on its way loses its nomination to it.
+    // A pod whose back-off ends just then is retried by itself, and a pod whose refusal is in flight loses its nomination to it.
     let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "wake").await);
     assert!(
         (32..=35).contains(&nominations) && wakes == 0,

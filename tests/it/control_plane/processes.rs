@@ -1,4 +1,4 @@
-//! Child processes that end with the test, and show what they said where it fails.
+//! Child processes that end with the test, and print their output if it fails.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -73,9 +73,9 @@ pub fn run(command: &mut Command) -> Ran {
     Ran { ok: output.status.success(), said }
 }
 
-/// Loopback ports that nobody listens on.
+/// Free loopback ports.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    // All are taken before the first is given back, so that no two are the same.
+    // All are bound before the first is released, so that no two are equal.
     let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }

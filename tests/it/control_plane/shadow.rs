@@ -85,7 +85,7 @@ async fn create(world: &RealControlPlane, mut pod: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_real_scheduler_binds_plainly_past_a_shadow_that_writes_everything_down() {
+async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_decision() {
     let Some(mut world) = RealControlPlane::start().await else { return };
     world.install();
     create_nodes(&world).await;

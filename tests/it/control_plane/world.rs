@@ -30,7 +30,7 @@ const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// Fields end in this order: whoever asks goes before whoever answers.
+/// Fields are dropped in this order: clients before the servers that answer them.
 pub struct RealControlPlane {
     agents: Option<FleetAgents>,
     kubelet: Option<Kubelet>,
@@ -101,8 +101,8 @@ impl RealControlPlane {
         Some(world)
     }
 
-    /// The same with what a cluster's owner applies, nodes with GPUs, and everyone at work; `stowage serve` with the
-    /// given arguments.
+    /// The same with the objects that a cluster's owner applies, nodes with GPUs, and all components running; `stowage serve`
+    /// with the given arguments.
     pub async fn at_work(nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
         Self::reporting(REPORT_EVERY, nodes, serve).await
     }
@@ -123,7 +123,7 @@ impl RealControlPlane {
         self.kubelet = None;
     }
 
-    /// Somebody who is no pod uses so much of a GPU from the next report on.
+    /// From the next report on, processes outside of pods use this much of a GPU.
     pub fn occupy(&self, uuid: &str, mib: u64) {
         self.agents.as_ref().expect("they report").occupy(uuid, mib);
     }
@@ -227,7 +227,7 @@ impl RealControlPlane {
         BINARIES[..3].iter().map(version).collect::<Vec<_>>().join(", ")
     }
 
-    /// `None` while nobody listens.
+    /// `None` while no server listens.
     pub async fn get(&self, page: &str) -> Option<(u16, String)> {
         ask("GET", &format!("http://127.0.0.1:{}{page}", self.ports.admin), "").await
     }
@@ -308,7 +308,7 @@ pub fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap()
 }
 
-/// One request to Stowage. `None` while nobody listens.
+/// One request to Stowage. `None` while no server listens.
 pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
     let client = HttpClient::builder(TokioExecutor::new()).build_http();
     let body = Full::new(Bytes::from(body.to_owned()));
@@ -373,7 +373,7 @@ fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -
         "--advertise-address=127.0.0.1",
         "--service-cluster-ip-range=10.0.0.0/24",
         "--authorization-mode=RBAC",
-        // No controllers run here: nobody makes the default service accounts or takes the taint off new nodes.
+        // No controllers run here: none creates the default service accounts or removes the taint of new nodes.
         "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         "--endpoint-reconciler-type=none",
         "--allow-privileged=true",

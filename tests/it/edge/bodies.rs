@@ -1,4 +1,4 @@
-//! S4: what bodies under way cost in memory, measured on the process itself.
+//! S4: the memory cost of request bodies in progress, measured on the process itself.
 
 use crate::client::{Client, post_head};
 use crate::process::{RunningServe, json_dump};

@@ -1,4 +1,4 @@
-//! S7: certificates and the client CA are read again where they lie, on every address.
+//! S7: certificates and the client CA are reloaded from their files, on every address.
 
 use crate::client::PATIENCE;
 use crate::process::{RunningServe, json_dump};
@@ -22,7 +22,7 @@ fn write(files: &TlsFixture, server: &Identity, client_ca: &str) -> Paths {
     }
 }
 
-/// Whether who trusts `ca` and shows a certificate of `client` is answered.
+/// Whether a client that trusts `ca` and shows a certificate of `client` gets an answer.
 fn is_answered(running: &RunningServe, ca: &Ca, client: &Ca) -> bool {
     let body = args(&pod("llm", "40Gi"), &["node-a"]).to_string();
     let identity = client.issue_for("127.0.0.1");
@@ -39,7 +39,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn s7_the_schedulers_certificate_and_client_ca_are_read_again_and_bad_ones_are_not_taken() {
+fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejected() {
     let ([old, new], files, folder) =
         (["old", "new"].map(Ca::new), TlsFixture::new(), tempfile::tempdir().unwrap());
     let paths = write(&files, &old.issue_for("127.0.0.1"), &old.pem);

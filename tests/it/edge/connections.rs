@@ -99,7 +99,7 @@ fn dropped(served: &Served, address: &str, reason: &str) -> u64 {
 }
 
 #[test]
-fn s1_each_step_of_a_connection_has_its_time_and_what_runs_out_of_it_is_counted() {
+fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
     let served = served_within(short(), &[("node-a", 1)]);
     let healthz = "GET /healthz HTTP/1.1\r\nHost: stowage\r\n\r\n";
     for (address, name) in
@@ -118,7 +118,7 @@ fn s1_each_step_of_a_connection_has_its_time_and_what_runs_out_of_it_is_counted(
 }
 
 #[test]
-fn s1_a_handshake_has_its_time_too() {
+fn s1_a_tls_handshake_has_a_timeout() {
     let (ca, files, served) = (Ca::new("ca"), TlsFixture::new(), served_within(short(), &[("node-a", 1)]));
     let identity = ca.issue_for("127.0.0.1");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
@@ -136,7 +136,7 @@ fn s1_a_handshake_has_its_time_too() {
 }
 
 #[test]
-fn s1_who_does_not_read_its_answer_loses_its_connection_and_no_one_else_waits() {
+fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     let names: Vec<String> = (0..600).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
     let served = served_within(short(), &gpus);
@@ -148,7 +148,7 @@ fn s1_who_does_not_read_its_answer_loses_its_connection_and_no_one_else_waits() 
 }
 
 #[test]
-fn s1_a_source_that_fills_its_places_gives_up_its_own() {
+fn s1_a_source_at_its_connection_limit_loses_its_own_connections() {
     let served = served_within(
         RequestLimits {
             connections: ConnectionLimits { per_source: 8, ..ConnectionLimits::default() },

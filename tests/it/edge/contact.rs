@@ -1,4 +1,4 @@
-//! What a replica says of itself when the API server has been gone for a while.
+//! A replica's readiness when the API server has been unreachable for a while.
 
 use crate::client::{Client, PATIENCE};
 use crate::served::{doors, without_engines};
@@ -25,7 +25,7 @@ fn until(status: u16, operators: std::net::SocketAddr) -> String {
 }
 
 #[test]
-fn readyz_a_replica_whose_api_server_is_gone_is_not_ready_and_not_synced() {
+fn readyz_a_replica_without_its_api_server_is_not_ready_and_not_synced() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _inside = runtime.enter();
     let api = runtime.block_on(ApiServer::start()).unwrap();

@@ -1,4 +1,4 @@
-//! S2: the operators' pages: who sees them, and that nobody can make them cost more than one at a time.
+//! S2: the operators' pages: who may read them, and that no client can make more than one cost memory at a time.
 
 use crate::client::Client;
 use crate::process::json_dump;
@@ -42,7 +42,7 @@ fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls()
 const NODES: usize = 600;
 
 #[test]
-fn s2_one_large_page_is_written_at_a_time_and_who_does_not_read_it_holds_nobody_up() {
+fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_client() {
     let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
     let served = ServedCluster::of(&gpus).serve();
@@ -68,7 +68,7 @@ fn s2_one_large_page_is_written_at_a_time_and_who_does_not_read_it_holds_nobody_
     drop(unread);
 }
 
-/// A Stowage whose pages a stand-in API server guards.
+/// A Stowage whose pages are authorized by a stand-in API server.
 struct GuardedPages {
     served: Served,
     api: ApiServer,
@@ -118,7 +118,7 @@ const PAGES: [&str; 6] = [
 ];
 
 #[test]
-fn s2_only_the_probes_are_open_to_whoever_has_no_token() {
+fn s2_only_the_probes_are_open_without_a_token() {
     let guarded = GuardedPages::start();
     assert_eq!((guarded.status("/healthz", None).0, guarded.status("/readyz", None).0), (200, 200));
     for page in PAGES {
@@ -135,7 +135,7 @@ fn s2_only_the_probes_are_open_to_whoever_has_no_token() {
 }
 
 #[test]
-fn s2_who_may_see_one_page_sees_that_one() {
+fn s2_access_to_one_page_grants_that_page_only() {
     let guarded = GuardedPages::start();
     let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
     guarded.api.allow(PROMETHEUS, "/metrics");
@@ -152,7 +152,7 @@ fn s2_who_may_see_one_page_sees_that_one() {
 }
 
 #[test]
-fn s2_while_the_api_server_cannot_say_nobody_sees_anything_but_the_probes() {
+fn s2_while_the_api_server_fails_only_the_probes_answer() {
     let guarded = GuardedPages::start();
     let prometheus = guarded.token(PROMETHEUS);
     guarded.api.allow(PROMETHEUS, "/metrics");
@@ -163,7 +163,7 @@ fn s2_while_the_api_server_cannot_say_nobody_sees_anything_but_the_probes() {
 }
 
 #[test]
-fn s2_explain_shows_its_token_to_whom_it_believes() {
+fn s2_explain_sends_its_token_to_a_verified_server_only() {
     let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedPages::start());
     guarded.api.allow(JANE, "default");
     let identity = ca.issue_for("stowage-admin");

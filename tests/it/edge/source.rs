@@ -1,4 +1,4 @@
-//! Connections from another loopback address than 127.0.0.1: a peer of its own, as far as limits by source go.
+//! Connections from another loopback address than 127.0.0.1: a separate source for the limits by source.
 
 use crate::client::{Client, PATIENCE};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! S3: made-up tokens cost the API server next to nothing, and no agent its report.
+//! S3: invalid tokens cost the API server next to nothing, and delay no agent's report.
 
 use super::source::{ATTACKER, ClientAddress};
 use crate::agent_auth::{ACCOUNT, AUDIENCE, GuardedReports};
@@ -13,7 +13,7 @@ use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 const MADE_UP: usize = 20_000;
 const THREADS: usize = 8;
 
-/// As good as a token can be that nobody signed.
+/// A well-formed token without a valid signature.
 fn forged(n: usize) -> String {
     let user = ACCOUNT.replace('/', ":");
     let claims = json!({
@@ -52,7 +52,7 @@ fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
 }
 
 #[test]
-fn s3_twenty_thousand_made_up_tokens_cost_no_agent_its_report() {
+fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
     let guarded = GuardedReports::start();
     // An API server that has something else to do.
     guarded.api.faults().next(

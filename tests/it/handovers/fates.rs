@@ -1,4 +1,4 @@
-//! What becomes of each request, drawn in advance: most are answered soon and truly, some are not.
+//! The outcome of each request, drawn in advance: most are answered soon and truly, some are not.
 
 use std::time::Duration;
 use stowage::kubernetes::port::WriteTimes;

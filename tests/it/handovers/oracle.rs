@@ -1,12 +1,12 @@
-//! Whether a GPU is promised twice, and by which pods: read off the API server's objects and nothing else.
+//! The oracle: which GPUs are overallocated, and by which pods, read off the API server's objects and nothing else.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What may be promised of a GPU of 80 GiB.
+/// Allocatable VRAM of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
-/// What it has: more than that cannot have been promised by any policy.
+/// The capacity of a GPU: no policy can have allocated more than that.
 const WHOLE: u64 = 80 << 30;
 
 /// One pod's part of one GPU.
@@ -18,12 +18,12 @@ struct PodShare {
     has_started: bool,
 }
 
-/// GPUs that are promised twice, with the pods that are on them.
+/// GPUs that are overallocated, with their pods.
 pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
     names(promises(pods), |parts| is_more_than(PROMISABLE, parts))
 }
 
-/// GPUs that are promised twice by what the Bindings themselves record, with a pod that has not started and could leave.
+/// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
 pub fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
     names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))
 }
@@ -91,7 +91,7 @@ fn held(pod: &Value) -> Option<Vec<String>> {
     Some(devices.map(|device| format!("{node}/{device}")).collect())
 }
 
-/// GPUs on which holds of more than one pod stand, which all take more than half of a GPU.
+/// GPUs with reservations of more than one pod, which each take more than half of a GPU.
 pub fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
     let mut holders: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| asks_most(pod)) {

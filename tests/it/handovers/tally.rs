@@ -1,4 +1,4 @@
-//! What happened, counted: a history in which nothing happens proves nothing.
+//! Counts of what happened: a history in which nothing happens proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -17,7 +17,7 @@ pub struct HandoverTally {
     pub events: BTreeMap<&'static str, u64>,
     /// What became of writes of pods.
     pub fates: BTreeMap<&'static str, u64>,
-    /// GPUs that a Binding promised twice which was held back for longer than the chain of times.
+    /// GPUs overallocated by a Binding that was delayed for longer than the chain of times.
     pub by_proxy: u64,
     /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
     pub reported: u64,

@@ -74,7 +74,7 @@ pub struct HandoverCluster {
     tally: HandoverTally,
     history: Vec<String>,
     broken: Vec<String>,
-    /// A scheduler was told that a pod is bound that is not.
+    /// A scheduler got the answer that a pod is bound that is not.
     lies: Arc<Mutex<Vec<String>>>,
 }
 
@@ -260,7 +260,7 @@ impl HandoverCluster {
         self.replicas.iter().position(leads)
     }
 
-    /// The kubelets: pods start, end, and leave when they are deleted.
+    /// The kubelets: pods start, end, and terminate when they are deleted.
     fn run_pods(&mut self) {
         for pod in self.api.list("pods") {
             let path = format!("pods/default/{}", name(&pod));
@@ -288,9 +288,10 @@ impl HandoverCluster {
 
     // ---- what happens to replicas ----
 
-    /// The next of the things that change who leads.
+    /// The next change of leadership.
     ///
-    /// What is on its way when leadership ends is what matters, so pods end shortly before, and others are bound in their place.
+    /// The writes in flight when leadership ends are what matters, so pods end shortly before, and others are bound in their
+    /// place.
     async fn happen(&mut self) {
         let bound: Vec<Arc<Value>> =
             self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
@@ -329,7 +330,7 @@ impl HandoverCluster {
             Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
     }
 
-    /// Stowage's container ends and starts again; the scheduler beside it does not notice.
+    /// Stowage's container ends and starts again; its scheduler is not affected.
     fn restart(&mut self, host: usize) {
         let Some(replica) = self.replicas[host].take() else { return };
         self.say(format!("{} dies, and its container starts again", replica.client));

@@ -1,5 +1,5 @@
-//! Six full nodes and one who asks: with an extender that refuses while its victims die, the stock scheduler goes on to the
-//! next node, and the next, and empties all six.
+//! Six full nodes and one preemptor: with an extender that refuses while its victims terminate, kube-scheduler goes on to the
+//! next node, and the next, and drains all six.
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
 use serde_json::Value;
@@ -38,16 +38,16 @@ async fn one_leaves(newcomer: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_leaves_when_the_scheduler_preempts_because_the_nodes_sum_falls_short() {
+async fn one_pod_is_evicted_when_the_scheduler_preempts_for_the_nodes_sum() {
     one_leaves(serving("serving", 60)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_leaves_when_the_planner_preempts_because_the_nodes_sum_would_do() {
+async fn one_pod_is_evicted_when_the_planner_preempts_on_a_gpu_though_the_sum_suffices() {
     one_leaves(serving("serving", 40)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_leaves_for_a_gated_pod() {
+async fn one_pod_is_evicted_for_a_gated_pod() {
     one_leaves(gated(serving("serving", 60))).await;
 }

@@ -1,5 +1,5 @@
-//! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
-//! is deleted, a planner that dies.
+//! Interruptions between a reservation and its Binding: victims that do not terminate, victims whose memory stays in use, a pod
+//! that is deleted, a planner that dies.
 
 use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
@@ -32,14 +32,14 @@ fn haunting(pod: Value, memory_stays: &str) -> Value {
     pod
 }
 
-/// A finalizer that nobody takes off.
+/// A finalizer that is never removed.
 fn clinging(mut pod: Value) -> Value {
     pod["metadata"]["finalizers"] = json!(["example.com/never"]);
     pod
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_victim_that_never_goes_is_given_up_and_another_node_is_used() {
+async fn a_victim_that_never_terminates_is_abandoned_and_another_node_is_used() {
     for gate in [gated, |pod| pod] {
         let world = two_nodes(clinging).await;
         world.create(gate(serving("serving", 50)));
@@ -52,9 +52,9 @@ async fn a_victim_that_never_goes_is_given_up_and_another_node_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
+async fn vram_is_not_allocated_while_a_dead_victims_process_still_runs() {
     let world = two_nodes(|pod| haunting(pod, termination::FOR_EVER)).await;
-    // A process that no agent has seen leaves nothing behind.
+    // A process that no agent has reported leaves no trace, so the agents report first.
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
     world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
@@ -64,7 +64,7 @@ async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn room_is_handed_out_when_the_report_shows_it_free() {
+async fn vram_is_allocated_when_the_report_shows_it_free() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     world.fill([haunting(job("victim", 60), "10000")]).await;
     world.some_reports_later().await;
@@ -82,10 +82,10 @@ async fn room_is_handed_out_when_the_report_shows_it_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_stays() {
+async fn deleting_the_preemptor_ends_its_reservation_and_keeps_victims_not_yet_evicted() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     world.fill([job("one", 35), job("two", 35)]).await;
-    // One is told; the other's budget, whoever keeps it, has nothing left.
+    // The first eviction succeeds; every later one is refused because of a disruption budget.
     let faults = world.setup().api.faults();
     faults.next(Operation::Eviction, 1, InjectedFault::AnswersLate(Duration::ZERO));
     faults.next(Operation::Eviction, 10_000, InjectedFault::TooMany);
@@ -103,7 +103,7 @@ async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_that_finishes() {
+async fn a_new_planner_finishes_after_a_crash_between_eviction_and_binding() {
     for gate in [gated, |pod| pod] {
         let world = PlannerCluster::new(&[machine("a", 2)]).await;
         world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
@@ -121,7 +121,7 @@ async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_tha
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_finish() {
+async fn losing_the_lease_stops_the_planner_and_regaining_it_lets_it_finish() {
     let world = PlannerCluster::new(&[machine("a", 2)]).await;
     world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
@@ -138,7 +138,7 @@ async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_f
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
+async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     let world = PlannerCluster::new(&[machine("a", 2)]).await;
     let api = &world.setup().api;
     let second = Stowage::start(api, Policy::default(), None).unwrap();

@@ -1,11 +1,11 @@
-//! Pods under the gate `stowage.dev/plan`: planned, nominated, let through and bound.
+//! Pods with the scheduling gate `stowage.dev/plan`: planned, nominated, released from the gate and bound.
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use stowage::lab::demo::scheduler::observations::Verb;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
+async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     let world = PlannerCluster::new(&[machine("a", 4), machine("b", 4)]).await;
     let pods: Vec<String> = (0..16).map(|number| format!("planned-{number:02}")).collect();
     pods.iter().for_each(|name| world.create(gated(job(name, 30))));
@@ -38,7 +38,7 @@ async fn cheap_on_a_dear_on_b() -> PlannerCluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cheaper_one_leaves_where_nothing_speaks_against_it() {
+async fn the_cheaper_pod_is_evicted_if_no_filter_refuses() {
     let world = cheap_on_a_dear_on_b().await;
     world.create(gated(serving("serving", 50)));
     assert_eq!(world.bound("serving").await, "a");
@@ -63,7 +63,7 @@ async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_leaves_a_node_whose_taint_keeps_the_pod_out() {
+async fn no_pod_is_evicted_on_a_node_whose_taint_excludes_the_preemptor() {
     goes_past_a(|world, _| {
         let taint = json!({ "key": "reserved", "value": "yes", "effect": "NoSchedule" });
         world.setup().api.patch("nodes/a", &json!({ "spec": { "taints": [taint] } })).unwrap();
@@ -72,7 +72,7 @@ async fn nobody_leaves_a_node_whose_taint_keeps_the_pod_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_leaves_a_node_whose_cpu_would_not_do_even_then() {
+async fn no_pod_is_evicted_on_a_node_whose_cpu_would_not_suffice_afterwards() {
     goes_past_a(|world, pod| {
         let few = json!({ "status": { "capacity": { "cpu": "8" }, "allocatable": { "cpu": "8" } } });
         world.setup().api.patch_status("nodes/a", &few).unwrap();
@@ -82,13 +82,13 @@ async fn nobody_leaves_a_node_whose_cpu_would_not_do_even_then() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_leaves_a_node_that_a_selector_excludes() {
+async fn no_pod_is_evicted_on_a_node_that_a_selector_excludes() {
     goes_past_a(|_, pod| pod["spec"]["nodeSelector"] = json!({ "host": "b" })).await;
 }
 
-/// Where its volume is, nobody here can judge: the scheduler has to.
+/// Stowage cannot judge where its volume is: the scheduler has to.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_leaves_for_a_pod_with_a_volume_and_it_is_let_through_without_a_nomination() {
+async fn no_pod_is_evicted_for_a_pod_with_a_volume_and_its_gate_is_removed_without_a_nomination() {
     let world = cheap_on_a_dear_on_b().await;
     let mut pod = gated(serving("serving", 50));
     pod["spec"]["volumes"] =

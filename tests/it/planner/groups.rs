@@ -1,4 +1,4 @@
-//! Pods that are of use only together: all of them are placed, or none.
+//! Pods that are useful only together: all of them are placed, or none.
 
 use super::world::{PlannerCluster, gated, job, machine, serving};
 use serde_json::{Value, json};
@@ -20,14 +20,14 @@ fn none_let_through(world: &PlannerCluster) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_of_three_waits_for_its_third_pod_and_for_room_for_three_and_holds_nothing_meanwhile() {
+async fn a_group_of_three_waits_for_all_its_pods_and_places_and_reserves_nothing_meanwhile() {
     let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill([job("resident", 10)]).await;
     TRIO[..2].iter().for_each(|name| world.create(of_trio(job(name, 60))));
     world.some_reports_later().await;
     assert!(TRIO[..2].iter().all(|name| world.is_gated(name)) && world.holds() == 0);
 
-    // Jobs preempt nobody, and beside the resident there is no room for the third where all GPUs are counted.
+    // Jobs may not preempt, and beside the resident the third does not fit if all GPUs are counted.
     world.fill([job("in-the-way", 30)]).await;
     world.create(of_trio(job(TRIO[2], 60)));
     world.some_reports_later().await;
@@ -46,7 +46,7 @@ async fn a_group_of_three_waits_for_its_third_pod_and_for_room_for_three_and_hol
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn others_leave_for_a_whole_group_or_not_at_all() {
+async fn pods_are_evicted_for_a_whole_group_or_not_at_all() {
     let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill(["x", "y"].map(|name| job(name, 60))).await;
     world.fill([serving("stays", 60)]).await;

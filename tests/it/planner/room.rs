@@ -1,4 +1,4 @@
-//! Room for a serving pod where the node's sum is enough and no single GPU is: the stock scheduler never preempts for it.
+//! Preemption for a serving pod where the node's sum is enough and no single GPU is: kube-scheduler never preempts for it.
 
 use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::Value;
@@ -28,19 +28,19 @@ async fn the_cheapest_leaves_and_nobody_else(world: PlannerCluster, newcomer: Va
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cheapest_leaves_and_the_pod_is_bound_on_the_freed_gpu() {
+async fn the_cheapest_pod_is_evicted_and_the_preemptor_is_bound_on_its_gpu() {
     let world = filled(|pod| pod).await;
     the_cheapest_leaves_and_nobody_else(world, serving("serving", 26)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn victims_that_die_slowly_are_waited_for_and_nobody_else_leaves_meanwhile() {
+async fn slow_victims_are_awaited_and_no_other_pod_is_evicted_meanwhile() {
     let world = filled(dying_slowly).await;
     the_cheapest_leaves_and_nobody_else(world, serving("serving", 26)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gated_pod_gets_its_room_before_the_scheduler_has_seen_it() {
+async fn a_gated_pod_gets_its_reservation_before_the_scheduler_sees_it() {
     let world = filled(dying_slowly).await;
     let freed = world.devices_of("small");
     world.create(gated(serving("serving", 26)));
@@ -54,7 +54,7 @@ async fn a_gated_pod_gets_its_room_before_the_scheduler_has_seen_it() {
 /// The scheduler's own victims are two small ones, of one CPU each; one that is as large as both costs less, and CPU is not
 /// what is missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_scheduler_preempts_and_no_more_leave_than_the_pod_needs() {
+async fn when_the_scheduler_preempts_no_more_pods_are_evicted_than_needed() {
     let world = PlannerCluster::new(&[machine("a", 2)]).await;
     world.fill(["first", "second"].map(|name| serving(name, 60))).await;
     world.fill([job("medium", 11), job("small-1", 4), job("small-2", 4), job("small-3", 4)]).await;

@@ -1,4 +1,4 @@
-//! VRAM that comes free without any API event, and many who wait for it.
+//! VRAM that becomes free without any API event, and many pods that wait for it.
 
 use super::world::{PlannerCluster, machine};
 use serde_json::{Value, json};
@@ -22,9 +22,9 @@ fn kv_percent(world: &PlannerCluster) -> Option<u8> {
     snapshot.node("a")?.gpus[0].engine_load.kv_cache.map(|percent| percent.get())
 }
 
-/// Beside the engine there is room for one of them.
+/// Beside the engine, one of them fits.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
+async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM).await.unwrap();
     world.create(pod("engine", 40, Some(engine.port())));

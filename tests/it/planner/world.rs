@@ -15,7 +15,7 @@ use stowage::units::Millis;
 /// Longer than anything here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// GPUs of 80 GiB, of which 72 can be promised.
+/// GPUs of 80 GiB, of which 72 are allocatable.
 pub const fn machine(node: &'static str, gpus: u32) -> DemoMachine {
     DemoMachine { node, model: "H100", gpus, gib: 80, models: &[] }
 }
@@ -62,7 +62,7 @@ impl PlannerCluster {
         self.setup.api.create("pods", pod).unwrap();
     }
 
-    /// Creates them one after the other, each when the one before runs: who is where follows from the order.
+    /// Creates them one after the other, each when the one before runs: their GPUs follow from the order.
     pub async fn fill(&self, pods: impl IntoIterator<Item = Value>) {
         for pod in pods {
             let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
@@ -94,7 +94,7 @@ impl PlannerCluster {
         self.pods().into_iter().filter(leaves).collect()
     }
 
-    /// Those that are being deleted are gone now, and who they are.
+    /// Ends the pods that are being deleted, and returns their names.
     pub fn let_go(&self) -> BTreeSet<String> {
         let leaving = self.leaving();
         leaving.iter().for_each(|name| self.setup.api.delete_now(&format!("pods/default/{name}")).unwrap());
@@ -133,7 +133,7 @@ impl PlannerCluster {
         self.setup.stowage.service.ledger().totals().reservations
     }
 
-    /// How many writes of a kind were accepted. A hold that its pod was bound by is two: taken, and ended.
+    /// The number of accepted writes of a kind. A reservation whose pod was bound counts two: taken, and ended.
     pub fn writes(&self, kind: &str) -> u64 {
         self.setup.stowage.service.metrics.writes.with_label_values(&[kind, "written"]).get()
     }

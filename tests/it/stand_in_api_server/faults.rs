@@ -1,5 +1,5 @@
-//! What the stand-in API server does on order: writes that land late, twice or unanswered, lists in pages, watches that lag, die
-//! or end, and clients that are cut off.
+//! Injected faults of the stand-in API server: writes that are applied late, twice or without an answer, lists in pages, watches
+//! that lag, die or end, and clients that are cut off.
 
 use super::{PATIENCE, binding, pod, send, server};
 use futures::{FutureExt, StreamExt};
@@ -27,7 +27,7 @@ fn bind_later(
 }
 
 #[tokio::test]
-async fn a_write_lands_when_it_is_released_although_its_client_has_gone() {
+async fn a_delayed_write_is_applied_after_its_client_has_gone() {
     for stage in [DelayStage::Network, DelayStage::Queue, DelayStage::Commit] {
         let (api, client) = server().await;
         api.create("pods", pod("a")).unwrap();
@@ -224,7 +224,7 @@ async fn a_watch_and_a_list_are_answered_410_on_order() {
 }
 
 #[tokio::test]
-async fn what_a_client_gives_up_while_it_is_cut_off_never_arrives_and_the_rest_does() {
+async fn a_request_abandoned_during_a_partition_never_arrives_and_the_others_do() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let mut events = watch(&client).await;

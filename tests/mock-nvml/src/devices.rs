@@ -119,8 +119,8 @@ pub extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     code(list(device, "nvmlDeviceGetGraphicsRunningProcesses_v3", ProcessList::Graphics, count, entries))
 }
 
-/// NVML's protocol: `count` says for how many there is room and is answered with how many there are; too little room
-/// is an error, and how a caller learns the number.
+/// NVML's protocol: `count` is the capacity of the caller's array and is set to the number of entries; too small an array is an
+/// error, and tells the caller the number.
 fn list(
     device: Handle,
     function: &str,
@@ -134,14 +134,14 @@ fn list(
         HandleTarget::Slice { slice, .. } => &slice.processes,
     };
     let found: Vec<&GpuProcess> = processes.iter().filter(|process| list.has(process)).collect();
-    // SAFETY: a caller gives the room it has; null is refused by `as_ref`.
+    // SAFETY: a caller passes its array's capacity; null is refused by `as_ref`.
     let room = *unsafe { count.as_ref() }.ok_or(INVALID_ARGUMENT)? as usize;
     put(count, found.len() as c_uint)?;
     if room < found.len() {
         return Err(INSUFFICIENT_SIZE);
     }
     for (at, process) in found.iter().enumerate() {
-        // SAFETY: the caller says there is room for more than `at` entries; a null pointer is refused by `put`.
+        // SAFETY: the caller says that its array has more than `at` entries; a null pointer is refused by `put`.
         put(unsafe { entries.add(at) }, entry(process))?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A `libnvidia-ml.so` that does what a file says: the agent's tests run the true NVML path without a GPU.
+//! A `libnvidia-ml.so` that behaves as a file says: the agent's tests run the true NVML path without a GPU.
 //!
 //! Two crates in one. As an rlib it gives tests the [`NvmlScript`] to write and [`Mock`], which puts a copy of the library where
 //! the agent can open it. As a cdylib it is that library. Only what the agent calls is exported, with the answers that

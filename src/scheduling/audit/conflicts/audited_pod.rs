@@ -1,17 +1,17 @@
-//! A pod as a watch shows it, as far as it was granted GPUs or room is held for it on some. Nothing here is the ledger's: what
-//! the ledger believes of the pod is what is checked.
+//! A pod as a watch shows it, as far as GPUs are granted to it or reserved for it. Nothing here comes from the ledger: what the
+//! ledger believes of the pod is what is checked.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
 
-/// What a watch shows of one pod.
+/// A watch's observation of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditedPod {
     pub key: PodKey,
     pub node: NodeName,
-    /// By the record of its Binding, or by its hold. Empty if the pod is bound and records none.
+    /// By the record of its Binding, or by its reservation. Empty if the pod is bound and records none.
     pub gpus: Arc<[GpuUuid]>,
     pub part: GpuClaim,
 }
@@ -19,21 +19,21 @@ pub struct AuditedPod {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuClaim {
     Bound(Grant),
-    /// Boxed: few pods hold room at a time, and all that are bound would pay for it.
+    /// Boxed: few pods have a reservation at a time, and every bound pod would pay for it.
     Holds(Box<ReservedShare>),
 }
 
-/// What a Binding granted, and how far its pod has come.
+/// What a Binding granted, and how far the pod has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// On each of its GPUs.
+    /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
     pub sharing: Sharing,
-    /// The share of the GPU's memory that `per_gpu` was when the pod was bound, in hundredths, rounded down; 0 if unknown.
+    /// `per_gpu` as a share of the GPU's memory when the pod was bound, in hundredths, rounded down; 0 if unknown.
     pub hundredths: u8,
-    /// A container of it runs or has run.
+    /// A container of the pod runs or has run.
     pub started: bool,
-    /// It is being deleted.
+    /// The pod is being deleted.
     pub leaving: bool,
     pub since: Since,
 }
@@ -45,21 +45,21 @@ pub struct Since {
     pub created: i64,
 }
 
-/// What a hold keeps.
+/// What a reservation keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReservedShare {
-    /// On each of its GPUs.
+    /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
     pub sharing: Sharing,
-    /// Pods that leave for it.
+    /// Pods that are evicted for it.
     pub victims: Arc<[PodUid]>,
-    /// From then on it keeps nothing.
+    /// From this moment on it keeps nothing.
     pub deadline: Moment,
 }
 
 impl AuditedPod {
-    /// What the pod shows now, where what its Binding recorded stays as it was first shown: an edit of the record moves no
-    /// process to another GPU, and whoever may edit a pod must not make other pods leave by it.
+    /// The pod as it is shown now, except that the GPUs its Binding recorded stay as they were first shown: an edit of the
+    /// record moves no process to another GPU, and a user who may edit a pod must not cause evictions of other pods by it.
     pub(super) fn after(self, before: &Self) -> Self {
         let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else { return self };
         if self.node != before.node {
@@ -76,7 +76,7 @@ impl AuditedPod {
         }
     }
 
-    /// Its hold, if that keeps anything at `now`.
+    /// The pod's reservation, if it keeps anything at `now`.
     pub(super) fn kept(&self, now: Moment) -> Option<&ReservedShare> {
         match &self.part {
             GpuClaim::Holds(kept) if kept.deadline > now => Some(kept),
@@ -86,7 +86,7 @@ impl AuditedPod {
 }
 
 impl Grant {
-    /// The largest that the pod's GPU can have been when the pod was bound, by what its Binding recorded; `None` if that
+    /// The greatest capacity that the pod's GPU can have had when the pod was bound, by the record of its Binding; `None` if that
     /// says nothing. Rounding makes it larger than it was, never smaller.
     pub(super) fn largest_gpu(&self) -> Option<Bytes> {
         let total = (u128::from(self.per_gpu.0) * 100).checked_div(u128::from(self.hundredths))?;

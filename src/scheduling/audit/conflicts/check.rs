@@ -1,5 +1,5 @@
-//! The conflicts on one node: what its pods show, held against its GPUs. A function of its arguments, and it shares no arithmetic
-//! with the ledger: a mistake there would have to be made twice to pass.
+//! Finds the conflicts on one node: compares what its pods show with its GPUs. A pure function, which shares no arithmetic with
+//! the ledger: a mistake there would have to be made twice to pass.
 
 use super::audited_pod::{AuditedPod, Grant, ReservedShare};
 use super::{GpuConflictKind, Party, PartyRole};
@@ -22,10 +22,10 @@ pub(super) struct FoundConflict {
     pub capacity: Option<Bytes>,
 }
 
-/// A pod on a GPU, and what the check reads of it.
+/// A pod on a GPU, with the part that the check reads.
 type PodOnGpu<'a, T> = Vec<(&'a PodUid, &'a AuditedPod, &'a T)>;
 
-/// One GPU, and who was given or keeps a part of it.
+/// One GPU, and the pods that were granted or keep a part of it.
 #[derive(Default)]
 struct AuditedGpu<'a> {
     /// `None` if the node does not list it.
@@ -35,13 +35,13 @@ struct AuditedGpu<'a> {
 }
 
 /// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
-/// labels tell (then they are known by index alone), or none.
+/// labels show them (then they are known by index alone), or empty.
 pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
     let is_reported = devices.iter().any(|device| device.uuid.index().is_none());
     let mut found = Vec::new();
     for (name, gpu) in &gpus(devices, pods, now) {
         match gpu.device {
-            // Where only indices are known, nobody can say which GPU a UUID means.
+            // Where only indices are known, it is unknown which GPU a UUID means.
             None if is_reported => found.extend(unknown(name, gpu)),
             None => found.extend(bound(name, gpu, None)),
             // Its pods keep their charge, and nothing on it runs as it should.
@@ -49,7 +49,7 @@ pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<Fou
             Some(device) => {
                 let capacity = Some(device.total.minus(device.reserved)).filter(|bytes| *bytes > Bytes::ZERO);
                 let on_bound = bound(name, gpu, capacity);
-                // Where bound pods are too many already, a hold adds nothing to what is known.
+                // Where bound pods already conflict, a reservation adds nothing.
                 let is_sound = on_bound.is_none();
                 found.extend(on_bound);
                 found.extend(held(name, gpu, capacity, is_sound));
@@ -59,7 +59,7 @@ pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<Fou
     found
 }
 
-/// Who is on which GPU, in order of the GPU's name.
+/// The pods by GPU, in order of the GPU's name.
 fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<GpuUuid, AuditedGpu<'a>> {
     let mut gpus: BTreeMap<GpuUuid, AuditedGpu<'a>> = BTreeMap::new();
     for (uid, pod) in pods {
@@ -81,7 +81,7 @@ fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<
     gpus
 }
 
-/// Whether `name` means this device, by its UUID or by its index alone.
+/// Whether `name` means this device, by its UUID or, without one, by its index.
 fn is_named(device: &Device, name: &GpuUuid) -> bool {
     *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
 }
@@ -97,11 +97,11 @@ fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
     })
 }
 
-/// Bound pods against each other.
+/// Conflicts of bound pods with each other.
 fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Option<FoundConflict> {
     let parties = granted(&gpu.bound);
     let kind = if gpu.bound.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
-        // What an exclusive pod was granted is what was free, not what it asked for: the sum says nothing.
+        // An exclusive pod was granted what was free, not what it requested: the sum says nothing.
         (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
     } else {
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
@@ -110,7 +110,8 @@ fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Optio
     Some(FoundConflict { kind: kind?, gpu: name.clone(), parties, capacity })
 }
 
-/// Holds against each other, and against the bound pods that stay: those that no hold on this GPU waits for.
+/// Conflicts of reservations with each other, and with the bound pods that stay: those that are no victim of a reservation on
+/// this GPU.
 fn held(
     name: &GpuUuid,
     gpu: &AuditedGpu<'_>,

@@ -1,5 +1,5 @@
-//! The nodes that wait to be checked: those that changed, first come first served, and those of which time changes something.
-//! At most one place each, so it never holds more than there are nodes.
+//! The queue of nodes to check: changed nodes, first come first served, and nodes with a check due at a later time. Each node has
+//! at most one place, so the queue never has more places than there are nodes.
 
 use crate::ids::NodeName;
 use crate::units::Moment;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug, Default)]
 pub(super) struct CheckQueue {
     changed: VecDeque<NodeName>,
-    /// The same, to be looked up.
+    /// The same nodes, for lookup.
     queued: FxHashSet<NodeName>,
     later: BTreeSet<(Moment, NodeName)>,
     later_of: BTreeMap<NodeName, Moment>,
@@ -22,7 +22,7 @@ impl CheckQueue {
         }
     }
 
-    /// The node is to be checked at that time, and at no other time of before.
+    /// Schedules a check of the node at that time, and cancels earlier ones.
     pub fn add_at(&mut self, node: &NodeName, at: Moment) {
         self.drop_later(node);
         self.later.insert((at, node.clone()));
@@ -35,7 +35,7 @@ impl CheckQueue {
         }
     }
 
-    /// Those that are due, at most so many.
+    /// The nodes that are due, at most `most` of them.
     pub fn take(&mut self, now: Moment, most: usize) -> Vec<NodeName> {
         while let Some((at, node)) = self.later.first().cloned().filter(|(at, _)| *at <= now) {
             self.later.remove(&(at, node.clone()));

@@ -1,20 +1,20 @@
-//! A conflict as it is told: in metrics by its kind, in words on the pods, in logs and in an explanation.
+//! A conflict as it is reported: by kind in metrics, in words on the pods, in logs and in an explanation.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Promises about one GPU that cannot all be kept.
+/// Allocations of one GPU that exceed what it has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuConflict {
     pub kind: GpuConflictKind,
     pub node: NodeName,
     pub gpu: GpuUuid,
-    /// The pods that were given or keep a part of the GPU, in order of UID.
+    /// The pods that were granted or keep a part of the GPU, in order of UID.
     pub parties: Vec<Party>,
-    /// What the GPU has: total − what the driver reserves. Headroom is left out: a policy that raises it breaks no promise.
+    /// The GPU's capacity: total − what the driver reserves. Headroom is left out: a policy that raises it makes no conflict.
     /// `None` if the node does not say.
     pub capacity: Option<Bytes>,
 }
@@ -26,9 +26,9 @@ pub enum GpuConflictKind {
     Overcommitted,
     /// A pod that has the GPU exclusively is not alone on it.
     ExclusiveShared,
-    /// Holds keep more than the GPU has, or one of several keeps it whole.
+    /// Reservations keep more than the GPU has, or one of several keeps it whole.
     HoldsOverlap,
-    /// A hold keeps what a bound pod has that nobody asked to leave.
+    /// A reservation keeps VRAM of a bound pod that is not its victim.
     HoldOverBound,
     /// A bound pod records a GPU that its node does not have.
     UnknownGpu,
@@ -40,12 +40,12 @@ pub enum GpuConflictKind {
 pub struct Party {
     pub uid: PodUid,
     pub key: PodKey,
-    /// On this GPU.
+    /// VRAM on this GPU.
     pub bytes: Bytes,
     pub role: PartyRole,
 }
 
-/// By which right a pod counts on a GPU.
+/// Why a pod counts on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartyRole {
@@ -56,7 +56,7 @@ pub enum PartyRole {
 }
 
 impl GpuConflictKind {
-    /// Every kind, in the order in which the kinds are declared.
+    /// Every kind, in order of declaration.
     pub const ALL: [Self; 5] = [
         Self::Overcommitted,
         Self::ExclusiveShared,
@@ -65,7 +65,7 @@ impl GpuConflictKind {
         Self::UnknownGpu,
     ];
 
-    /// As a label of metrics.
+    /// The label of metrics.
     pub fn code(self) -> &'static str {
         match self {
             Self::Overcommitted => "overcommitted",
@@ -86,7 +86,7 @@ impl PartyRole {
 /// How many pods a text names; an Event's note has 1,024 bytes, and a name may have 500.
 const NAMED: usize = 4;
 
-/// One sentence for everyone concerned: it names the pods, so each reads of the others.
+/// One sentence for all parties: it names the pods, so each pod's Event names the others.
 impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, node, gpu, parties, capacity } = self;

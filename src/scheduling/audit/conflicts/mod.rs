@@ -1,19 +1,19 @@
-//! A continuous audit of promises: every GPU's bound pods and holds, as the watches show them, held against what the GPU has.
+//! The continuous audit: compares the bound pods and reservations of each GPU, as the watches show them, with the GPU's capacity.
 //!
-//! It is an external view. It never reads the ledger's entries, so a Binding that landed late, two leaders at once or a
-//! mistake in the ledger itself shows here, though no book says so. What a conflict is, [`check`] says of one node; who could
-//! leave, [`remedy`]; [`observed`] is what is read of a pod, [`found`] what is told.
+//! It is an external view. It never reads the ledger, so a Binding that was written late, two leaders at once or a mistake in the
+//! ledger itself shows here, even if the ledger does not know of it. [`check`] finds the conflicts of one node; [`remedy`] finds
+//! the pods that could be evicted; [`audited_pod`] is what is read of a pod, [`gpu_conflict`] what is reported.
 //!
 //! ```text
 //!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
 //! ```
 //!
-//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a GPU's
-//! size changes without a pod's event.
+//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a
+//! GPU's capacity changes without a pod's event.
 //!
-//! **When a finding is believed.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check
-//! has found it again; while pods are being listed nothing is checked, since a deleted pod is still known then. It ends with
-//! the first check that does not find it.
+//! **When a finding counts.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check has
+//! found it again; while pods are being listed nothing is checked, because a deleted pod is still known then. It ends with the
+//! first check that does not find it.
 
 mod audited_pod;
 mod check;
@@ -36,9 +36,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 impl GpuConflictKind {
-    /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two that are bound
-    /// meet there only if they met in fact; one look between two events of a node's report is ruled out all the same. Holds are
-    /// ended by writes that may have to be repeated.
+    /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two bound pods
+    /// overlap there only if they did in fact; a look between two events of a node's report is ruled out all the same.
+    /// Reservations are ended by writes that may have to be repeated.
     pub fn stands_for(self) -> Millis {
         match self {
             Self::Overcommitted | Self::ExclusiveShared | Self::UnknownGpu => Millis::seconds(2),
@@ -47,17 +47,18 @@ impl GpuConflictKind {
     }
 }
 
-/// How many nodes one look checks at most.
+/// The greatest number of nodes that one look checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditPace {
-    /// Of those that changed. The others wait for the next look.
+    /// Of the nodes that changed. The others wait for the next look.
     pub changed: usize,
-    /// In turn.
+    /// Of the other nodes, in turn.
     pub in_turn: usize,
 }
 
 impl Default for AuditPace {
-    /// At a look a second, 5,000 nodes that all changed are checked within five, and a GPU that shrank is noticed within twenty.
+    /// At a look per second, 5,000 nodes that all changed are checked within five seconds, and a GPU that shrank is noticed
+    /// within twenty.
     fn default() -> Self {
         Self { changed: 1000, in_turn: 250 }
     }
@@ -66,7 +67,7 @@ impl Default for AuditPace {
 #[derive(Debug, Default)]
 pub struct Conflicts {
     pace: AuditPace,
-    /// Where each pod is kept.
+    /// The node under which each pod is stored.
     of: FxHashMap<PodUid, NodeName>,
     nodes: BTreeMap<NodeName, OnNode>,
     queue: CheckQueue,
@@ -76,8 +77,8 @@ pub struct Conflicts {
     is_listing: bool,
 }
 
-/// Pods among which a name is looked for: as many as a node has GPUs at most, and few beside a node that a pod's author has
-/// made up to crowd.
+/// Pods among which an equal name is looked for: as many as a node has GPUs at most, and few even on a node that a user fills
+/// with made-up pods.
 const SHARED_WITH: usize = 64;
 
 /// One node.
@@ -87,22 +88,22 @@ struct OnNode {
     standing: Vec<StandingConflict>,
 }
 
-/// A conflict, and since when it stands.
+/// A conflict, and the moment since when it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct StandingConflict {
     conflict: Arc<GpuConflict>,
     since: Moment,
-    /// Since when each of its pods takes part, in their order.
+    /// The moment since when each of its pods takes part, in their order.
     party_since: Vec<Moment>,
     counts: bool,
 }
 
-/// What one look changed.
+/// The changes of one look.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AuditRound {
     /// Conflicts that count from now on.
     pub begun: Vec<Arc<GpuConflict>>,
-    /// Conflicts that counted and are over.
+    /// Conflicts that counted and have ended.
     pub ended: Vec<Arc<GpuConflict>>,
 }
 
@@ -111,7 +112,7 @@ impl Conflicts {
         Self { pace, ..Self::default() }
     }
 
-    /// A pod as it is now; `None` if it has no GPU and holds none.
+    /// Records a pod as it is now; `None` if it has neither GPUs nor a reservation.
     pub fn see(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
         let before = self.of.get(uid).and_then(|node| self.nodes.get(node)?.pods.get(uid));
         let observed = match (observed, before) {
@@ -144,7 +145,7 @@ impl Conflicts {
         self.queue.add(&node);
     }
 
-    /// A list of all pods is on its way: until it is complete, pods are known that are gone.
+    /// A relist has begun: until it is complete, deleted pods are still known.
     pub fn begin_list(&mut self) {
         self.is_listing = true;
     }
@@ -153,8 +154,8 @@ impl Conflicts {
         self.is_listing = false;
     }
 
-    /// The nodes to check now. Tell of their GPUs in [`Conflicts::look`]; a node that changes in between is checked as it is
-    /// then, and once more.
+    /// The nodes to check now. Pass their GPUs to [`Conflicts::look`]; a node that changes in between is checked as it is then,
+    /// and once more.
     pub fn due(&mut self, now: Moment) -> Vec<NodeName> {
         if self.is_listing {
             return Vec::new();
@@ -167,7 +168,7 @@ impl Conflicts {
         due
     }
 
-    /// Checks these nodes, each with its GPUs as they are known; without any, if the node is not known.
+    /// Checks these nodes, each with its known GPUs, or with none if the node is unknown.
     pub fn look(&mut self, nodes: Vec<(NodeName, Arc<[Device]>)>, now: Moment) -> AuditRound {
         let mut look = AuditRound::default();
         if self.is_listing {
@@ -186,12 +187,12 @@ impl Conflicts {
         look
     }
 
-    /// How many changed nodes wait for a later look.
+    /// The number of changed nodes that wait for a later look.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// How many conflicts of a kind count.
+    /// The number of conflicts of a kind that count.
     pub fn count(&self, kind: GpuConflictKind) -> usize {
         self.counts.get(&kind).copied().unwrap_or_default()
     }
@@ -202,7 +203,7 @@ impl Conflicts {
         all.filter(|standing| standing.counts).map(|standing| &standing.conflict)
     }
 
-    /// Those that a pod takes part in.
+    /// The conflicts that a pod takes part in.
     pub fn of(&self, uid: &PodUid) -> Vec<Arc<GpuConflict>> {
         let on = self.of.get(uid).and_then(|node| self.nodes.get(node));
         let counting = on.into_iter().flat_map(|on| &on.standing).filter(|standing| standing.counts);
@@ -210,7 +211,7 @@ impl Conflicts {
         counting.map(|standing| &standing.conflict).filter(is_party).cloned().collect()
     }
 
-    /// The next nodes after the last, and from the first on when the last has been reached.
+    /// The next nodes after the last one, starting over at the end.
     fn in_turn(&mut self) -> Vec<NodeName> {
         let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
         let after = self.nodes.range((from, Bound::Unbounded)).map(|(name, _)| name);
@@ -249,7 +250,7 @@ impl Conflicts {
 }
 
 impl OnNode {
-    /// The same names, by the copies that other pods of the node have.
+    /// The same names, as copies that other pods of the node have.
     fn shared(&self, names: &Arc<[GpuUuid]>) -> Arc<[GpuUuid]> {
         let others = || self.pods.values().take(SHARED_WITH).map(|pod| &pod.gpus);
         if let Some(same) = others().find(|gpus| *gpus == names) {
@@ -259,7 +260,7 @@ impl OnNode {
         names.iter().map(|name| known(name).unwrap_or(name).clone()).collect()
     }
 
-    /// When time alone changes what is found: a conflict has stood long enough, or a hold ends.
+    /// The next moment at which time alone changes what is found: a conflict has stood long enough, or a reservation expires.
     fn next_check(&self, now: Moment) -> Option<Moment> {
         let stands = self.standing.iter().filter(|one| !one.counts);
         let stands = stands.map(|one| one.since + one.conflict.kind.stands_for());
@@ -276,7 +277,7 @@ impl StandingConflict {
         let party_since = parties.iter().map(joined).collect();
         let counts = known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
         let conflict = GpuConflict { kind, node: node.clone(), gpu, parties, capacity };
-        // What nobody has changed is shared with whoever was told of it.
+        // An unchanged conflict is shared with the readers that already have it.
         let conflict = match known {
             Some(known) if *known.conflict == conflict => known.conflict,
             _ => Arc::new(conflict),

@@ -1,4 +1,4 @@
-//! Whatever watches show, in any order: what is found step by step is what brute force over plain lists finds at once.
+//! Whatever watches show, in any order: the incremental audit finds what brute force over plain lists finds.
 
 use super::tests::{gpu, node, uid};
 use super::*;
@@ -63,7 +63,7 @@ fn name(gpu_no: u8) -> GpuUuid {
     if gpu_no == 3 { GpuUuid::from_index(0) } else { gpu(&format!("GPU-{gpu_no}")) }
 }
 
-/// The oracle: plain lists, and nothing that is kept up.
+/// The oracle: plain lists, and no derived state.
 #[derive(Default)]
 struct Plain {
     now: u64,
@@ -89,7 +89,7 @@ impl Plain {
         rows
     }
 
-    /// The pods' entries on one GPU of one node, each as (pod, bytes, whole, victims, is bound).
+    /// The pods on one GPU of one node, each as (pod, bytes, whole, victims, is bound).
     fn on(&self, n: u8, gpu: &str, devices: &[Device]) -> Vec<ConflictRow> {
         let device = devices.iter().find(|device| device.uuid.as_str() == gpu);
         let reported = devices.iter().any(|device| device.uuid.as_str().starts_with("GPU"));
@@ -190,7 +190,7 @@ impl Plain {
             .then(|| (reservations.iter().map(|(pod, _)| *pod).collect(), kept))
     }
 
-    /// What counts at a look now.
+    /// The conflicts that count at a look now.
     fn look(&mut self) -> BTreeSet<ConflictRow> {
         let rows = self.rows();
         let key = |row: &ConflictRow| (row.0, row.1.clone(), row.2.clone());
@@ -206,7 +206,7 @@ fn wants(kept: &ReservedShare, has: u64) -> u64 {
     if kept.sharing == Sharing::Exclusive { has } else { kept.per_gpu.0 }
 }
 
-/// The index under test beside the oracle.
+/// The audit under test beside the oracle.
 struct Both {
     conflicts: Conflicts,
     plain: Plain,
@@ -262,7 +262,7 @@ impl Both {
                     Device { health, ..whole_gpu(uuid, index, Bytes(*total)) }
                 };
                 self.plain.devices.insert(on, totals.iter().enumerate().map(device).collect());
-                // A node is checked anew when it changes; what is told of its GPUs alone waits for its turn.
+                // A node is checked anew when it changes; a change of its GPUs alone waits for its turn.
                 self.conflicts.queue.add(&node(&format!("n-{on}")));
             }
             ConflictStep::Look(later) => {
@@ -299,8 +299,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_counts_at_each_look_is_what_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
-        // No node in turn: what is found is found because something changed.
+    fn the_audit_counts_the_conflicts_that_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
+        // No nodes in turn: a conflict is found only because something changed.
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
             if let Some(expected) = both.step(step) {
@@ -314,7 +314,7 @@ proptest! {
     }
 
     #[test]
-    fn with_one_visit_a_look_it_comes_to_the_same_when_all_is_quiet(
+    fn checking_one_node_at_a_time_finds_the_same_conflicts_once_nothing_changes(
         steps in proptest::collection::vec(step(), 1..40),
     ) {
         let mut both = Both::with_pace(AuditPace { changed: 1, in_turn: 1 });
@@ -327,12 +327,12 @@ proptest! {
             both.plain.look();
         }
         prop_assert_eq!(both.counted(), both.plain.look());
-        // No place is kept for what is gone.
+        // Nothing is stored for deleted pods.
         prop_assert!(both.conflicts.nodes.values().all(|on| !on.pods.is_empty()));
     }
 
     #[test]
-    fn who_leaves_has_not_started_and_stands_in_a_proven_conflict(
+    fn an_evicted_pod_has_not_started_and_is_in_a_proven_conflict(
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
@@ -344,7 +344,7 @@ proptest! {
                 prop_assert!(!grant.started && !grant.leaving && observed.key == victim.key);
                 let of = both.conflicts.of(&victim.uid);
                 let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
-                // Nothing was recorded of the GPUs' sizes, so only exclusivity proves anything.
+                // The GPUs' capacities were not recorded, so only exclusivity proves a conflict.
                 prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
                 prop_assert!(conflict.parties.iter().any(|party| party.key == victim.keep_reason));
             }

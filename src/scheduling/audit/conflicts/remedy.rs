@@ -1,18 +1,18 @@
-//! The pods that could leave to end a conflict: `conflicts: evict-unstarted`.
+//! The pods that could be evicted to end a conflict: `conflicts: evict-unstarted`.
 //!
-//! A pod leaves only where the records of the Bindings themselves prove the conflict, and no agent's report is part of the
+//! A pod is evicted only where the records of the Bindings themselves prove the conflict, and no agent's report is part of the
 //! proof:
 //!
 //! - A GPU that one pod was granted exclusively has another pod: the records say so.
 //! - Pods were granted more than the largest GPU that any of their Bindings can have been made for (what was granted, over
 //!   the share of the GPU that was). A report that makes the GPU smaller than it is changes no record.
 //!
-//! All else is told and left to a person: a GPU that is smaller than it was, one that the node does not list, holds (a
-//! hold that another contradicts is ended by the leader that adopts it, and nobody has to leave for that).
+//! All else is reported and left to a person: a GPU that is smaller than it was, a GPU that the node does not list, reservations
+//! (a reservation that another contradicts is ended by the leader that adopts it, which needs no eviction).
 //!
-//! Of the pods in conflict the one bound last among those that have not started leaves, and of equals the one created last and
-//! then the greater UID; one whose leaving ends the conflict goes before one whose leaving does not. Where all have started,
-//! none leaves. A pod that is being deleted is not counted: its end may be the end of the conflict.
+//! Of the pods in conflict that have not started, the one bound last is evicted, and among equals the one created last and then
+//! the greater UID; a pod whose eviction ends the conflict goes before one whose eviction does not. Where all have started, none
+//! is evicted. A pod that is being deleted is not counted: its end may end the conflict.
 
 use super::audited_pod::{AuditedPod, Grant, Since};
 use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
@@ -21,14 +21,14 @@ use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Bytes, Moment};
 use std::collections::BTreeSet;
 
-/// A pod that should leave.
+/// A pod to evict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictVictim {
     pub uid: PodUid,
     pub key: PodKey,
     pub node: NodeName,
     pub gpu: GpuUuid,
-    /// Of the pods that stay, the one that was granted most.
+    /// Of the pods that stay, the one with the largest grant.
     pub keep_reason: PodKey,
     pub stays_uid: PodUid,
 }
@@ -36,7 +36,7 @@ pub struct ConflictVictim {
 type BoundOnGpu<'a> = (&'a PodUid, &'a AuditedPod, &'a Grant);
 
 impl Conflicts {
-    /// The pods that should leave, in order of node and GPU; of each GPU one at a time.
+    /// The pods to evict, in order of node and GPU; one at a time for each GPU.
     pub fn victims(&self, now: Moment) -> Vec<ConflictVictim> {
         let counting = self.nodes.iter().flat_map(|(name, on)| {
             let mut chosen = BTreeSet::new();
@@ -59,7 +59,7 @@ fn victim<'a>(
         return None;
     }
     let parties = standing.conflict.parties.iter().zip(&standing.party_since);
-    // One that has just come is not judged by a conflict that others began.
+    // A pod that has just joined is not evicted for a conflict that others began.
     let settled = parties.filter(|(_, since)| **since + kind.stands_for() <= now);
     let remaining: Vec<BoundOnGpu<'a>> = settled
         .filter(|(party, _)| !chosen.contains(&party.uid))

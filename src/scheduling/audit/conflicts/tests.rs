@@ -1,4 +1,4 @@
-//! Which conflicts there are, when they count, who leaves, and what a look costs.
+//! Which conflicts exist, when they count, which pods are evicted, and what a look costs.
 
 use super::*;
 use crate::ids::PodKey;
@@ -99,7 +99,7 @@ impl ConflictFixture {
 }
 
 #[test]
-fn grants_beyond_what_a_gpu_has_are_a_conflict_and_headroom_is_not() {
+fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(30, 2))]);
     assert!(bench.settled().is_empty(), "80 of 80 GiB");
@@ -124,7 +124,7 @@ fn a_pod_that_terminates_counts_until_it_is_gone() {
 }
 
 #[test]
-fn an_exclusive_gpu_has_one_pod_whatever_the_others_were_granted() {
+fn a_second_pod_on_an_exclusive_gpu_is_a_conflict_whatever_its_vram() {
     let exclusive = Grant { sharing: Sharing::Exclusive, ..grant(10, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-0"], grant(1, 2))]);
@@ -140,7 +140,7 @@ fn an_exclusive_gpu_has_one_pod_whatever_the_others_were_granted() {
 }
 
 #[test]
-fn a_gpu_named_by_index_is_the_one_named_by_uuid_when_its_node_reports() {
+fn a_gpu_index_and_a_uuid_name_one_gpu_once_the_node_reports() {
     let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
     assert_eq!(ConflictFixture::of(pods()).settled().len(), 1);
     let mut unreported = ConflictFixture::of(pods());
@@ -149,7 +149,7 @@ fn a_gpu_named_by_index_is_the_one_named_by_uuid_when_its_node_reports() {
 }
 
 #[test]
-fn a_gpu_that_its_node_does_not_have_is_told_once_the_node_reports() {
+fn a_gpu_that_the_node_does_not_have_is_a_conflict_once_the_node_reports() {
     let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);
     assert!(bench.victims(120).is_empty());
@@ -159,7 +159,7 @@ fn a_gpu_that_its_node_does_not_have_is_told_once_the_node_reports() {
 }
 
 #[test]
-fn pods_on_a_lost_gpu_are_no_conflict() {
+fn pods_on_a_lost_gpu_are_not_a_conflict() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
     bench.devices[0].health = Health::Lost;
@@ -167,7 +167,7 @@ fn pods_on_a_lost_gpu_are_no_conflict() {
 }
 
 #[test]
-fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
+fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
     let mut bench =
         ConflictFixture::of([reservations("a", 50, &["v"], 1000), reservations("b", 50, &[], 130)]);
     bench.see(bound("v", &["GPU-0"], grant(80, 0)));
@@ -181,13 +181,13 @@ fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
 }
 
 #[test]
-fn a_hold_conflicts_with_a_bound_pod_that_stays_and_not_with_its_victim() {
+fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     let victim = bound("v", &["GPU-0"], grant(60, 0));
     let mut bench = ConflictFixture::of([victim, reservations("a", 60, &["v"], 1000)]);
     assert!(bench.settled().is_empty());
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
     assert!(bench.look(121).begun.is_empty());
-    // The victim and the late pod are too many already: that is what is told.
+    // The victim and the late pod conflict already: that is what is reported.
     assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
@@ -195,7 +195,7 @@ fn a_hold_conflicts_with_a_bound_pod_that_stays_and_not_with_its_victim() {
 }
 
 #[test]
-fn a_conflict_counts_when_a_second_check_finds_it_after_a_while() {
+fn a_conflict_counts_once_a_later_check_finds_it_again() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
     assert_eq!((bench.look(0), bench.look(1)), Default::default());
@@ -220,7 +220,7 @@ fn nothing_is_checked_while_pods_are_listed() {
 }
 
 #[test]
-fn an_edited_record_conflicts_with_nobody() {
+fn an_edited_gpu_annotation_causes_no_conflict() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-1"], grant(50, 2))]);
     bench.see(bound("b", &["GPU-0"], Grant { sharing: Sharing::Exclusive, ..grant(50, 2) }));
@@ -231,7 +231,7 @@ fn an_edited_record_conflicts_with_nobody() {
 }
 
 #[test]
-fn the_pod_that_has_not_started_leaves_and_of_two_the_one_bound_later() {
+fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
     let started = |grant: Grant| Grant { started: true, ..grant };
     for (first, second, leaver) in [
         (grant(50, 1), grant(50, 2), &["b"][..]),
@@ -248,7 +248,7 @@ fn the_pod_that_has_not_started_leaves_and_of_two_the_one_bound_later() {
 }
 
 #[test]
-fn one_whose_leaving_ends_the_conflict_leaves_before_one_whose_leaving_does_not() {
+fn the_audit_prefers_a_victim_whose_eviction_ends_the_conflict() {
     let pods = [
         bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
         bound("b", &["GPU-0"], grant(60, 2)),
@@ -260,7 +260,7 @@ fn one_whose_leaving_ends_the_conflict_leaves_before_one_whose_leaving_does_not(
 }
 
 #[test]
-fn a_pod_on_two_gpus_in_conflict_is_asked_to_leave_once() {
+fn a_pod_in_conflict_on_two_gpus_is_evicted_once() {
     let both = &["GPU-0", "GPU-1"];
     let pods = [
         bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
@@ -273,13 +273,13 @@ fn a_pod_on_two_gpus_in_conflict_is_asked_to_leave_once() {
 }
 
 #[test]
-fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
+fn a_smaller_reported_gpu_evicts_no_pod() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1, "it is told");
     assert!(bench.victims(120).is_empty());
-    // Nor where one of them was bound while the agent said so: the largest GPU that a record allows counts.
+    // Nor if one of them was bound while the agent said so: the largest GPU that a record allows counts.
     let small = Grant { hundredths: 90, ..grant(9, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
@@ -294,7 +294,7 @@ fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
 }
 
 #[test]
-fn one_that_has_just_joined_a_conflict_does_not_leave_for_it_yet() {
+fn a_pod_that_has_just_joined_a_conflict_is_not_evicted_yet() {
     let started = |gib, at| Grant { started: true, ..grant(gib, at) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], started(50, 1)), bound("b", &["GPU-0"], started(50, 2))]);
@@ -321,7 +321,7 @@ fn large() -> Conflicts {
 }
 
 #[test]
-fn at_5000_nodes_a_look_visits_the_nodes_that_changed_and_250_in_turn() {
+fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
     let mut conflicts = large();
     let visits: Vec<usize> = (0..6).map(|at| conflicts.due(seconds(at)).len()).collect();
     let AuditPace { changed, in_turn } = AuditPace::default();
@@ -334,14 +334,14 @@ fn at_5000_nodes_a_look_visits_the_nodes_that_changed_and_250_in_turn() {
     let due = conflicts.due(seconds(7));
     assert!(due.len() >= in_turn && due.len() <= in_turn + 3, "{}", due.len());
     assert!([7, 4711, 4999].iter().all(|n| due.contains(&node(&format!("n-{n}")))));
-    // What a kubelet writes every few seconds changes nothing here.
+    // The status that a kubelet writes every few seconds changes nothing here.
     let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
     conflicts.see(&uid("u-8"), Some(observed));
     assert_eq!(conflicts.waiting(), 0);
 }
 
 #[test]
-fn in_turn_every_node_is_visited() {
+fn every_node_is_checked_in_turn() {
     let mut conflicts = large();
     while conflicts.waiting() > 0 {
         conflicts.due(seconds(0));
@@ -355,7 +355,7 @@ fn in_turn_every_node_is_visited() {
 }
 
 #[test]
-fn a_pod_costs_few_bytes_and_its_names_are_shared() {
+fn an_audited_pod_takes_few_bytes_and_shares_its_names() {
     assert!(size_of::<AuditedPod>() <= 112, "{}", size_of::<AuditedPod>());
     let conflicts = large();
     let pods = &conflicts.nodes[&node("n-8")].pods;

@@ -1,4 +1,4 @@
-//! What would have to change for a pod that asks a device plugin: fewer devices, some that come free, or another node.
+//! Remedies for a device plugin's pod: fewer devices, devices that are freed, or another node.
 
 use super::request::with_devices;
 use super::{GpuCandidate, RemedyChange, best_gpu_candidate, gpu_candidate};
@@ -16,7 +16,7 @@ pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> 
     all.into_iter().flatten().chain(too_many).collect()
 }
 
-/// The most that some node has left.
+/// The greatest number of devices that a node has left.
 fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let open = facts.open_places().map(|place| &facts.snapshot.nodes()[place]);
     let open = open.filter(|node| check_node_admission(node, facts.demand()).is_ok());
@@ -33,7 +33,7 @@ fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyC
     })
 }
 
-/// Where the fewest would have to come free.
+/// The node where the fewest devices would have to be freed.
 fn free_some(
     facts: &Facts,
     outline: &NodeOutline,
@@ -49,7 +49,7 @@ fn free_some(
     Some(RemedyChange::FreeDevices { gpu_candidate, resource: resource.to_string(), missing })
 }
 
-/// No node offers as many, whoever leaves it.
+/// No node offers as many devices, even without its pods.
 fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
         let share = node.share_of(resource);

@@ -1,4 +1,4 @@
-//! One thing that stands in the way is taken away at a time, on every node that does not fit, and the core is asked again.
+//! Removes one obstacle at a time, on every node that does not fit, and asks the core again.
 
 use super::{RemedyChange, gpu_candidate, gpu_candidates};
 use crate::scheduling::explaining::LedgerAccess;
@@ -35,10 +35,10 @@ const ALL: [LiftedObstacle; 7] = [
     LiftedObstacle::Crowd,
 ];
 
-/// Of nodes where the same helps, so many are looked at for the one where it is nearest.
+/// How many of the nodes that the same change helps are compared to find the nearest.
 const COMPARED: usize = 16;
 
-/// Where a lift helps: nearest nodes first.
+/// The nodes that a change helps, nearest first.
 #[derive(Default)]
 struct LiftedNodes {
     gpu_candidates: Vec<(usize, GpuSet)>,
@@ -76,7 +76,7 @@ fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNod
 }
 
 impl LiftedObstacle {
-    /// The node and the demand without it; `None` where it is not in the way.
+    /// The node and the demand without the obstacle; `None` where it is no obstacle.
     fn applied(self, node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
         let edited = |edit: &dyn Fn(&mut Gpu)| {
             let mut gpus = node.gpus.to_vec();
@@ -165,7 +165,7 @@ fn empty(gpu: &mut Gpu) {
     };
 }
 
-/// Where the last engine that is in the way has started soonest.
+/// The node where the last obstructing engine finishes starting soonest.
 fn earliest_start_gate(
     node_states: &mut impl LedgerAccess,
     facts: &Facts,
@@ -192,7 +192,7 @@ fn earliest_start_gate(
     })
 }
 
-/// Where the busiest of the engines that are in the way has the least to do.
+/// The node where the busiest of the obstructing engines has the least load.
 fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
@@ -225,7 +225,7 @@ fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNod
     })
 }
 
-/// Where the least VRAM is missing, if nothing else is.
+/// The node that lacks the least VRAM, if nothing else is missing.
 fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
@@ -252,7 +252,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 
-/// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.
+/// Nodes without a report, or without one that is recent enough for the policy.
 fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
     let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));

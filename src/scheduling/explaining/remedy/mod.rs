@@ -1,6 +1,7 @@
-//! What would have to change for a pod that fits nowhere: each answer was found by changing that one thing and asking the core
-//! again. [`request`] changes what the pod asks for, [`lift`] what stands in its way, [`victims`] who is there; [`sentence`]
-//! says it. For a pod that fits or holds room it says what to look at next. Nothing here is a guess from an error's code.
+//! Remedies: what would have to change for a pod that fits nowhere. Each was found by changing one thing and asking the core
+//! again. [`request`] changes what the pod requests, [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there;
+//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to look at next. Nothing here is
+//! guessed from an error's code.
 
 mod devices;
 mod lift_one_obstacle;
@@ -28,7 +29,7 @@ use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Bytes, Millis, Percent};
 use serde::{Deserialize, Serialize};
 
-/// One thing that would help, and how to say it.
+/// One change that would help, and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remedy {
@@ -45,28 +46,28 @@ pub struct GpuCandidate {
     pub gpus: Vec<u32>,
 }
 
-/// Each but the first five makes the pod fit on its seat, if it names one.
+/// Every change but the first five makes the pod fit on its candidate, if it names one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
 pub enum RemedyChange {
-    /// It fits, and the scheduler has not asked since this process knows of it.
+    /// The pod fits, and the scheduler has not asked about it since this process observed it.
     NotAsked,
-    /// It fits, and was offered a node that it was not bound to.
+    /// The pod fits, and was offered a node that it was not bound to.
     NotBound { node: NodeName, tries: u32 },
-    /// It fits now; it was refused before that.
+    /// The pod fits now; it was refused before that.
     AskAgain { woken: u32, ago_millis: Millis },
-    /// It fits only on nodes that the scheduler did not ask about when it was refused.
+    /// The pod fits only on nodes that the scheduler did not ask about when it was refused.
     RuledOut { node: NodeName, nodes: u32 },
-    /// Its room is held until these have left.
+    /// The pod has a reservation, and these victims have not left yet.
     VictimsLeave { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
 
-    /// No GPU would do even if it were empty.
+    /// No GPU would fit the pod even if it were empty.
     NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
-    /// An engine that starts is all that is in the way.
+    /// A starting engine is the only obstacle.
     WaitForGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
-    /// Others leave for it.
+    /// Other pods are evicted for it.
     Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
-    /// The engines there have less to do.
+    /// The engines there have less load.
     CalmEngines {
         gpu_candidate: GpuCandidate,
         by: Vec<String>,
@@ -79,35 +80,35 @@ pub enum RemedyChange {
     AskLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
     /// The pod is spread over more GPUs, or fewer.
     OtherCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
-    /// The pod does not want its GPUs to itself.
+    /// The pod does not require exclusive GPUs.
     Share { gpu_candidate: GpuCandidate },
     /// Its tenant may use more, by so much.
     RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
-    /// Nobody sees the GPUs of such a node; what it has is not known, so whether the pod fits there is not either.
+    /// Such nodes have no report; their GPUs are unknown, so it is unknown whether the pod fits there.
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
-    /// The node's pool takes the pod's class.
+    /// The node's pool accepts the pod's class.
     AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
-    /// The node's GPUs are cut as its pool expects.
+    /// The node's GPUs are partitioned as its pool expects.
     Recut { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
-    /// Both classes share a GPU with each other.
+    /// Both classes share GPUs with each other.
     ShareClasses { gpu_candidate: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
-    /// The GPU takes pods again.
+    /// The GPU accepts pods again.
     Heal { gpu_candidate: GpuCandidate, health: Health, nodes: u32 },
-    /// So much more is free there.
+    /// This much more VRAM is free there.
     FreeMore { gpu_candidate: GpuCandidate, short_bytes: Bytes },
-    /// All others leave these GPUs.
+    /// All other pods leave these GPUs.
     Empty { gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
-    /// The pod asks a device plugin for fewer.
+    /// The pod requests fewer devices.
     FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
-    /// So many more devices are free there.
+    /// This many more devices are free there.
     FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
-    /// No device plugin offers as many on one node; `node` offers most.
+    /// No device plugin offers as many on one node; `node` offers the most.
     NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
-    /// Another GPU comes.
+    /// Another GPU is added.
     AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
 }
 
-/// A pod that would have to leave.
+/// A pod that would have to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Victim {
@@ -124,9 +125,9 @@ pub struct Victim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PreemptionNeeds {
-    /// The scheduler does it by itself, or the planner does.
+    /// Nothing: the scheduler or the planner preempts by itself.
     Nothing,
-    /// A minute in which the limits on evictions leave enough.
+    /// A minute in which the eviction limits leave enough.
     Allowance(EvictionLimit),
     /// `preemptionPolicy: Never` forbids it.
     PreemptionPolicy,
@@ -134,7 +135,7 @@ pub enum PreemptionNeeds {
     Priority(i32),
 }
 
-/// All that helps, the easiest first.
+/// All remedies, the easiest first.
 pub fn remedies(
     node_states: &mut impl LedgerAccess,
     facts: &Facts,
@@ -152,8 +153,8 @@ pub fn remedies(
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
 }
 
-/// It fits only where the scheduler did not ask: there another plugin would have to let it in, or elsewhere something must
-/// change.
+/// The pod fits only where the scheduler did not ask: another plugin would have to accept it there, or something must change
+/// elsewhere.
 fn ruled_out(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
@@ -175,7 +176,7 @@ fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOut
     if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
-    // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
+    // Emptying a GPU is worth proposing only where nothing smaller helps there.
     let is_smaller = |change: &RemedyChange| {
         use RemedyChange::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
         matches!(
@@ -189,10 +190,10 @@ fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOut
     changes
 }
 
-/// An engine with less than half of what it was meant to have is another engine.
+/// A pod with less than half of the VRAM that it was meant to have runs another engine.
 const MUCH_LESS: u8 = 15;
 
-/// What is asked of whom: nothing of anybody, of the pod's owner, of the policy's owner, of the cluster's owner.
+/// Who has to act: nobody, the pod's owner, the policy's owner, or the cluster's owner.
 fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
     match change {
         RemedyChange::NotAsked
@@ -249,12 +250,12 @@ fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {
     GpuCandidate { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
 }
 
-/// The GPUs such a demand would get on a node, with what the tenant's limit leaves.
+/// The GPUs that this demand would get on a node, within the tenant's limit.
 fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
     fit(node, demand).ok().filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
-/// The best place in the cluster for such a demand.
+/// The best place in the cluster for this demand.
 fn best_gpu_candidate(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
     let attempt = crate::scheduling::placing::rank::ScheduleAttempt {
         allowance,
@@ -288,7 +289,7 @@ fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
     })
 }
 
-/// With a higher limit it would fit somewhere.
+/// With a higher limit the pod would fit on some node.
 fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     if facts.allowance == TenantLimit::default() {
@@ -296,7 +297,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     }
     let (place, gpus) = best_gpu_candidate(facts, demand, TenantLimit::default())?;
     let node = &facts.snapshot.nodes()[place];
-    // Of a device plugin nobody knows which: each counts whole.
+    // It is unknown which devices a device plugin picks: each counts as a whole GPU.
     let devices = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
     let wanted: TenantUsage = if gpus.is_empty() {
         devices
@@ -343,7 +344,7 @@ fn add_gpu(facts: &Facts) -> RemedyChange {
     }
 }
 
-/// Whether the pod wants GPUs that nobody is on.
+/// Whether the pod needs GPUs without other pods.
 fn wants_empty(demand: &Demand) -> bool {
     demand.sharing == Sharing::Exclusive
 }

@@ -1,5 +1,5 @@
-//! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
-//! another class, so it is judged anew.
+//! Changes of the pod's request that would make it fit: less VRAM, another number of GPUs, sharing with other pods. A changed
+//! request may belong to another class, so it is classified anew.
 
 use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
 use crate::scheduling::explaining::classification::asked_vram;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
 pub fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
-    // How much of a GPU a device is, nobody says.
+    // It is unknown how much of a GPU a device is.
     let asks_vram = !facts.demand().asks_plugin();
     let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
     all.into_iter().flatten().flatten()
@@ -48,7 +48,7 @@ fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     })
 }
 
-/// What is free on each of as many GPUs as the demand wants, leaving its size aside.
+/// The VRAM that is free on each of the GPUs, if as many are chosen as the demand wants, whatever its size.
 fn most_on_each(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
     let would_do = |gpu: &&Gpu| {
         usable(gpu, demand)
@@ -67,7 +67,7 @@ fn rounded_down(bytes: Bytes) -> Bytes {
     Bytes(bytes.0 / unit * unit)
 }
 
-/// The next larger number of GPUs over which it fits, or the next smaller one.
+/// The next larger number of GPUs over which the pod fits, or the next smaller one.
 fn other_count(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let vram = asked_vram(demand);
@@ -91,13 +91,13 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
     Some(RemedyChange::Share { gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus) })
 }
 
-/// The same pod, asking for this instead.
+/// The same pod with this request instead.
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
     let traits = PodTraits { vram, gpus, sharing, ..(*demand.traits).clone() };
     reclassified(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
 }
 
-/// The same pod, asking a device plugin for so many.
+/// The same pod with a request for this many devices.
 pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
     let traits = PodTraits { gpus: count, ..(*demand.traits).clone() };
     let ask = Ask::Plugin { resource: resource.clone(), count };

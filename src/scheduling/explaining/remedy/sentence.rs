@@ -1,4 +1,4 @@
-//! A remedy as a sentence for someone who has never seen this code: what to do, where, and with what figures.
+//! A remedy as a sentence for a reader who has never seen this code: what to do, where, and with what figures.
 
 use super::{GpuCandidate, PreemptionNeeds, RemedyChange, Victim};
 use crate::scheduling::explaining::obstacle::list;
@@ -12,7 +12,7 @@ use std::fmt;
 impl fmt::Display for GpuCandidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.gpus[..] {
-            // A device plugin's are the kubelet's to pick.
+            // The kubelet picks a device plugin's devices.
             [] => write!(f, "{}", self.node),
             gpus => write!(f, "{} {}", self.node, gpu_list(gpus)),
         }
@@ -309,7 +309,7 @@ fn say_preempt(
     }
 }
 
-/// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not nothing, the largest first.
+/// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
 fn lost(eviction_cost: &PodEvictionCost) -> String {
     let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
     let mut parts = [
@@ -352,7 +352,7 @@ fn pool_name(pool: Option<&str>) -> String {
     pool.map_or("its node pool".into(), |pool| format!("node pool {pool}"))
 }
 
-/// More nodes where the same helps.
+/// Other nodes where the same change helps.
 fn others(nodes: u32) -> String {
     match nodes {
         0 | 1 => String::new(),

@@ -1,4 +1,4 @@
-//! Who could leave for the pod: the core's own search for victims, on the nodes that are nearest to fitting.
+//! Victims for the pod: the core's own search, on the nodes that are nearest to fitting.
 
 use super::request::with_priority;
 use super::{PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
@@ -15,8 +15,8 @@ use crate::scheduling::vocabulary::demand::Demand;
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
 const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 
-/// The cheapest pods that the policy lets leave: for the pod as it is, or, if nobody would leave for it, with the least
-/// priority for which somebody would.
+/// The cheapest pods that the policy allows to evict: for the pod as it is, or, if no pod may be evicted for it, with the lowest
+/// priority for which one may.
 pub fn preempt(
     node_states: &mut impl LedgerAccess,
     facts: &Facts,
@@ -34,7 +34,7 @@ pub fn preempt(
     let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
     let found = cheapest(node_states, facts, outline, &highest)?;
     let least = found.highest_priority().saturating_add(1);
-    // Of another priority it may be of another class: only what was tried is said.
+    // With another priority it may be in another class: only what was tried is reported.
     let tried = cheapest(node_states, facts, outline, &with_priority(demand, &facts.policy, least))?;
     Some(tried.told(node_states, facts, PreemptionNeeds::Priority(least)))
 }
@@ -43,7 +43,7 @@ struct FoundVictims {
     place: usize,
     set: VictimSet,
     victims: Vec<PotentialVictim>,
-    /// Why they may not be evicted now.
+    /// The eviction limit that forbids it now.
     limit: Option<EvictionLimit>,
 }
 
@@ -53,7 +53,7 @@ fn cheapest(
     outline: &NodeOutline,
     demand: &Demand,
 ) -> Option<FoundVictims> {
-    // Whoever is forbidden to ask is told what asking would do.
+    // For a pod that may not preempt, the explanation still shows which pods it would evict.
     let demand = &Demand { may_preempt: true, ..demand.clone() };
     let nodes = facts.snapshot.nodes();
     let could_help = |place: &usize| {

@@ -1,6 +1,6 @@
-//! What each free part of a GPU is worth: the cutting-stock problem on the sizes that are asked for.
+//! The value of each free part of a GPU: the cutting-stock problem on the sizes that pods request.
 //!
-//! A GPU is a roll of [`GRID`] hundredths, demands are cut from it, and as few rolls as possible shall be used (Gilmore and
+//! A GPU is a roll of [`GRID`] hundredths, demands are cut from it, and as few rolls as possible are to be used (Gilmore and
 //! Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", Operations Research 9, 1961):
 //!
 //! ```text
@@ -9,35 +9,35 @@
 //! U(r) = max Σ_i π_i·n_i  with  Σ_i s_i·n_i ≤ r                                the best that r hundredths can still be cut into
 //! ```
 //!
-//! The ways to cut are far too many to write down; the simplex method is given one at a time, the one that the present duals say
-//! is missing most, which is a knapsack. A hundred rows at most: dense arithmetic, and small enough to be read.
+//! The ways to cut are far too many to list; the simplex method gets one at a time, the one that the present duals value most,
+//! which is a knapsack problem. A hundred rows at most: dense arithmetic, and small enough to be read.
 //!
-//! Floating point is fine here: a worth orders places, it never counts what is promised.
+//! Floating point is fine here: a value orders places, it never counts allocations.
 
-/// Parts into which a GPU is divided. A finer grid tells apart what no mix distinguishes, and costs its square.
+/// Parts into which a GPU is divided. A finer grid distinguishes nothing in real demand, and its cost grows by the square.
 pub const GRID: usize = 100;
-/// Below this a figure is noise of the arithmetic.
+/// A figure below this is rounding noise.
 const EPSILON: f64 = 1e-9;
-/// Far more steps than a problem of that size takes. Where they end, the duals are scaled, and sound all the same.
+/// Far more steps than a problem of that size takes. If they run out, the duals are scaled, and are feasible all the same.
 const STEPS_PER_SIZE: usize = 50;
 
-/// A size in hundredths of a GPU, rounded up, and how many are wanted of it, in any unit.
+/// A size in hundredths of a GPU, rounded up, and how many of it are wanted, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WantedSize {
     pub size: usize,
     pub count: f64,
 }
 
-/// U(r), in GPUs, for each r from 0 to [`GRID`] hundredths. Never falls; nothing is worth nothing, and a whole GPU is worth one,
-/// whatever is asked for.
+/// U(r), in GPUs, for each r from 0 to [`GRID`] hundredths. Never decreases; no free VRAM has the value 0, and a whole GPU has
+/// the value 1, whatever the demand.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ValueCurve([f64; GRID + 1]);
 
-/// One way to cut a GPU: of each size, how many.
+/// One way to cut a GPU: the count of each size.
 type Cut = Vec<u8>;
 
 impl ValueCurve {
-    /// What free parts are worth to those who want these sizes: each at most once, from 1 to [`GRID`], with a count above zero.
+    /// The value of free parts for the demand of these sizes: each at most once, from 1 to [`GRID`], with a count above zero.
     pub fn of(wanted: &[WantedSize]) -> Self {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let (duals, _) = solve(wanted);
@@ -50,19 +50,19 @@ impl ValueCurve {
         Self(packing_model)
     }
 
-    /// How much less would be worth as much.
+    /// How many of these hundredths add no value.
     pub fn useless(&self, hundredths: usize) -> usize {
         let packing_model = self.0[hundredths];
         hundredths - self.0.partition_point(|less| *less < packing_model - EPSILON)
     }
 
-    /// Of `hundredths`, at most [`GRID`].
+    /// The value of `hundredths`, at most [`GRID`].
     pub fn at(&self, hundredths: usize) -> f64 {
         self.0[hundredths]
     }
 }
 
-/// The duals, and the program's optimum: in how many GPUs everything that is wanted could be cut, if GPUs came in parts.
+/// The duals, and the program's optimum: into how many GPUs everything that is wanted could be cut, if GPUs came in parts.
 pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
     let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
     let mut tableau = Tableau::new(wanted);
@@ -74,7 +74,7 @@ pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
         }
     }
     let mut duals = tableau.duals();
-    // If the steps ran out, some cut is worth more than a GPU. Scaled, none is: a little less than the optimum, and feasible.
+    // If the steps ran out, some cut has a value above one GPU. Scaled, none has: a little less than the optimum, and feasible.
     let (packing_model, _) = knapsack(&sizes, &duals);
     let over = packing_model[GRID].max(1.0);
     duals.iter_mut().for_each(|dual| *dual = dual.max(0.0) / over);
@@ -82,10 +82,10 @@ pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
     (duals, optimum)
 }
 
-/// For each capacity the best that it can be cut into, and the cut that is best for a whole GPU.
+/// For each capacity the best value that it can be cut into, and the best cut of a whole GPU.
 fn knapsack(sizes: &[usize], values: &[f64]) -> ([f64; GRID + 1], Cut) {
     let mut best = [0.0; GRID + 1];
-    // The piece last put into the best cut of each capacity.
+    // The piece added last to the best cut of each capacity.
     let mut last = [None; GRID + 1];
     for capacity in 1..=GRID {
         best[capacity] = best[capacity - 1];
@@ -114,16 +114,16 @@ fn cut_of(sizes: &[usize], last: &[Option<usize>; GRID + 1]) -> Cut {
     cut
 }
 
-/// The simplex method with the inverse of its basis at hand, row by row.
+/// The simplex method with an explicit inverse of its basis, row by row.
 struct Tableau {
     rows: usize,
     inverse: Vec<f64>,
-    /// How often each cut of the basis is made.
+    /// How many times each cut of the basis is made.
     made: Vec<f64>,
 }
 
 impl Tableau {
-    /// Begins with each size cut from GPUs of its own.
+    /// Starts with each size cut from separate GPUs.
     fn new(wanted: &[WantedSize]) -> Self {
         let rows = wanted.len();
         let mut inverse = vec![0.0; rows * rows];
@@ -148,7 +148,7 @@ impl Tableau {
         duals
     }
 
-    /// Takes a cut into the basis, in the place of the one that is used up first. False if nothing would change.
+    /// Takes a cut into the basis, in place of the one that reaches zero first. False if nothing would change.
     fn enter(&mut self, cut: &Cut) -> bool {
         let replaces: Vec<f64> = (0..self.rows)
             .map(|row| self.row(row).iter().zip(cut).map(|(part, pieces)| part * f64::from(*pieces)).sum())
@@ -195,7 +195,7 @@ mod tests {
         (0..=room / size).flat_map(with).collect()
     }
 
-    /// The optimum by trying every basis of two or three cuts.
+    /// The optimum by brute force over every basis of two or three cuts.
     fn optimum_by_the_book(wanted: &[WantedSize]) -> f64 {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let cuts = cuts(&sizes, GRID);
@@ -217,7 +217,7 @@ mod tests {
         best
     }
 
-    /// How often each cut of a basis is made, by Cramer's rule.
+    /// How many times each cut of a basis is made, by Cramer's rule.
     fn solve_square(basis: &[&Vec<usize>], wanted: &[WantedSize]) -> Option<Vec<f64>> {
         let n = wanted.len();
         let matrix = |replaced: Option<usize>| -> Vec<Vec<f64>> {
@@ -246,7 +246,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn the_optimum_is_the_one_that_brute_force_finds(
+        fn the_optimum_equals_the_one_that_brute_force_finds(
             sizes in prop::collection::btree_map(20usize..=100, 1u32..50, 2..=3)
         ) {
             let wanted = wanted(&sizes.into_iter().collect::<Vec<_>>());
@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn a_part_is_worth_the_best_it_can_be_cut_into(
+        fn free_vram_has_the_value_of_its_best_cut(
             sizes in prop::collection::btree_map(15usize..=100, 1u32..50, 1..=4), part in 0usize..=100
         ) {
             let wanted = wanted(&sizes.into_iter().collect::<Vec<_>>());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_size_only_whole_pieces_are_worth_something() {
+    fn with_one_size_only_whole_pieces_have_value() {
         let curve = ValueCurve::of(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
         for (part, packing_model) in
@@ -295,25 +295,25 @@ mod tests {
     }
 
     #[test]
-    fn of_a_size_just_over_a_half_the_rest_is_worth_nothing() {
+    fn with_one_size_just_over_a_half_the_rest_has_no_value() {
         let curve = ValueCurve::of(&wanted(&[(51, 7)]));
         assert_eq!((curve.useless(49), curve.useless(51), curve.useless(60)), (49, 0, 9));
         assert_eq!((curve.at(49), curve.at(50), curve.at(51), curve.at(100)), (0.0, 0.0, 1.0, 1.0));
     }
 
     #[test]
-    fn where_nothing_is_wanted_only_a_whole_gpu_is_worth_something() {
+    fn without_demand_only_a_whole_gpu_has_value() {
         let curve = ValueCurve::of(&[]);
         assert_eq!((curve.at(0), curve.at(99), curve.at(100)), (0.0, 0.0, 1.0));
     }
 
     #[test]
-    fn a_hundred_sizes_are_solved_to_the_end() {
+    fn a_hundred_sizes_are_solved_completely() {
         let sizes: Vec<(usize, u32)> = (1..=100).map(|size| (size, 1 + (size as u32 * 37) % 11)).collect();
         let wanted = wanted(&sizes);
         let (_, optimum) = solve(&wanted);
         let volume: f64 = wanted.iter().map(|wanted| wanted.size as f64 * wanted.count / 100.0).sum();
-        // With so many small ones nothing need be wasted.
+        // With so many small pieces nothing need be wasted.
         assert!((optimum - volume).abs() / volume < 0.01, "{optimum} GPUs for {volume}");
     }
 }

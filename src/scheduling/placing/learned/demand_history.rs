@@ -1,7 +1,7 @@
-//! The demand seen lately: what the last pods asked for, how many ended meanwhile, and how many never got a place.
+//! Recent demand: what the last pods requested, how many pods ended meanwhile, and how many never got a place.
 //!
-//! Only what came is kept, never what is to come: a mix that knew a workload's future would look better than it can be. Bounded,
-//! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
+//! Only past arrivals are stored, never future ones: a history that knew a workload's future would look better than it can be. It
+//! is bounded, and cheap to add to, because the ledger adds to it under its lock. Conclusions from it are drawn elsewhere.
 
 use crate::ids::GpuModel;
 use crate::scheduling::policy::packing::WINDOW;
@@ -11,12 +11,12 @@ use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Pods that must have been seen before anything is believed of those to come.
+/// Pods that must have arrived before anything is concluded about later ones.
 pub const ENOUGH: usize = 10;
-/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
+/// Learning is repeated after this many more arrivals: a twentieth of what is remembered.
 pub const EVERY: u64 = 100;
 
-/// What one pod asks for, as far as its place is concerned.
+/// One pod's request, as far as its place is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DemandShape {
     /// VRAM on each of its GPUs.
@@ -24,12 +24,12 @@ pub struct DemandShape {
     pub gpus: u32,
     pub sharing: Sharing,
     pub host_resources: HostResources,
-    /// GPU models it may run on; none named means any.
+    /// GPU models that it may run on; empty means any.
     pub models: Arc<[GpuModel]>,
 }
 
 impl DemandShape {
-    /// `None` of a pod whose GPUs a device plugin hands out: they cannot be shared by Stowage.
+    /// `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
     pub fn of(demand: &Demand) -> Option<Self> {
         let Demand { per_gpu, gpus, sharing, host_resources, models, .. } = demand;
         (demand.ask == Ask::Vram).then(|| Self {
@@ -46,7 +46,7 @@ impl DemandShape {
     }
 }
 
-/// The last so many wishes.
+/// The latest demand shapes, up to the window.
 #[derive(Debug, Clone)]
 pub struct DemandHistory {
     window: usize,
@@ -55,18 +55,18 @@ pub struct DemandHistory {
     departures: u64,
     asked: Bytes,
     turned_away: Bytes,
-    /// By those who were refused, and have not given up.
+    /// The VRAM of pods that were refused and still wait.
     waiting: Bytes,
     arrivals: u64,
 }
 
-/// And what happened between this one and the next.
+/// What happened between this arrival and the next.
 #[derive(Debug, Clone)]
 struct RememberedArrival {
     demand_shape: Arc<DemandShape>,
-    /// How many pods ended.
+    /// The number of pods that ended.
     departures: u32,
-    /// What those asked for who were refused, and gave up.
+    /// The VRAM of pods that were refused and gave up.
     turned_away: Bytes,
 }
 
@@ -77,7 +77,7 @@ impl Default for DemandHistory {
 }
 
 impl DemandHistory {
-    /// A mix of at most so many wishes, and at least one.
+    /// A history of at most `window` demand shapes, and at least one.
     pub fn of_last(window: u16) -> Self {
         Self {
             window: usize::from(window).max(1),
@@ -91,7 +91,7 @@ impl DemandHistory {
         }
     }
 
-    /// Remembers so many from now on.
+    /// Changes the number of demand shapes that are remembered.
     pub fn set_window(&mut self, window: u16) {
         self.window = usize::from(window).max(1);
         while self.latest.len() > self.window {
@@ -99,7 +99,7 @@ impl DemandHistory {
         }
     }
 
-    /// A pod was seen for the first time.
+    /// Records a pod that is observed for the first time.
     pub fn arrive(&mut self, demand_shape: DemandShape) {
         if self.latest.len() == self.window {
             self.forget_oldest();
@@ -114,7 +114,7 @@ impl DemandHistory {
         self.arrivals += 1;
     }
 
-    /// A pod that had a place is gone.
+    /// Records the end of a pod that had a place.
     pub fn depart(&mut self) {
         if let Some(latest) = self.latest.back_mut() {
             latest.departures += 1;
@@ -122,7 +122,7 @@ impl DemandHistory {
         }
     }
 
-    /// A pod that asked for so much was refused, and is gone.
+    /// Records that a pod with this request was refused and is gone.
     pub fn turn_away(&mut self, vram: Bytes) {
         if let Some(latest) = self.latest.back_mut() {
             latest.turned_away += vram;
@@ -130,23 +130,23 @@ impl DemandHistory {
         }
     }
 
-    /// The same mix, while pods that ask for so much all together were refused and wait.
+    /// The same history, while refused pods with this total request wait.
     pub fn with_waiting(self, vram: Bytes) -> Self {
         Self { waiting: vram, ..self }
     }
 
-    /// How many arrivals there were, those that are forgotten too.
+    /// The number of all arrivals, including forgotten ones.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// Whether it is worth learning again, if that was last done after so many arrivals: twice as many in the beginning, where a
-    /// place that was chosen for no reason stays spoilt.
+    /// Whether to learn again, if that was last done after `learned_at` arrivals: twice as many at first, because a place that
+    /// was chosen for no reason stays spoilt.
     pub fn is_due(&self, learned_at: u64) -> bool {
         self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
     }
 
-    /// How many it remembers.
+    /// The number of demand shapes that it remembers.
     pub fn len(&self) -> usize {
         self.latest.len()
     }
@@ -155,17 +155,17 @@ impl DemandHistory {
         self.latest.is_empty()
     }
 
-    /// Each wish, and how often it was seen; in order.
+    /// Each demand shape, and its count; in order.
     pub fn demand_shapes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
         self.counts.iter().map(|(demand_shape, count)| (&**demand_shape, *count))
     }
 
-    /// How many pods ended for each that came.
+    /// The number of pods that ended, per arrival.
     pub fn departures_per_arrival(&self) -> f64 {
         self.departures as f64 / self.latest.len().max(1) as f64
     }
 
-    /// What was asked for in vain, over all that was asked for; more than one where many wait who came long ago.
+    /// The demand that found no place, divided by all demand; more than 1 where many pods wait that arrived long ago.
     pub fn turned_away(&self) -> f64 {
         (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten_and_their_departures_with_them() {
+    fn the_oldest_arrivals_are_forgotten_with_their_departures() {
         let mut demand_history = DemandHistory::of_last(3);
         demand_history.arrive(demand_shape(10));
         demand_history.depart();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
+    fn learning_intervals_grow_up_to_a_hundred_arrivals() {
         let mut demand_history = DemandHistory::default();
         let (mut learned_at, mut due) = (0, Vec::new());
         for _ in 0..400 {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_window_forgets_at_once() {
+    fn a_smaller_window_takes_effect_at_once() {
         let mut demand_history = DemandHistory::default();
         (1..=5).for_each(|gib| demand_history.arrive(demand_shape(gib)));
         demand_history.set_window(2);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
+    fn unmet_demand_is_forgotten_with_the_arrivals_of_its_time() {
         let mut demand_history = DemandHistory::of_last(2);
         demand_history.arrive(DemandShape { gpus: 3, ..demand_shape(10) });
         demand_history.turn_away(Bytes::gib(30));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_before_anybody_came_is_not_counted() {
+    fn departures_before_the_first_arrival_are_not_counted() {
         let mut demand_history = DemandHistory::default();
         demand_history.depart();
         demand_history.arrive(demand_shape(1));

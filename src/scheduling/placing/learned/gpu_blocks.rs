@@ -1,4 +1,4 @@
-//! Whole GPUs side by side, which pods of several need: what breaking up a block of them costs.
+//! Blocks of whole GPUs on one node, which multi-GPU pods need: the cost of breaking up a block.
 //!
 //! ```text
 //! D_k = R·d_k ÷ k                         R: free GPUs; d_k: the share of the demand that comes in pods of k GPUs
@@ -7,32 +7,32 @@
 //! s_k = √((R + c·(all GPUs − R))·d_k ÷ k)                              c: from 0, nobody leaves, to 1, as many as come
 //! ```
 //!
-//! Of each k there are two: what the median pod wants, by the demand of them all; and what the largest wants, by the demand of those
-//! above the median. Few nodes have what the second takes, and one small pod on each of them shuts those pods out.
+//! Each k has two blocks: what the median pod wants, with the demand of all such pods; and what the largest wants, with the
+//! demand of those above the median. Few nodes have what the second needs, and one small pod on each of them excludes those pods.
 //!
-//! Arrivals are counted as a Poisson stream: of D_k that are expected √D_k more or fewer come. Where those that are there leave again
-//! and others come for them, how many there are varies by the root of all.
+//! Arrivals are counted as a Poisson stream: with D_k expected arrivals, √D_k more or fewer come. Where pods leave again and
+//! others replace them, their number varies by the square root of all of them.
 
 use super::demand_history::{DemandHistory, DemandShape};
 use super::host_demand::at_most;
 use crate::units::MilliCpu;
 use std::collections::BTreeMap;
 
-/// Numbers of GPUs of which blocks are priced: the most wanted ones. Pods come with two, four or eight, rarely with another number.
+/// GPU counts of which blocks are priced: the most wanted ones. Pods request two, four or eight GPUs, rarely another number.
 const MOST: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GpuBlock {
     pub gpus: usize,
-    /// What a pod that it is for wants beside them, in thousandths.
+    /// The CPU that a pod for this block wants beside them, in thousandths of a core.
     pub cpu: f64,
-    /// The share of the demand for GPUs that comes in such pods.
+    /// The share of the demand for GPUs that such pods make up.
     pub share: f64,
 }
 
 impl GpuBlock {
-    /// The blocks that the pods seen lately want most. `demand` is what a wish takes, in GPUs.
+    /// The blocks that recent pods want most. `demand` is what a demand shape takes, in GPUs.
     pub fn wanted(demand_history: &DemandHistory, demand: impl Fn(&DemandShape) -> f64) -> Vec<Self> {
         let all: f64 = demand_history
             .demand_shapes()
@@ -56,7 +56,7 @@ impl GpuBlock {
         pods.into_iter().flat_map(|(gpus, wants)| Self::of(gpus as usize, wants)).collect()
     }
 
-    /// What the median of these pods wants, and what the largest above it wants.
+    /// The block that the median of these pods wants, and the one that the largest above it wants.
     fn of(gpus: usize, mut wants: Vec<CpuWant>) -> impl Iterator<Item = Self> {
         wants.sort_by_key(|want| want.cpu);
         let median = median(&wants);
@@ -69,10 +69,10 @@ impl GpuBlock {
         [Some(block(median, &wants)), largest].into_iter().flatten()
     }
 
-    /// How many there are on a node with so many whole GPUs; with the part of the next one that there is, if `partial` says how
-    /// much that counts.
+    /// The number of blocks on a node with so many whole GPUs; including the part of the next block that exists, weighted by
+    /// `partial`.
     pub fn on(&self, whole: usize, cpu: Option<f64>, partial: f64) -> f64 {
-        // Asked of every node that a pod could go to: most have too few, and CPU for all.
+        // Asked of every node that a pod could be placed on: most have too few whole GPUs, and CPU for all.
         if whole < self.gpus && partial == 0.0 {
             return 0.0;
         }
@@ -82,12 +82,12 @@ impl GpuBlock {
             _ => gpus,
         };
         let nearly = blocks.fract();
-        // To the fourth power: a block with one GPU missing is worth keeping, a half one hardly.
+        // To the fourth power: a block with one GPU missing is worth keeping, a half block hardly.
         blocks.trunc() + partial * nearly * nearly * nearly * nearly
     }
 
-    /// P_k ÷ B, if `free` GPUs of the cluster are free, so many are free or come free again, and `blocks` of the free ones stand
-    /// together.
+    /// P_k ÷ B, if `free` GPUs of the cluster are free, `turning_over` are free or become free again, and the free ones form
+    /// `blocks` blocks.
     pub fn price(&self, free: f64, turning_over: f64, blocks: f64) -> f64 {
         let wanted = free * self.share / self.gpus as f64;
         let spread = (turning_over * self.share / self.gpus as f64).sqrt();
@@ -96,14 +96,14 @@ impl GpuBlock {
     }
 }
 
-/// How many pods of some number of GPUs want so much CPU, and what share of the demand they are.
+/// The number of pods of some GPU count that want this much CPU, and their share of the demand.
 struct CpuWant {
     cpu: MilliCpu,
     count: u32,
     share: f64,
 }
 
-/// Of wants in order.
+/// The median of sorted wants.
 fn median(wants: &[CpuWant]) -> MilliCpu {
     let all: u32 = wants.iter().map(|want| want.count).sum();
     let mut before = 0;
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_number_of_gpus_there_is_a_block_for_the_median_pod_and_one_for_the_largest() {
+    fn each_gpu_count_has_a_block_for_the_median_pod_and_one_for_the_largest() {
         let demand_history = demand_history(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
         let blocks = GpuBlock::wanted(&demand_history, |demand_shape| f64::from(demand_shape.gpus));
         let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
@@ -153,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn the_scarcer_blocks_are_the_more_one_costs() {
+    fn the_scarcer_blocks_are_the_higher_the_cost_of_one() {
         let block = GpuBlock { gpus: 4, cpu: 32.0, share: 0.5 };
         let price = |blocks| block.price(80.0, 80.0, blocks);
         assert!(price(40.0) < 0.01 && price(10.0) > 2.0 && price(0.0) > price(10.0) && price(0.0) <= 4.0);
         assert_eq!(block.price(0.0, 0.0, 0.0), 0.0);
-        // The last ones, if pods come and go.
+        // The last blocks, if pods come and go.
         assert!(block.price(80.0, 800.0, 25.0) > 100.0 * price(25.0));
     }
 }

@@ -1,10 +1,10 @@
-//! A kind of GPU: one model with one capacity, and what its free parts are good for.
+//! A kind of GPU: one model with one capacity, and the value of its free parts.
 //!
 //! Every size is a share of the kind's own capacity: 40 GiB are half of one GPU and all of another, so each capacity has its own
-//! curve of worth. What a GPU counts for is its capacity beside that of the largest.
+//! value curve. A GPU's weight is its capacity divided by the largest.
 //!
-//! [`ServableShare`] is the measure of fragmentation of Weng, Yang et al., "Beware of Fragmentation" (USENIX ATC 2023), turned round
-//! so that it can be looked up: F = Σ_g r_g·(1 − the share of pods that GPU g, as it is, could serve).
+//! [`ServableShare`] is the fragmentation measure of Weng, Yang et al., "Beware of Fragmentation" (USENIX ATC 2023), rearranged
+//! as a lookup table: F = Σ_g r_g·(1 − the share of pods that GPU g, as it is, could serve).
 
 use super::cutting_stock::{GRID, ValueCurve, WantedSize};
 use super::demand_history::{DemandHistory, DemandShape};
@@ -15,40 +15,40 @@ use crate::units::{Bytes, MilliCpu};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps of CPU that are told apart. More would only follow the noise of two thousand pods.
+/// Steps of CPU that are distinguished. More would only follow the noise of two thousand pods.
 const LEVELS: usize = 32;
-/// Pods of more GPUs than this are as good as refused by any node that has not all of its GPUs free.
+/// Pods of more GPUs than this are refused by nearly any node that has not all of its GPUs free.
 const GROUPS: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct GpuKind {
     pub model: GpuModel,
     pub capacity: Bytes,
-    /// What part of it a byte is.
+    /// One byte as a part of the capacity.
     pub per_byte: f64,
-    /// What it counts for beside the largest.
+    /// The kind's weight beside the largest.
     pub scale: f64,
     pub curve: Arc<ValueCurve>,
     pub usable: ServableShare,
-    /// What it costs, for each GPU taken, that others can only be served by this model.
+    /// The cost, for each GPU taken, of other pods that can only run on this model.
     pub scarcity: f64,
 }
 
 impl GpuKind {
-    /// What part of one such GPU that is.
+    /// These bytes as a part of one such GPU.
     pub fn part(&self, bytes: Bytes) -> f64 {
         bytes.0 as f64 * self.per_byte
     }
 }
 
-/// Whole hundredths of a part, which is never negative. What lies a rounding error below one is one.
+/// Whole hundredths of a part, which is never negative. A part that is below one only by a rounding error counts as one.
 pub fn hundredths(part: f64) -> usize {
     debug_assert!(part >= 0.0);
-    // By way of a signed integer: that cast is cheaper, and this is done for every node.
+    // By way of a signed integer: that cast is cheaper, and this runs for every node.
     ((part * GRID as f64 + 1e-6) as i64 as usize).min(GRID)
 }
 
-/// The share of a capacity that a wish takes; `None` if it is too large for it.
+/// The share of a capacity that a demand shape takes; `None` if it is too large for it.
 pub fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
     let share = demand_shape.per_gpu.0 as f64 / capacity.0.max(1) as f64;
     match demand_shape.sharing {
@@ -58,12 +58,12 @@ pub fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
     }
 }
 
-/// A share in hundredths, rounded up, from 1. What lies a rounding error above one is one.
+/// A share in hundredths, rounded up, from 1. A share that is above one only by a rounding error counts as one.
 fn size(share: f64) -> usize {
     ((share * GRID as f64 - 1e-6).ceil() as usize).clamp(1, GRID)
 }
 
-/// The curve of worth of GPUs with this capacity.
+/// The value curve of GPUs with this capacity.
 pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
     let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
     for (demand_shape, count) in demand_history.demand_shapes() {
@@ -76,7 +76,7 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
     ValueCurve::of(&wanted)
 }
 
-/// Amounts of CPU that tell the pods seen lately apart, in thousandths, in order.
+/// Amounts of CPU that distinguish recent pods, in thousandths of a core, sorted.
 #[derive(Debug, Clone)]
 pub struct CpuLevels(Vec<f64>);
 
@@ -92,7 +92,7 @@ impl CpuLevels {
         let mut since = 0;
         for (cpu, count) in counts {
             since += count;
-            // The largest of a step stands for all of it: a pod is never thought to need less than it does.
+            // The largest amount of a step stands for all of it: a pod is never assumed to need less than it does.
             if since >= each || Some(cpu) == last {
                 levels.push(cpu.0 as f64);
                 since = 0;
@@ -101,12 +101,12 @@ impl CpuLevels {
         Self(levels)
     }
 
-    /// How many of the levels so much CPU serves.
+    /// How many of the levels this much CPU serves.
     pub fn served_by(&self, cpu: f64) -> usize {
         self.0.partition_point(|level| *level <= cpu)
     }
 
-    /// Whether so much CPU serves the first `level` levels.
+    /// Whether this much CPU serves the first `level` levels.
     pub fn is_served(&self, level: usize, cpu: f64) -> bool {
         level == 0 || self.0[level - 1] <= cpu
     }
@@ -115,18 +115,18 @@ impl CpuLevels {
         self.0.len()
     }
 
-    /// How many levels must be served for a pod that wants so much.
+    /// How many levels must be served for a pod that wants this much.
     fn needed_for(&self, cpu: MilliCpu) -> usize {
         (self.0.partition_point(|level| *level < cpu.0 as f64) + 1).min(self.0.len())
     }
 }
 
-/// The share of the pods seen lately that a GPU of one kind could serve, by levels of CPU that the node has.
+/// The share of recent pods that a GPU of one kind could serve, by CPU level of the node.
 #[derive(Debug, Clone)]
 pub struct ServableShare {
     /// By how many hundredths are free.
     by_part: Vec<[f64; GRID + 1]>,
-    /// Of whole ones beside it, by how many the node has; empty if no pod of several GPUs was seen.
+    /// By the node's number of whole GPUs; empty if no multi-GPU pod arrived.
     by_group: Vec<[f64; GROUPS + 1]>,
 }
 
@@ -159,14 +159,14 @@ impl ServableShare {
         usable
     }
 
-    /// The share of pods that a GPU with so many free hundredths could serve, on a node that serves so many levels of CPU and has
-    /// so many GPUs that are whole.
+    /// The share of pods that a GPU with this many free hundredths could serve, on a node of this CPU level with this many whole
+    /// GPUs.
     pub fn share(&self, level: usize, hundredths: usize, whole: u32) -> f64 {
         let alone = self.by_part[level][hundredths];
         if hundredths == GRID { alone + self.in_groups(level, whole) } else { alone }
     }
 
-    /// Of that, the share of pods of several GPUs.
+    /// The part of that share that multi-GPU pods make up.
     pub fn in_groups(&self, level: usize, whole: u32) -> f64 {
         self.by_group.get(level).map_or(0.0, |row| row[GROUPS.min(whole as usize)])
     }
@@ -187,7 +187,7 @@ fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
     }
 }
 
-/// What a GPU has free for whoever comes next: nothing, if it takes nobody.
+/// A GPU's free VRAM for the next pod: none if the GPU accepts no pods.
 pub fn free_for_others(gpu: &Gpu) -> Bytes {
     let is_open = gpu.health == crate::scheduling::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }

@@ -1,8 +1,8 @@
-//! Free GPU that nobody can use because the node's CPU or memory is spent: how much of it to expect.
+//! The expected part of free GPU capacity that no pod can use because the node's CPU or memory is spent.
 //!
-//! What pods bring along follows what they take of GPUs only on average. If each unit of GPU that is placed brings `a` of CPU
-//! with a variance of `b²`, then W of worth brings a normally distributed demand of mean aW and deviation b√W, and what is
-//! free beside it falls short by the expected overshoot of a normal variable:
+//! The CPU and memory that pods request follow their GPU request only on average. If each unit of GPU that is placed brings `a`
+//! of CPU with a variance of `b²`, then free GPU of value W brings a normally distributed demand of mean aW and deviation b√W,
+//! and the node's free CPU falls short by the expected overshoot of a normal variable:
 //!
 //! ```text
 //! a = λ·Σcpu ÷ Σgpu        b² = Σ(cpu − Σcpu ÷ Σgpu·gpu)² ÷ Σgpu           over the pods seen lately
@@ -12,27 +12,27 @@
 
 use std::sync::LazyLock;
 
-/// λ: whoever comes to the last GPUs of a node is not the average pod but one of those that fit, and they bring less. Found by
-/// trial on openb, where it is better than 1 on every variant.
+/// λ: the pod that gets the last GPUs of a node is not the average pod but one of those that fit, and these need less CPU and
+/// memory. Found by trial on openb, where it is better than 1 on every variant.
 const OF_THOSE_THAT_FIT: f64 = 0.8;
 
-/// What the pods seen lately bring along, for one resource.
+/// What recent pods request of one resource beside their GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostDemand {
-    /// Of the resource, for each GPU.
+    /// Amount of the resource per GPU.
     per_gpu: f64,
-    /// GPUs for each unit of it.
+    /// GPUs per unit of the resource.
     gpus: f64,
-    /// The deviation of what comes to one GPU, in GPUs.
+    /// The deviation per GPU, in GPUs.
     spread: f64,
-    /// The steps of [`overshoot`] that a unit of the resource is, on one GPU.
+    /// The steps of [`overshoot`] in a unit of the resource, on one GPU.
     steps: f64,
     /// The square of [`FAR`] deviations.
     far: f64,
 }
 
 impl HostDemand {
-    /// From pods' GPU and what each brings along, with how often each was seen. `None` if they bring nothing.
+    /// From pods' GPU request and their request of the resource, with a count each. `None` if they request none of it.
     pub fn of(pods: impl Iterator<Item = (f64, f64, f64)> + Clone) -> Option<Self> {
         let sum = |part: fn((f64, f64, f64)) -> f64| pods.clone().map(part).sum::<f64>();
         let gpu = sum(|(gpu, _, count)| gpu * count);
@@ -54,11 +54,11 @@ impl HostDemand {
         })
     }
 
-    /// Of free GPU of this worth, the part that `free` of the resource will not serve. In GPUs.
+    /// The part of free GPU capacity of this value that `free` of the resource cannot serve, in GPUs.
     #[inline]
     pub fn wasted(self, packing_model: f64, free: f64) -> f64 {
         let shortfall = self.per_gpu * packing_model - free;
-        // Most nodes have plenty, and thousands are asked. No worth, or a rounding error less than none, ends here, too.
+        // Most nodes have plenty, and thousands are asked. A value of zero, or below it by a rounding error, ends here, too.
         if shortfall <= 0.0 && shortfall * shortfall >= self.far * packing_model {
             return 0.0;
         }
@@ -72,16 +72,16 @@ impl HostDemand {
     }
 }
 
-/// Beyond so many deviations a normal variable hardly goes: once in thirty thousand times.
+/// A normal variable rarely exceeds this many deviations: once in thirty thousand times.
 const FAR: f64 = 4.0;
-/// Steps of a deviation that [`overshoot`] is looked up by.
+/// Steps per deviation in the table of [`overshoot`].
 const STEPS: f64 = 64.0;
 
-/// z·Φ(z) + φ(z), where z is so many steps above −[`FAR`]: by how much a standard normal variable is expected to exceed −z,
-/// counting what does not as nothing. Looked up between the steps of a table, at most 2e-5 too high: thousands of nodes are asked.
+/// z·Φ(z) + φ(z), where z is `steps` steps above −[`FAR`]: the expected excess of a standard normal variable over −z, where no
+/// excess counts as zero. Interpolated in a table, at most 2e-5 too high, because thousands of nodes are asked.
 #[inline]
 fn overshoot(steps: f64) -> f64 {
-    /// At each step what it is, and by how much more it is at the next.
+    /// The value at each step, and the difference to the next.
     static AT_STEPS: LazyLock<Box<[(f64, f64)]>> = LazyLock::new(|| {
         let at = |step: i32| at_step(f64::from(step) / STEPS - FAR);
         (0..(2.0 * FAR * STEPS) as i32).map(|step| (at(step), at(step + 1) - at(step))).collect()
@@ -96,7 +96,7 @@ fn overshoot(steps: f64) -> f64 {
     }
 }
 
-/// z·Φ(z) + φ(z), worked out; at the ends of the table what goes on beyond them.
+/// z·Φ(z) + φ(z), computed; at the ends of the table the limits beyond them.
 fn at_step(z: f64) -> f64 {
     if z.abs() >= FAR { z.max(0.0) } else { z * at_most(z) + density(z) }
 }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_is_the_one_in_the_tables() {
+    fn the_normal_distribution_matches_published_tables() {
         for (z, share) in [(-3.0, 0.001_349_9), (-1.0, 0.158_655_3), (0.0, 0.5), (1.96, 0.975_002_1)] {
             assert!((at_most(z) - share).abs() < 1e-6, "{z}: {}", at_most(z));
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_steps_of_the_table_next_to_nothing_is_added_and_it_never_falls() {
+    fn interpolation_adds_almost_nothing_and_never_decreases() {
         let ends = [-FAR, (-FAR).next_up(), FAR.next_down(), FAR].into_iter();
         let mut points: Vec<f64> = (-4500..4500).map(|n| f64::from(n) / 1000.0).chain(ends).collect();
         points.sort_by(f64::total_cmp);
@@ -153,9 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn where_every_pod_brings_the_same_only_what_is_lacking_is_wasted() {
+    fn with_equal_host_demand_only_the_shortfall_is_wasted() {
         let host_demand = HostDemand::of([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
-        // Those that fit bring 8 for each GPU.
+        // The pods that fit request 8 per GPU.
         assert_eq!(host_demand.wasted(4.0, 32.0), 0.0);
         assert_eq!(host_demand.wasted(4.0, 24.0), 1.0);
         assert_eq!(host_demand.wasted(4.0, 0.0), 4.0);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_they_differ_the_more_is_wasted_where_it_would_just_do() {
+    fn more_varied_host_demand_wastes_more_when_resources_just_suffice() {
         let host_demand =
             |other: f64| HostDemand::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
         let wasted = [8.0, 12.0, 20.0].map(|other| host_demand(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_bring_nothing_waste_nothing() {
+    fn pods_without_host_demand_waste_nothing() {
         assert_eq!(HostDemand::of([(1.0, 0.0, 3.0)].into_iter()), None);
         assert_eq!(HostDemand::of(std::iter::empty()), None);
     }

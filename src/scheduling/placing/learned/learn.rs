@@ -1,5 +1,5 @@
-//! From a mix and the cluster as it stands to a [`PackingModel`]. Takes about a millisecond, once in a hundred arrivals; nothing on the
-//! request path calls it.
+//! Learns a [`PackingModel`] from the demand history and the current cluster. Takes about a millisecond, once in a hundred
+//! arrivals; nothing on the request path calls it.
 
 use super::demand_history::{DemandHistory, DemandShape, ENOUGH};
 use super::gpu_blocks::GpuBlock;
@@ -15,12 +15,13 @@ use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Kinds of GPU that are told apart; the others are taken for the one that is most like them. Clusters have a handful, and agents
-/// that report the same card with another reserve make no more than a few.
+/// The greatest number of GPU kinds; further kinds are treated as the most similar one. Clusters have a handful, and agents that
+/// report the same card with different reserves make only a few.
 const MOST_KINDS: usize = 64;
 
 impl PackingModel {
-    /// What `demand_history` says about GPUs like those of these nodes. Nothing, as long as too little was seen, or there are no GPUs.
+    /// What `demand_history` says about GPUs like those of these nodes. An empty model if too little was seen, or there are no
+    /// GPUs.
     pub fn learn<'a>(
         demand_history: &DemandHistory,
         nodes_gpus: impl Iterator<Item = NodeGpus<'a>> + Clone,
@@ -71,12 +72,12 @@ fn blocks_on(node_gpus: NodeGpus<'_>, block: &GpuBlock, partial: f64) -> f64 {
     block.on(whole, node_gpus.free_host.map(|free_host| free_host.cpu.0 as f64), partial)
 }
 
-/// What is free in the cluster, by kind of GPU.
+/// Free GPU capacity of the cluster, by kind.
 struct FreeGpus {
     /// In units of the largest GPU.
     by_kind: BTreeMap<(GpuModel, Bytes), f64>,
     largest: Bytes,
-    /// Of all GPUs, taken or free, in the same units.
+    /// The capacity of all GPUs, in the same units.
     capacity: f64,
     capacities: BTreeSet<Bytes>,
 }
@@ -91,7 +92,7 @@ impl FreeGpus {
             }
             let free = free_for_others(gpu).0 as f64;
             capacity += gpu.capacity.0 as f64;
-            // A name is copied once for each kind.
+            // A name is copied once per kind.
             match bytes.iter().position(|(kind, _)| kind.1 == gpu.capacity && kind.0 == device.model) {
                 Some(known) => bytes[known].1 += free,
                 None if bytes.len() == MOST_KINDS => {}
@@ -104,7 +105,7 @@ impl FreeGpus {
         Self { by_kind, largest, capacity: capacity / largest.0.max(1) as f64, capacities }
     }
 
-    /// R: all that is free.
+    /// R: all free capacity.
     fn all(&self) -> f64 {
         self.by_kind.values().sum()
     }
@@ -113,14 +114,14 @@ impl FreeGpus {
         capacity.0 as f64 / self.largest.0.max(1) as f64
     }
 
-    /// What a wish takes. One that wants GPUs whole is taken to get the smallest that hold it.
+    /// What a demand shape takes. A pod that wants whole GPUs is assumed to get the smallest that fit.
     fn taken_by(&self, demand_shape: &DemandShape) -> f64 {
         let smallest = self.capacities.range(demand_shape.per_gpu..).next().unwrap_or(&self.largest);
         let share = share_of(demand_shape, *smallest).unwrap_or(1.0);
         share * self.scale(*smallest) * f64::from(demand_shape.gpus)
     }
 
-    /// What is free on these models.
+    /// Free capacity of these models.
     fn on(&self, models: &[GpuModel]) -> f64 {
         self.by_kind.iter().filter(|((model, _), _)| models.contains(model)).map(|(_, free)| free).sum()
     }
@@ -150,7 +151,7 @@ fn kinds(demand_history: &DemandHistory, free: &FreeGpus, levels: &CpuLevels) ->
     free.by_kind.keys().map(kind).collect()
 }
 
-/// R·d_s ÷ free(s), for each set of models that pods insist on.
+/// R·d_s ÷ free(s), for each set of models that pods require.
 fn insisting(demand_history: &DemandHistory, free: &FreeGpus) -> Vec<(Arc<[GpuModel]>, f64)> {
     let all: f64 = demand_history
         .demand_shapes()

@@ -1,20 +1,21 @@
-//! What free VRAM is worth: the packing policy, learned from the demand seen lately.
+//! The packing model: the value of free VRAM, learned from recent demand.
 //!
-//! A GPU with 6 GiB free is not worth 6 GiB if nobody asks for so little. [`demand_history`] remembers what pods asked for, [`cutting`] finds
-//! what each free part could still be cut into, [`node_summary`] sums a node up by that, and [`potential`] says how much of a cluster's
-//! free GPU is *not* worth anything: the place that adds least to it is the best.
+//! A GPU with 6 GiB free has no value of 6 GiB if no pod requests that little. [`demand_history`] remembers what pods requested,
+//! [`cutting_stock`] computes what each free part could still be cut into, [`node_summary`] summarizes a node by that, and
+//! [`packing_cost`] says how much of a cluster's free GPU capacity has *no* value: the place that adds least to it is the best.
 //!
 //! ```text
 //! φ(node) = Σ_g (r_g − U(r_g)) + κ·wasted(ΣU(r_g), free CPU and memory) + f·Σ_g r_g·(1 − the share of pods g could serve)
 //! loss    = φ(after) − φ(before) + t·(what is left) + gpu·σ(model) + Σ_k P_k·(blocks of k broken up)       in GPUs
 //! ```
 //!
-//! U is [`cutting`]'s, `wasted` [`host_resources`]'s, the share [`kind`]'s (after FGD, USENIX ATC 2023), P_k [`blocks`]' and
-//! κ, f, t [`setting`]'s, by how many pods end and how many are turned away. σ(model) = min(1, Σ_s R·d_s ÷ free(s)) over the sets of
-//! models s with it that pods insist on: R GPUs are free, d_s of the demand insists on s, and on free(s) of the free ones it could run.
+//! U comes from [`cutting_stock`], `wasted` from [`host_demand`], the share from [`gpu_kind`] (after FGD, USENIX ATC 2023), P_k
+//! from [`gpu_blocks`] and κ, f, t from [`potential_weights`], by how many pods end and how many are refused. σ(model) = min(1,
+//! Σ_s R·d_s ÷ free(s)) over the sets s of models that include it and that pods require: R GPUs are free, d_s of the demand
+//! requires s, and could run on free(s) of the free ones.
 //!
-//! A [`PackingModel`] is immutable and made off the request path. It never looks ahead; and as long as too little was seen, it knows
-//! nothing, and places are judged by best fit. Nothing here counts what is promised: that is the ledger's, in whole bytes.
+//! A [`PackingModel`] is immutable and made off the request path. It never looks ahead; and as long as too few pods were seen, it
+//! is empty, and places are scored by best fit. Nothing here counts allocations: that is the ledger's task, in whole bytes.
 
 pub mod cutting_stock;
 pub mod demand_history;
@@ -35,11 +36,11 @@ use gpu_kind::{CpuLevels, GpuKind};
 use host_demand::HostDemand;
 use potential_weights::PotentialWeights;
 
-/// What the demand seen lately says about free GPUs. By default nothing.
+/// The value of free GPUs by recent demand. Empty by default.
 #[derive(Debug, Clone, Default)]
 pub struct PackingModel {
     generation: u64,
-    /// After how many arrivals.
+    /// The number of arrivals when it was learned.
     learned_at: u64,
     learned: Option<LearnedDemand>,
 }
@@ -52,12 +53,12 @@ struct LearnedDemand {
     levels: CpuLevels,
     cpu: Option<HostDemand>,
     memory: Option<HostDemand>,
-    /// With the price of each.
+    /// Each with its price.
     blocks: Vec<(GpuBlock, f64)>,
 }
 
 impl PackingModel {
-    /// Which one it is; those that a ledger was given rise.
+    /// The generation; it rises with each model that a ledger is given.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -66,18 +67,18 @@ impl PackingModel {
         Self { generation, ..self }
     }
 
-    /// After how many arrivals it was made.
+    /// The number of arrivals when it was learned.
     pub fn learned_at(&self) -> u64 {
         self.learned_at
     }
 
-    /// Whether anything was learned; places are judged by best fit otherwise.
+    /// Whether anything was learned; otherwise places are scored by best fit.
     pub fn is_learned(&self) -> bool {
         self.learned.is_some()
     }
 }
 
-/// Two are the same if they are of the same generation: a ledger gives each its own.
+/// Two models are equal if they have the same generation: a ledger gives each its own.
 impl PartialEq for PackingModel {
     fn eq(&self, other: &Self) -> bool {
         self.generation == other.generation && self.is_learned() == other.is_learned()

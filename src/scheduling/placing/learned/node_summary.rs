@@ -1,7 +1,7 @@
-//! A node as decisions read it, summed up once for all demands: its GPUs in lots of such as are alike, and what its free GPU is
-//! good for under one [`PackingModel`].
+//! The summary of a node, computed once for all demands: its GPUs in groups of equal ones, and the value of its free GPU capacity
+//! under one [`PackingModel`].
 //!
-//! Eight GPUs of a node are rarely more than three lots: those that are empty, those that are full, and one or two between.
+//! Eight GPUs of a node are rarely more than three groups: empty ones, full ones, and one or two between.
 
 use super::cutting_stock::GRID;
 use super::gpu_blocks::GpuBlock;
@@ -12,7 +12,7 @@ use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::units::Bytes;
 use std::sync::Arc;
 
-/// Good as long as neither the node nor the [`PackingModel`] changes.
+/// Valid as long as neither the node nor the [`PackingModel`] changes.
 #[derive(Debug, Clone)]
 pub struct NodeSummary {
     /// In the order of their first GPUs.
@@ -22,17 +22,17 @@ pub struct NodeSummary {
     pub(super) before: Option<NodeBefore>,
 }
 
-/// GPUs of one node that nothing tells apart but their places.
+/// GPUs of one node that differ by index only.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuGroup {
     pub gpu: Gpu,
     pub places: GpuSet,
     pub(super) part: FreePart,
-    /// What one of them adds up to, as the node is; nothing, where nothing was learned.
+    /// The sums of one of them, as the node is; zero if nothing was learned.
     pub(super) sums: GpuSums,
 }
 
-/// A node before anything is taken.
+/// A node before a placement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeBefore {
     pub free_host: Option<HostHeadroom>,
@@ -43,17 +43,17 @@ pub(super) struct NodeBefore {
     pub blocks: f64,
 }
 
-/// Of a GPU what is free.
+/// The free part of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct FreePart {
-    /// Its kind's place.
+    /// The index of its kind.
     pub kind: u8,
     pub hundredths: u8,
     /// More than 1 only on a GPU that is larger than its kind.
     pub free: f64,
 }
 
-/// A node at one moment, summed up.
+/// A node at one moment, summarized.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeSums {
     /// How many levels of CPU it serves.
@@ -62,10 +62,10 @@ pub(super) struct NodeSums {
     pub sums: GpuSums,
 }
 
-/// A million cores: no node has more, whatever it says, and every loss stays small enough to be rounded.
+/// A million cores: no node has more, whatever it says, and every packing cost stays small enough to be rounded.
 const MOST_CPU: u64 = 1_000_000_000;
 
-/// CPU in thousandths and memory in bytes, to reckon with.
+/// CPU in thousandths of a core and memory in bytes, as floating point.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HostHeadroom {
     pub cpu: f64,
@@ -77,12 +77,12 @@ pub(super) struct HostHeadroom {
 pub(super) struct GpuSums {
     pub free: f64,
     pub packing_model: f64,
-    /// What the pods seen lately could not use.
+    /// What recent pods could not use.
     pub stuck: f64,
 }
 
 impl PackingModel {
-    /// The node, summed up.
+    /// Summarizes a node.
     pub fn node_summary(&self, node_gpus: NodeGpus<'_>) -> NodeSummary {
         let learned = self.learned.as_ref();
         let mut gpu_groups = gpu_groups(node_gpus, learned);
@@ -106,7 +106,7 @@ impl NodeSummary {
         self.free
     }
 
-    /// The lot of the GPU at this place.
+    /// The group of the GPU at this index.
     pub(super) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
         let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
         self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its lots")
@@ -134,13 +134,13 @@ fn gpu_groups(node_gpus: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<G
 }
 
 impl FreePart {
-    /// Of a GPU of the kind at this place.
+    /// The free part of a GPU of the kind at this index.
     pub fn of(kind: &GpuKind, at: u8, free: Bytes) -> Self {
         let free = kind.part(free);
         Self { kind: at, hundredths: hundredths(free) as u8, free }
     }
 
-    /// What this demand leaves of it to others, where a GPU of this kind is.
+    /// What this demand leaves free on a GPU of this kind.
     pub fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
@@ -165,7 +165,7 @@ impl LearnedDemand {
         NodeBefore { free_host, standing, potential, blocks }
     }
 
-    /// These GPUs beside this much CPU and memory.
+    /// The sums of these GPUs beside this much CPU and memory.
     pub(super) fn standing(&self, free_host: Option<HostHeadroom>, gpu_groups: &[GpuGroup]) -> NodeSums {
         let level = free_host.map_or(self.levels.all(), |free_host| self.levels.served_by(free_host.cpu));
         let whole = gpu_groups
@@ -189,12 +189,12 @@ impl LearnedDemand {
         self.unusable(sums) + self.wasted(sums.packing_model, free_host)
     }
 
-    /// Of φ what GPUs are to blame for.
+    /// The part of φ that GPUs cause.
     pub(super) fn unusable(&self, sums: &GpuSums) -> f64 {
         sums.free - sums.packing_model + self.setting.fragments * sums.stuck
     }
 
-    /// Of φ what CPU or memory will be lacking for, of free GPU of this worth.
+    /// The part of φ that a lack of CPU or memory causes, for free GPU capacity of this value.
     pub(super) fn wasted(&self, packing_model: f64, free_host: Option<HostHeadroom>) -> f64 {
         let Some(free_host) = free_host.filter(|_| self.setting.host_demand > 0.0) else { return 0.0 };
         let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(packing_model, free_host.cpu));
@@ -232,14 +232,14 @@ impl HostHeadroom {
 }
 
 impl GpuSums {
-    /// One GPU's of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
+    /// The sums of one GPU of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
     pub fn of(kind: &GpuKind, part: FreePart, level: usize, whole: u32) -> Self {
         let (free, hundredths) = (kind.scale * part.free.min(1.0), usize::from(part.hundredths));
         let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
         Self { free, packing_model: kind.scale * kind.curve.at(hundredths), stuck }
     }
 
-    /// Adds so many times another.
+    /// Adds `other`, `times` times.
     pub fn add(&mut self, times: f64, other: Self) {
         self.free += times * other.free;
         self.packing_model += times * other.packing_model;

@@ -1,13 +1,13 @@
-//! What is to be said against giving GPUs of a node to a demand, in one figure: how much less of the cluster's free GPU can be
-//! used by those who come after it.
+//! The packing cost of giving GPUs of a node to a demand, in one figure: how much less of the cluster's free GPU capacity later
+//! pods can use.
 //!
 //! ```text
 //! φ = Σ_g w_g·(r_g − U(r_g)) + κ·max(wasted by CPU, by memory) + f·Σ_g w_g·r_g·(1 − share(g))      w_g: capacity ÷ the largest
 //! loss = φ(after) − φ(before) + t·(½·CPU left ÷ 128 + ½·free GPUs left ÷ 8) + gpu·σ + Σ_k P_k·(blocks before − after)
 //! ```
 //!
-//! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
-//! that is the same for every pod is in the node's [`NodeSummary`] already, and nothing is allocated here.
+//! If nothing was learned, the cost is that of best fit: the VRAM left over. Thousands of nodes are scored for each pod: all that
+//! is the same for every pod is in the node's [`NodeSummary`] already, and nothing is allocated here.
 
 use super::cutting_stock::GRID;
 use super::gpu_kind::free_for_others;
@@ -19,48 +19,48 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// GPUs side by side, and what is left beside them.
+/// The GPUs of a node, and the node's free CPU and memory.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeGpus<'a> {
     pub gpus: &'a [Gpu],
-    /// In parallel.
+    /// Parallel to `gpus`.
     pub devices: &'a [Device],
-    /// CPU and memory that pods may still have; `None` if nobody knows.
+    /// CPU and memory that pods may still use; `None` if unknown.
     pub free_host: Option<HostResources>,
 }
 
-/// What is lost by a choice, less is better: billionths of a GPU, or, where nothing was learned, bytes left over. Comparable
+/// The packing cost of a choice, less is better: billionths of a GPU, or, if nothing was learned, bytes left over. Comparable
 /// under one [`PackingModel`] for one demand only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PackingCost(pub i64);
 
-/// Billionths: far above the noise of the arithmetic, far below anything that matters.
+/// Billionths: far above the noise of the arithmetic, far below any figure that matters.
 const UNIT: f64 = 1e9;
-/// CPU and GPUs of a large node, by which what is left on one is measured.
+/// CPU and GPUs of a large node, the unit for what is left on a node.
 const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
-/// One node, looked at for one demand.
+/// One node, evaluated for one demand.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeEvaluation<'a> {
     demand: &'a Demand,
     gpus: EvaluatedGpus<'a>,
-    /// `None` where nothing was learned.
+    /// `None` if nothing was learned.
     known: Option<LearnedNode<'a>>,
 }
 
-/// A node's GPUs: each alone, or in lots of such as are alike.
+/// A node's GPUs: each alone, or in groups of equal ones.
 #[derive(Debug, Clone, Copy)]
 pub enum EvaluatedGpus<'a> {
     Alone(&'a [Gpu]),
     Alike(&'a NodeSummary),
 }
 
-/// GPUs of a node of which each is as good as any other.
+/// GPUs of a node that are interchangeable.
 #[derive(Debug, Clone, Copy)]
 pub struct EqualGpus<'a> {
     pub gpu: &'a Gpu,
     pub places: GpuSet,
-    /// `None` for one GPU of which nothing else is known.
+    /// `None` for one GPU without a known group.
     gpu_group: Option<&'a GpuGroup>,
 }
 
@@ -73,13 +73,13 @@ impl<'a> EqualGpus<'a> {
         Self { gpu: &gpu_group.gpu, places: gpu_group.places, gpu_group: Some(gpu_group) }
     }
 
-    /// Those at these places.
+    /// The GPUs at these indices only.
     pub fn among(self, places: GpuSet) -> Self {
         Self { places: self.places.and(places), ..self }
     }
 }
 
-/// A node and what was learned about such.
+/// A node, and the model for its GPUs.
 #[derive(Debug, Clone, Copy)]
 struct LearnedNode<'a> {
     learned: &'a LearnedDemand,
@@ -87,36 +87,36 @@ struct LearnedNode<'a> {
     before: &'a NodeBefore,
 }
 
-/// The choices of one node, to be compared: what is the same for all of them is worked out. For a node that has something to
-/// choose; many have no room.
+/// The choices of one node, to be compared: what is the same for all of them is computed once. Only for a node with several
+/// choices; many nodes have no free GPU.
 #[derive(Debug)]
 pub struct ChoiceCosts<'a> {
     evaluation: &'a NodeEvaluation<'a>,
     known: Option<(LearnedNode<'a>, NodeWithoutHost)>,
 }
 
-/// The node without the pod's CPU and memory, but with all of its GPUs: what is the same for every choice.
+/// The node without the pod's CPU and memory, but with all of its GPUs: the same for every choice.
 #[derive(Debug)]
 struct NodeWithoutHost {
     free_host: Option<HostHeadroom>,
-    /// Where it serves fewer levels of CPU than before.
+    /// Set if the node then serves fewer levels of CPU than before.
     standing: Option<NodeSums>,
     /// Σ P_k·blocks, as long as no whole GPU is taken.
     blocks: f64,
-    /// What of the loss is the same for every choice.
+    /// The part of the cost that is the same for every choice.
     base: f64,
 }
 
 impl PackingModel {
-    /// A node that this worth has summed up, to be looked at for this demand.
+    /// A node that this model has summarized, evaluated for this demand.
     #[inline]
     pub fn evaluate<'a>(&'a self, node_summary: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
         let known = self.known(node_summary).filter(|_| !demand.asks_plugin());
         NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(node_summary), known }
     }
 
-    /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
-    /// has.
+    /// The cost of placing a pod without GPUs that takes these resources of a node; `None` if nothing was learned, or the node's
+    /// resources are unknown.
     pub fn packing_cost_of_host(
         &self,
         node_summary: &NodeSummary,
@@ -135,7 +135,7 @@ impl PackingModel {
 }
 
 impl<'a> NodeEvaluation<'a> {
-    /// GPUs of which nothing else is known: those with the least left over are best.
+    /// GPUs without a model: those with the least left over are best.
     pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
         Self { demand, gpus: EvaluatedGpus::Alone(gpus), known: None }
     }
@@ -144,12 +144,12 @@ impl<'a> NodeEvaluation<'a> {
         self.demand
     }
 
-    /// What it chooses among.
+    /// The GPUs to choose from.
     pub fn gpus(&self) -> EvaluatedGpus<'a> {
         self.gpus
     }
 
-    /// The GPU at this place.
+    /// The GPU at this index.
     pub fn gpu(&self, place: usize) -> &'a Gpu {
         match self.gpus {
             EvaluatedGpus::Alone(gpus) => &gpus[place],
@@ -165,13 +165,13 @@ impl<'a> NodeEvaluation<'a> {
         }
     }
 
-    /// For one that has a choice to make.
+    /// For a node with several choices.
     pub fn compare(&'a self) -> ChoiceCosts<'a> {
         let known = self.known.map(|known| (known, known.beside(self.demand.host_resources)));
         ChoiceCosts { evaluation: self, known }
     }
 
-    /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
+    /// The same on a scale from 0 to 1,000: the free part of the chosen GPUs, or a measure that grows with the packing cost.
     pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
         match self.known {
             Some(_) => on_scale(packing_cost),
@@ -182,7 +182,7 @@ impl<'a> NodeEvaluation<'a> {
         }
     }
 
-    /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
+    /// The part of what stays free on these GPUs that recent pods cannot use; `None` if nothing was learned.
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
         let LearnedNode { learned, node_summary, .. } = self.known.as_ref()?;
         Some(chosen.iter().map(|place| learned.useless(node_summary.gpu_group_of(place), self.demand)).sum())
@@ -190,12 +190,12 @@ impl<'a> NodeEvaluation<'a> {
 }
 
 impl<'a> ChoiceCosts<'a> {
-    /// The node that it is about.
+    /// The evaluated node.
     pub fn evaluation(&self) -> &'a NodeEvaluation<'a> {
         self.evaluation
     }
 
-    /// What is lost if the demand gets these.
+    /// The cost if the demand gets these GPUs.
     pub fn of(&self, chosen: GpuSet) -> PackingCost {
         let NodeEvaluation { demand, .. } = self.evaluation;
         match &self.known {
@@ -212,7 +212,7 @@ impl<'a> ChoiceCosts<'a> {
         }
     }
 
-    /// What is lost if the demand gets one of these, whichever.
+    /// The cost if the demand gets any one of these.
     pub fn of_one(&self, alike: EqualGpus<'_>) -> PackingCost {
         let NodeEvaluation { demand, .. } = self.evaluation;
         match (&self.known, alike.gpu_group) {
@@ -231,16 +231,16 @@ fn left_over(bytes: Bytes) -> PackingCost {
     PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
-/// Half of the scale for no loss, three quarters for a GPU, nearly all for many: steps are finest where losses lie closest.
+/// Half of the scale for cost 0, three quarters for a GPU, nearly all for many: steps are finest where costs are closest.
 fn on_scale(PackingCost(packing_cost): PackingCost) -> u32 {
     let packing_cost = packing_cost as f64 * (1.0 / UNIT);
     (500.0 + 500.0 * packing_cost / (1.0 + packing_cost.abs())) as u32
 }
 
-/// Rounded: what should be equal differs by the noise of the arithmetic.
+/// Rounded: equal costs differ by the noise of the arithmetic.
 fn fixed(packing_cost: f64) -> PackingCost {
-    // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check what cannot
-    // be, two million GPUs, and every choice waits for this.
+    // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check for what
+    // cannot occur, two million GPUs, and every choice waits for this.
     const WITHOUT_FRACTIONS: f64 = 1.5 * (1u64 << 52) as f64;
     debug_assert!(packing_cost.abs() < 2e6, "{packing_cost}");
     let bits = |sum: f64| sum.to_bits() as i64;
@@ -254,7 +254,7 @@ impl NodeWithoutHost {
 }
 
 impl LearnedNode<'_> {
-    /// The node with this much less of CPU and memory.
+    /// The node with this much less CPU and memory.
     fn beside(&self, taken: HostResources) -> NodeWithoutHost {
         let Self { learned, node_summary, before } = self;
         let free_host = before.free_host.map(|free_host| free_host.without(HostHeadroom::of(taken)));
@@ -269,7 +269,7 @@ impl LearnedNode<'_> {
         }
     }
 
-    /// What is lost if the demand gets these GPUs: `taken` says how many of each lot that is.
+    /// The cost if the demand gets these GPUs: `taken` says how many of each group.
     fn packing_cost_of<'a>(
         &self,
         beside: &NodeWithoutHost,
@@ -289,7 +289,7 @@ impl LearnedNode<'_> {
                 GpuSums::of(kind, gpu_group.part, level, whole)
             };
             let is = GpuSums::of(kind, left, level, whole);
-            // What has to be looked up is added last: nothing waits for it before.
+            // A value that has to be looked up is added last: nothing waits for it before.
             sums.add(-f64::from(count), was);
             sums.add(f64::from(count), is);
             scarcity += f64::from(count) * kind.scarcity * (was.free - is.free);
@@ -308,16 +308,16 @@ impl LearnedNode<'_> {
 }
 
 impl LearnedDemand {
-    /// The loss, if GPUs add up to this, so much is left of blocks, and so scarce is what is taken.
+    /// The cost, given the sums over the GPUs, the remaining blocks, and the scarcity of what is taken.
     #[inline]
     fn packing_cost(&self, beside: &NodeWithoutHost, sums: &GpuSums, blocks: f64, scarcity: f64) -> f64 {
         let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
-        // What takes longest is added last.
+        // The value that takes longest is added last.
         (beside.base + self.unusable(sums) + tie - blocks + scarcity)
             + self.wasted(sums.packing_model, beside.free_host)
     }
 
-    /// By how much less use GPUs that stay whole are if their node has fewer of them.
+    /// How much less useful the remaining whole GPUs are if their node has fewer of them.
     fn stuck_with_fewer<'a>(
         &self,
         others: impl Iterator<Item = (&'a GpuGroup, GpuSet)>,
@@ -333,7 +333,7 @@ impl LearnedDemand {
         others.filter(|(gpu_group, _)| gpu_group.part.is_whole()).map(of).sum()
     }
 
-    /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
+    /// The useless part of what the demand leaves of a GPU. A remainder below one hundredth is included.
     fn useless(&self, gpu_group: &GpuGroup, demand: &Demand) -> Bytes {
         let kind = &self.kinds[usize::from(gpu_group.part.kind)];
         let part = usize::from(gpu_group.part.left_by(demand, kind).hundredths);
@@ -364,19 +364,19 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
-        fn a_loss_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
+        fn a_packing_cost_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
             let PackingCost(billionths) = fixed(packing_cost);
             prop_assert!((billionths as f64 - packing_cost * UNIT).abs() <= 0.5, "{} {}", billionths, packing_cost);
         }
 
         #[test]
-        fn what_a_choice_changes_is_what_a_fresh_look_at_the_node_shows(
+        fn the_incremental_packing_cost_equals_a_fresh_computation(
             sizes in prop::collection::vec((1u64..=1000, 0u64..20_000), 10..40),
             charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=300], 4),
             cpu in prop::option::of(0u64..100_000),
             (milli, wanted_cpu, gpus) in (1u64..=1000, 0u64..120_000, 1u32..=3),
         ) {
-            // A GiB for each core, whatever they ask for.
+            // A GiB per core, for every pod.
             let beside = |demand: Demand, cpu: u64| {
                 let host_resources = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(cpu / 1000) };
                 Demand { host_resources, ..demand }
@@ -384,7 +384,7 @@ mod tests {
             let pods = sizes.iter().map(|(milli, cpu)| beside(shared(*milli), *cpu));
             let seen_before = EmptyNode::of(&[("H100", 1000), ("L4", 400)], Some(8000));
             let packing_model = learned(&demand_history(pods.chain([whole(2), whole(4)])), &[seen_before]);
-            // Some are larger, and some smaller, than any that it was learned from.
+            // Some are larger, and some smaller, than any GPU that the model was learned from.
             let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
             let machine = EmptyNode::of(&models, cpu).with(&charged);
             let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
@@ -402,7 +402,7 @@ mod tests {
             let known = packing_model.learned.as_ref().unwrap();
             let [seen, fresh] =
                 [&machine, &after].map(|machine| packing_model.node_summary(machine.node_gpus()).before.unwrap());
-            // Nobody insists on a model: all of the loss but φ is ties and blocks.
+            // No pod requires a model: all of the cost but φ is ties and blocks.
             let cpu_left = after.free_host.map(|free_host| free_host.cpu.0 as f64);
             let tie = 0.5 * cpu_left.unwrap_or_default() / LARGE_NODE.0
                 + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;

@@ -1,28 +1,29 @@
-//! How much each part of the potential counts, by how many pods end and how many never get a place.
+//! The weights of the parts of the potential, by how many pods end and how many never get a place.
 //!
-//! Where pods come and stay, a place is spoilt for good: what a node lacks of CPU will be lacking for ever. Where as many end as
-//! come, everything comes free again, and whole GPUs are worth keeping for the largest: nodes are kept empty as long as there are
-//! any. Where more is asked for than there is, no node stays empty; all that counts then is how much of what is free could be used
-//! at once. Each setting is worse than simpler policies at the others' ends, so what is seen decides.
+//! Where pods arrive and stay, a place is spoilt for good: CPU that a node lacks is lacking for ever. Where as many pods end as
+//! arrive, everything becomes free again, and whole GPUs are worth keeping for the largest pods: nodes are kept empty as long as
+//! there are any. Where the demand exceeds the capacity, no node stays empty; all that counts then is how much of the free
+//! capacity could be used at once. Each setting is worse than simpler policies at the others' ends, so the observed demand
+//! decides.
 
-/// Factors of the potential's parts; see [`super::potential`].
+/// Factors of the potential's parts; see [`super::packing_cost`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PotentialWeights {
-    /// κ: what lack of CPU and memory wastes.
+    /// κ: the part wasted by a lack of CPU and memory.
     pub host_demand: f64,
-    /// f: what the pods seen lately could not use now.
+    /// f: the part that recent pods could not use now.
     pub fragments: f64,
-    /// t: what is left on the node. To settle ties, or, where pods end, to keep some nodes empty for the largest.
+    /// t: what is left on the node. Breaks ties, or, where pods end, keeps some nodes empty for the largest pods.
     pub tie: f64,
-    /// B: whole GPUs for pods of several.
+    /// B: whole GPUs for multi-GPU pods.
     pub blocks: f64,
     /// Credit for blocks that are nearly whole.
     pub partial_blocks: f64,
-    /// c: the part of what is taken that comes free again.
+    /// c: the part of the used capacity that becomes free again.
     pub turnover: f64,
 }
 
-/// Nobody leaves: found by trial on openb, as are the others.
+/// No pod ends: found by trial on openb, as are the others.
 const STAYING: PotentialWeights = PotentialWeights {
     host_demand: 1.0,
     fragments: 0.1,
@@ -31,7 +32,7 @@ const STAYING: PotentialWeights = PotentialWeights {
     partial_blocks: 0.0,
     turnover: 0.0,
 };
-/// As many leave as come.
+/// As many pods end as arrive.
 const CHANGING: PotentialWeights = PotentialWeights {
     host_demand: 0.0,
     fragments: 0.3,
@@ -40,17 +41,17 @@ const CHANGING: PotentialWeights = PotentialWeights {
     partial_blocks: 1.0,
     turnover: 1.0,
 };
-/// As many leave as get a place, and not all do.
+/// As many pods end as get a place, and some get none.
 const CROWDED: PotentialWeights = PotentialWeights { fragments: 1.0, tie: 0.1, ..CHANGING };
-/// Of what is asked for, so much is turned away by chance.
+/// This much of the demand is refused by chance.
 const BY_CHANCE: f64 = 0.02;
-/// From here on there is too little for all.
+/// From here on the capacity does not suffice for all.
 const TOO_LITTLE: f64 = 0.08;
-/// Of pods that come, as many end in a cluster that is full and stays so; a few are refused, and never end.
+/// Pods that end per arrival in a cluster that is full and stays so; a few pods are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
 impl PotentialWeights {
-    /// Between them, by how many pods ended for each that came, and by the part of what was asked for that was turned away.
+    /// Interpolates, by the number of pods that ended per arrival, and by the refused part of the demand.
     pub fn at(departures_per_arrival: f64, turned_away: f64) -> Self {
         let change = (departures_per_arrival / FULL_CHURN).clamp(0.0, 1.0);
         let crowd = ((turned_away - BY_CHANCE) / (TOO_LITTLE - BY_CHANCE)).clamp(0.0, 1.0);
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_nobody_leaves_company_counts_and_where_many_leave_fragments_do() {
+    fn host_demand_has_weight_without_departures_and_fragments_with_many() {
         assert_eq!(PotentialWeights::at(0.0, 0.0), STAYING);
         assert_eq!(PotentialWeights::at(0.9, 0.01), CHANGING);
         let between = PotentialWeights::at(0.25, 0.0);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn where_more_is_asked_for_than_there_is_fragments_count_all_the_more_but_only_if_somebody_leaves() {
+    fn excess_demand_raises_the_weight_of_fragments_only_if_pods_leave() {
         assert_eq!(PotentialWeights::at(0.9, 0.3), CROWDED);
         assert_eq!(PotentialWeights::at(0.0, 0.3), STAYING);
         let between = PotentialWeights::at(0.9, 0.05);

@@ -1,4 +1,4 @@
-//! The policy whole: against best fit where best fit is good, and on the mix of a real cluster.
+//! The packing model as a whole: against best fit where best fit is good, and on the demand of a real cluster.
 
 use super::cutting_stock::ValueCurve;
 use super::gpu_kind;
@@ -28,7 +28,7 @@ fn device(index: u32, model: &str, capacity: u64) -> Device {
     }
 }
 
-/// A node of GPUs that are still empty.
+/// A node of empty GPUs.
 #[derive(Debug, Clone)]
 pub(super) struct EmptyNode {
     pub gpus: Vec<Gpu>,
@@ -93,7 +93,7 @@ pub(super) fn learned(demand_history: &DemandHistory, machines: &[EmptyNode]) ->
     PackingModel::learn(demand_history, machines.iter().map(EmptyNode::node_gpus))
 }
 
-/// How much of these machines is allocated when all these pods have come, in thousandths of a GPU; learned as it goes.
+/// How much of these nodes is allocated when all these pods have arrived, in thousandths of a GPU; learned on the way.
 fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u64 {
     let (mut packing_model, mut demand_history) = (PackingModel::default(), DemandHistory::default());
     let mut allocated = 0;
@@ -123,7 +123,7 @@ fn assert_no_worse_than_best_fit(pods: &[Demand]) {
 }
 
 #[test]
-fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
+fn a_node_with_the_largest_possible_cpu_has_a_finite_packing_cost() {
     let pods = (0..20).map(|n| with_cpu(shared(100 + n * 40), 1000 * n));
     let large = EmptyNode::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
     let packing_model = learned(&demand_history(pods), std::slice::from_ref(&large));
@@ -137,7 +137,7 @@ fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
 }
 
 #[test]
-fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
+fn with_too_few_arrivals_the_packing_cost_is_the_free_vram_left() {
     let machines = [EmptyNode::alike(2).with(&[300, 500])];
     let packing_model = learned(&demand_history((0..9).map(|_| shared(200))), &machines);
     assert!(!packing_model.is_learned());
@@ -145,13 +145,13 @@ fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
 }
 
 #[test]
-fn where_there_are_no_gpus_nothing_is_learned() {
+fn without_gpus_nothing_is_learned() {
     assert!(!learned(&demand_history((0..50).map(|_| shared(200))), &[]).is_learned());
 }
 
 #[test]
-fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot() {
-    // Best fit would leave 100 on the first; on the second, 400 stay that are good for two more.
+fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
+    // Best fit would leave 100 on the first; on the second, 400 remain, which fit two more pods.
     let machine = EmptyNode::alike(2).with(&[700, 400]);
     let packing_model =
         learned(&demand_history((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
@@ -160,7 +160,7 @@ fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot(
 }
 
 #[test]
-fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
+fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
     let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
     let machines =
         [EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)), EmptyNode::of(&[("H100", WHOLE); 4], Some(3000))];
@@ -171,7 +171,7 @@ fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
 }
 
 #[test]
-fn a_model_that_others_insist_on_is_left_to_them() {
+fn a_gpu_model_that_other_pods_require_is_left_to_them() {
     let of = |model: &str| EmptyNode::of(&[(model, WHOLE); 4], None);
     let machines = [of("H100"), of("L4")];
     let insist = Demand { models: [GpuModel::parse("H100").unwrap()].into(), ..shared(500) };
@@ -184,7 +184,7 @@ fn a_model_that_others_insist_on_is_left_to_them() {
 }
 
 #[test]
-fn a_block_that_pods_of_several_gpus_need_is_not_broken_for_one() {
+fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
     let machines = [EmptyNode::alike(4), EmptyNode::alike(4).with(&[1000, 1000, 0, 0])];
     let mixed = demand_history((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
     let packing_model = learned(&mixed, &machines);
@@ -193,7 +193,7 @@ fn a_block_that_pods_of_several_gpus_need_is_not_broken_for_one() {
 }
 
 #[test]
-fn gpus_of_another_capacity_have_a_worth_of_their_own() {
+fn gpus_of_another_capacity_are_valued_separately() {
     let mixed = demand_history((0..100).map(|_| shared(400)));
     let at = |capacity: u64, hundredths: usize| gpu_kind::curve(&mixed, Bytes(capacity)).at(hundredths);
     assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
@@ -201,7 +201,7 @@ fn gpus_of_another_capacity_have_a_worth_of_their_own() {
 }
 
 #[test]
-fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
+fn pods_without_gpus_prefer_nodes_whose_gpus_are_in_use() {
     let pods = (0..100).map(|_| with_cpu(shared(500), 4000));
     let machines = [
         EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)),
@@ -218,7 +218,7 @@ fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
 }
 
 #[test]
-fn on_one_size_only_it_fills_as_best_fit_does() {
+fn with_one_size_only_it_packs_as_best_fit_does() {
     for milli in [70, 110, 250, 300, 340, 510, 700, 1000] {
         let pods: Vec<Demand> = (0..96 * 1300 / milli).map(|_| shared(milli)).collect();
         assert_no_worse_than_best_fit(&pods);
@@ -226,7 +226,7 @@ fn on_one_size_only_it_fills_as_best_fit_does() {
 }
 
 #[test]
-fn on_sizes_just_over_a_half_it_fills_as_best_fit_does() {
+fn with_sizes_just_over_a_half_it_packs_as_best_fit_does() {
     let pods: Vec<Demand> = (0..250u64).map(|n| shared(501 + n * 37 % 60)).collect();
     assert_no_worse_than_best_fit(&pods);
     let beside_small: Vec<Demand> =
@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_same_mix_gives_the_same_order_and_every_loss_is_finite(
+    fn the_same_demand_gives_the_same_order_and_finite_costs(
         sizes in prop::collection::vec((1u64..=1000, 1u32..4, 0u64..20_000), 10..60),
         charged in prop::collection::vec(0u64..=1000, 8),
         cpu in prop::option::of(0u64..100_000),
@@ -265,9 +265,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Who looks at each GPU alone finds the same.
+    /// Brute force over single GPUs finds the same.
     #[test]
-    fn of_all_gpus_the_one_that_costs_least_is_chosen_and_the_first_of_those_that_are_alike(
+    fn the_gpu_of_least_cost_is_chosen_and_the_first_among_equals(
         sizes in prop::collection::vec(1u64..=1000, 10..40),
         charged in prop::collection::vec(prop_oneof![Just(0u64), Just(400), 1u64..=900], 8),
         (capacity, milli, is_learning) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, any::<bool>()),
@@ -292,10 +292,10 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Who looks at every set of GPUs finds the same: fewest that are promised to someone else, side by side, and each of them
-    /// where a GPU alone costs least.
+    /// Brute force over sets of GPUs finds the same: the fewest GPUs with a soft reservation of another pod, in one island, and
+    /// each at the least single cost.
     #[test]
-    fn of_all_sets_of_gpus_the_one_of_those_that_cost_least_is_chosen(
+    fn a_set_of_gpus_of_least_cost_is_chosen(
         sizes in prop::collection::vec(1u64..=1000, 10..40),
         gpus in prop::collection::vec(
             (prop_oneof![3 => Just(0u64), 1 => Just(400), 1 => 1u64..=900], prop_oneof![4 => Just(0u64), 1 => 1u64..=900],
@@ -342,7 +342,7 @@ proptest! {
 /// Beside the checkout, or where `STOWAGE_SHARED` says; skipped without it.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test may look for the trace")]
-fn on_the_mix_of_a_real_cluster_free_parts_are_worth_what_is_published() {
+fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
     use crate::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
     let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
     let shared_folder: std::path::PathBuf =

@@ -1,4 +1,4 @@
-//! What `preemption.evictionsPerMinute` leaves to be evicted is all that is evicted, and whoever could be helped within it is.
+//! The planner evicts no more pods than `preemption.evictionsPerMinute` allows, and places every pod that it can within that.
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;
@@ -22,7 +22,7 @@ fn full(policy: Policy, nodes: &[&'static str]) -> LedgerCluster {
 }
 
 #[test]
-fn b1_a_pod_that_only_the_allowance_keeps_waiting_is_told_so() {
+fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
     let mut cluster = full(limited(EvictionRates { cluster: 1, ..rates() }), &["m", "n"]);
     cluster.gated("y", shared(50, 50));
     cluster.gated("z", shared(50, 50));
@@ -35,7 +35,7 @@ fn b1_a_pod_that_only_the_allowance_keeps_waiting_is_told_so() {
 }
 
 #[test]
-fn b1_pods_that_belong_to_no_tenant_are_limited_by_the_cluster_and_the_node() {
+fn b1_pods_without_a_tenant_are_limited_by_the_cluster_and_the_node() {
     let mut cluster = full(limited(EvictionRates { tenant: 1, ..rates() }), &["m", "n"]);
     cluster.gated("y", shared(50, 50));
     cluster.gated("z", shared(50, 50));
@@ -43,7 +43,7 @@ fn b1_pods_that_belong_to_no_tenant_are_limited_by_the_cluster_and_the_node() {
 }
 
 #[test]
-fn b1_free_places_come_before_evictions() {
+fn b1_free_places_are_preferred_to_evictions() {
     let mut cluster = LedgerCluster::new(&[("m", 1), ("n", 1)]);
     cluster.bound("stays", "m", 0, shared(40, 1000));
     cluster.bound("job", "n", 0, job(60));
@@ -55,7 +55,7 @@ fn b1_free_places_come_before_evictions() {
 #[test]
 fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
     let mut cluster = LedgerCluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
-    // The lower priority goes first, whatever it costs.
+    // The lower priority is evicted first, whatever it costs.
     (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
     cluster.bound("large", "n", 0, job(72));
     cluster.gated("pod", shared(72, 50));
@@ -90,7 +90,7 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
 }
 
 #[test]
-fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
+fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     let mut cluster = twelve(Policy::default());
     cluster.ledger.note_ordered(&[uid("job-00")]);
     cluster.gated("large", of_six_gpus());
@@ -109,9 +109,9 @@ fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
 }
 
 #[test]
-fn b13_what_was_found_of_a_kind_is_said_of_all_its_pods_though_the_budget_is_spent() {
+fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     let mut cluster = full(Policy::default(), &["m", "n"]);
-    // Nobody leaves for these; of each kind the first costs a look at every node.
+    // No pod is evicted for these; the first of each kind costs a look at every node.
     for n in 0..6 {
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }

@@ -1,9 +1,9 @@
-//! What was held for a group that finds no room in the end, or for a move that does not work out, is as if it had never been.
+//! Reservations for a group that cannot be placed after all, or for a move that does not work out, leave no trace.
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;
 
-/// A job on each of two nodes, and what stays on a third: no room for three.
+/// A job on each of two nodes, and a pod that stays on a third: not enough for three.
 fn for_two(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("l", 1), ("m", 1), ("n", 1)]);
     cluster.bound("stays", "l", 0, shared(60, 1000));
@@ -25,7 +25,7 @@ const IN_VAIN: [&str; 3] =
     ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"];
 
 #[test]
-fn who_was_to_leave_for_a_group_in_vain_may_leave_for_the_next() {
+fn victims_of_a_failed_group_placement_may_be_evicted_for_the_next_pod() {
     let eviction_rates = EvictionRates { cluster: 2, ..EvictionRates::default() };
     let mut cluster = for_two(limited(eviction_rates));
     cluster.gated("y", shared(50, 50));
@@ -34,14 +34,14 @@ fn who_was_to_leave_for_a_group_in_vain_may_leave_for_the_next() {
 }
 
 #[test]
-fn pods_of_the_kind_of_a_group_in_vain_find_what_it_left() {
+fn pods_equal_to_a_failed_groups_members_find_the_places_it_left() {
     let mut cluster = for_two(Policy::default());
     cluster.gated("z", shared(50, 100));
     assert_eq!(cluster.plan(), [&IN_VAIN[..], &["z on m after j"]].concat());
 }
 
 #[test]
-fn where_no_more_may_be_evicted_nobody_leaves_and_the_others_wait() {
+fn beyond_the_eviction_limit_no_pod_is_evicted_and_pending_pods_wait() {
     let eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
     let mut cluster = LedgerCluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
     cluster.bound("j", "m", 0, job(60));
@@ -51,9 +51,9 @@ fn where_no_more_may_be_evicted_nobody_leaves_and_the_others_wait() {
     assert_eq!(cluster.plan(), ["y on m after j", "z waits: eviction-limit"]);
 }
 
-/// On n a job of 30 GiB, for which there is room beside the 40 on m; o is full.
+/// A job of 30 GiB on n, which fits beside the 40 on m; o is full.
 #[test]
-fn who_was_to_move_for_a_group_in_vain_holds_nothing_elsewhere() {
+fn a_failed_group_placement_leaves_no_reservation_for_moved_pods() {
     let mut cluster =
         LedgerCluster::by(consolidating(Millis::seconds(36_000)), &[("m", 1), ("n", 1), ("o", 1)]);
     cluster.bound("k", "m", 0, job(40));
@@ -69,7 +69,7 @@ fn who_was_to_move_for_a_group_in_vain_holds_nothing_elsewhere() {
 }
 
 #[test]
-fn what_is_taken_back_was_never_ordered() {
+fn a_step_that_is_undone_is_never_ordered() {
     let rates = EvictionRates::default();
     for eviction_rates in
         [EvictionRates { cluster: 1, ..rates }, EvictionRates { cluster: 1, tenant: 1, ..rates }]

@@ -1,4 +1,4 @@
-//! A ledger to which things happen, beside plain records of what it was told. What must hold of it is checked against those.
+//! A ledger to which random steps are applied, beside plain records of them. Its invariants are checked against those records.
 
 use super::step::*;
 use crate::ids::{GpuUuid, PodUid};
@@ -23,15 +23,15 @@ use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A ledger beside a plain record of what was promised, and of what the API server would show.
+/// A ledger beside a plain record of what was allocated, and of what the API server would show.
 pub struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,
-    /// What Stowage itself promised: pod → (devices, amount on each, alone).
+    /// What Stowage itself allocated: pod → (devices, amount on each, exclusive).
     promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
-    /// Who is on devices of a plugin, and on how many.
+    /// Pods on devices of a plugin, and their number of devices.
     on_devices: BTreeMap<PodUid, (u8, u32)>,
-    /// Of each GPU, what each of its readings could not explain, the latest last.
+    /// By GPU: the unaccounted VRAM of each of its readings, the latest last.
     unaccounted: BTreeMap<GpuUuid, Vec<u64>>,
 }
 
@@ -154,7 +154,7 @@ impl LedgerHistory {
             }
             LedgerStep::Learn => {
                 let mut demand_history = DemandHistory::clone(ledger.demand_history());
-                // Enough to believe in.
+                // Enough to learn from.
                 (1..=10).for_each(|size| {
                     demand_history
                         .arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
@@ -204,7 +204,7 @@ impl LedgerHistory {
         }
     }
 
-    /// Takes in a reading, and works out what it leaves unexplained from DESIGN's words.
+    /// Takes in a reading, and computes the unaccounted VRAM from DESIGN's words.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&name(node)) {
             return self.ledger.read(&name(node), reading);
@@ -231,14 +231,14 @@ impl LedgerHistory {
             let rest = used.0.saturating_sub(attributed).saturating_sub(still_to_come);
             self.unaccounted.entry(gpu.uuid.clone()).or_default().push(rest);
         }
-        // A GPU that a reading does not list has nothing unexplained in it, and begins anew.
+        // A GPU that a reading does not list has no unaccounted VRAM, and starts anew.
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }
         self.ledger.read(&name(node), reading);
     }
 
-    /// What a pod was promised on one GPU: nothing, its share, or the whole of it.
+    /// What a pod was allocated on one GPU: nothing, its share, or the whole of it.
     fn reserved(&self, entry: &PodState, gpu: &GpuUuid) -> u64 {
         if entry.demand.asks_plugin() {
             return 0;
@@ -342,8 +342,7 @@ impl LedgerHistory {
         }
     }
 
-    /// No GPU was promised more than it has, one that a pod has to itself has that pod only, and of the engines placed on
-    /// one no two start at once.
+    /// No GPU is overallocated, an exclusive GPU has one pod only, and no two of the engines placed on a GPU start at once.
     pub fn check_promises(&self) {
         let mut starting: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
         for (uid, (devices, ..)) in &self.promised {
@@ -367,7 +366,7 @@ impl LedgerHistory {
         }
     }
 
-    /// A ledger built from nothing but what the API server keeps: nodes, bound pods, waiting pods with their holds.
+    /// A ledger built from nothing but what the API server keeps: nodes, bound pods, pending pods with their reservations.
     pub fn rebuilt(&self) -> Ledger {
         let mut ledger = Ledger::new(self.ledger.policy().clone());
         for (uid, entry) in self.ledger.pod_states() {

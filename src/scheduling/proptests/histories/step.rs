@@ -1,4 +1,4 @@
-//! What can happen to a ledger, drawn at random, and the names that it happens under.
+//! The steps that can happen to a ledger, drawn at random, and the names that they use.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::proptests::{device, sharing};
@@ -11,11 +11,11 @@ use crate::units::{Bytes, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What can happen to a ledger.
+/// A step that can happen to a ledger.
 #[derive(Debug, Clone)]
 pub enum LedgerStep {
     Arrive(u8, u64, u32, Sharing, i32),
-    /// One that asks a device plugin.
+    /// A pod that requests devices of a plugin.
     ArriveForDevices(u8, u32, i32),
     Offer(u8, u8),
     Assume(u8, u8),
@@ -25,18 +25,18 @@ pub enum LedgerStep {
     Hold(u8, u8),
     BoundByOthers(u8, u8),
     Started(u8),
-    /// It shows a group, that it is to be left alone, or that it is being deleted.
+    /// The pod shows a group, a protection, or its deletion.
     Show(u8, Option<u8>, bool, bool),
     Read(u8, u64, Vec<(u8, u8, u64)>, Vec<u64>),
     Tick(u64),
     LoseGpu(u8),
     RemoveNode(u8),
     AddNode(u8),
-    /// It becomes a device plugin's, whoever is there.
+    /// The node becomes a device plugin's, even with pods on it.
     GiveToPlugin(u8),
-    /// What it has of CPU beside its GPUs.
+    /// The free CPU of a node.
     Spare(u8, u64),
-    /// What free VRAM is worth follows who came so far.
+    /// The packing model is learned from the arrivals so far.
     Learn,
 }
 
@@ -84,7 +84,7 @@ pub fn name(node: u8) -> NodeName {
     NodeName::parse(&format!("node-{node}")).unwrap()
 }
 
-/// What a plugin offers on a node it has been given.
+/// The number of devices that a plugin offers on a node.
 pub const DEVICES: u32 = 4;
 
 pub fn gpu() -> PluginResource {
@@ -95,7 +95,7 @@ pub fn devices(node: u8, gpus: u32) -> Vec<Device> {
     (0..gpus).map(|index| Device { reserved: Bytes(2), ..device(node, index) }).collect()
 }
 
-/// What an agent could have found on a node: who has how much on which GPU, and what each GPU has in use.
+/// A possible report of an agent: which pod uses how much of which GPU, and the VRAM in use of each GPU.
 pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]) -> NodeReading {
     let gpu = |(index, used): (usize, &u64)| {
         let on_it = attributed.iter().filter(|(_, gpu, _)| usize::from(*gpu) == index);

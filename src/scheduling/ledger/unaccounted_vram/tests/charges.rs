@@ -44,9 +44,9 @@ fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
 #[test]
 fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_it_runs() {
     let mut bench = MeasurementFixture::new();
-    bench.observe_bound("stray", 30, None, false);
+    bench.observe_bound("unrecorded", 30, None, false);
     assert_eq!(bench.free(), [60, 60]);
-    bench.read([(0, &[]), (28, &[("stray", 28)])]);
+    bench.read([(0, &[]), (28, &[("unrecorded", 28)])]);
     assert_eq!(bench.free(), [90, 60]);
     bench.read([(0, &[]), (0, &[])]);
     assert_eq!(bench.free(), [90, 60], "it was found once");
