@@ -1,4 +1,4 @@
-//! For tests of the edges that write: a control plane that takes note of what it is asked, and answers as it is told.
+//! For tests of the edges that write: a control plane that records each call, and returns the answers that a test sets.
 
 use super::port::{
     BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,

@@ -44,7 +44,7 @@ pub struct Latest {
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
-    /// Sequence number of the same agent boot when its latest report counted.
+    /// The machine that the same boot of the agent was on when its latest report counted.
     pub machine: Option<&'a NodeIdentity>,
 }
 
