@@ -161,9 +161,9 @@ fn compare(name: &str, actual: &str) {
 /// The cluster for filter, prioritize and bind:
 ///
 /// ```text
-///  node-a  4 GPUs   1: 40 GiB promised
-///  node-b  4 GPUs   0: 30 GiB promised
-///  node-c  2 GPUs   0: one pod's own   1: 70 GiB promised
+///  node-a  4 GPUs   1: 40 GiB allocated
+///  node-b  4 GPUs   0: 30 GiB allocated
+///  node-c  2 GPUs   0: exclusive   1: 70 GiB allocated
 /// ```
 fn quiet() -> ServedCluster {
     let mut llm = pod("llm-0", "24576");

@@ -231,7 +231,7 @@ async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_nod
 }
 
 #[tokio::test]
-async fn an_empty_preempt_answer_evicts_nobody() {
+async fn an_empty_preempt_answer_evicts_no_pod() {
     let cluster = SchedulerCluster::new(1, |api, request| match request.verb.as_str() {
         "preempt" => ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": {}})),
         _ => agreeable(api, request),
