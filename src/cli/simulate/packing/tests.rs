@@ -75,7 +75,7 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
     let text = table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
     let row = text.lines().find(|line| line.contains("bound (LP)")).unwrap();
     assert_eq!(row.split_whitespace().count(), 4, "{row}");
-    assert!(text.contains(&format!("whom {longest} placed before it turned away")), "{text}");
+    assert!(text.contains(&format!("places every pod {longest} had placed before it first")), "{text}");
 }
 
 #[test]

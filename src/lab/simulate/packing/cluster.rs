@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "there is room")]
+    #[should_panic(expected = "the placing policy has checked that the pod fits")]
     fn a_gpu_that_is_handed_out_twice_is_caught() {
         let setting = setting(&[(64_000, 1)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
