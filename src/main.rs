@@ -18,7 +18,7 @@ const BROKEN_PIPE: u8 = 141;
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(code) => code,
-        // Whoever pipes it into `head` has read enough.
+        // The reader, such as `head`, has read enough.
         Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
             // Nobody may be there to read this either.

@@ -1,6 +1,6 @@
 //! Quantities with their unit in the type. Integers throughout: accounting never rounds.
 //!
-//! Nothing here knows a clock. A [`Moment`] is handed in by whoever owns one.
+//! Nothing here knows a clock. The owner of a clock passes a [`Moment`] in.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
