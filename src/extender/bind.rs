@@ -10,7 +10,7 @@
 //!
 //! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
 //! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded. One loop per pod does that ([`settle`]).
+//! show that the first one had succeeded. One loop per pod does that ([`open_bindings`]).
 //!
 //! Answering OK for a pod that is not bound would strand it until kube-scheduler restarts; that never happens here.
 

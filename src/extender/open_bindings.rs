@@ -1,7 +1,7 @@
 //! Bindings whose result is unknown: one record and at most one settling loop for each pod, and when an assume may be
 //! forgotten. Pure.
 //!
-//! A Binding may land for as long as [`latest_landing`](crate::control_plane::ControlPlane::latest_landing) after it was begun.
+//! A Binding may land for as long as [`latest_landing`](crate::kubernetes::port::ControlPlane::latest_landing) after it was begun.
 //! Until then only a read that shows the pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;

@@ -1,7 +1,7 @@
 //! Listens on the addresses of the scheduler, the agents and the operators until shutdown.
 //!
 //! Each is separate, because binding pods, reporting for a node and reading pages are three different permissions. The agents'
-//! and the operators' address also have a thread each ([`apart`]): kube-scheduler waits for one answer at a time, and would
+//! and the operators' address also have a thread each ([`background_thread`]): kube-scheduler waits for one answer at a time, and would
 //! wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and the
 //! same kinds of limits ([`limits`]); [`admission`] decides which connections are admitted, and [`peer`] how long each step may
 //! take.

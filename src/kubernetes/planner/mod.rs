@@ -1,7 +1,7 @@
-//! The planner's driver. It plans pending pods ([`seek`]) and follows each reservation ([`progress`]) until the pod is bound or
-//! the reservation ends ([`ended`]). A pod that cannot be placed gets the reason in its condition ([`waits`]). It evicts
-//! neighbours of engines under pressure ([`relieve`]), and the rest of a group that stays incomplete ([`orphaned_members`]).
-//! Failed actions are retried later ([`attempt`]); the writes of one pod are made in the order in which they were requested
+//! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the pod is bound or
+//! the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition ([`waiting_pods`]). It evicts
+//! neighbours of engines under pressure ([`relief`]), and the rest of a group that stays incomplete ([`orphaned_members`]).
+//! Failed actions are retried later ([`retry`]); the writes of one pod are made in the order in which they were requested
 //! ([`writes`]).
 //!
 //! ```text

@@ -1,7 +1,7 @@
 //! Simulated output of a machine's driver, kernel and disk: the only part of an agent's surroundings that is made up here.
 //!
 //! Everything follows from the pods that run on the machine, as the API server shows them, and from earlier ones whose
-//! processes have not freed their memory yet ([`dying`]). Engines are not part of it: they have pages of their own, which the
+//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they have pages of their own, which the
 //! agent reads like any other.
 
 use super::api_server::ApiServer;

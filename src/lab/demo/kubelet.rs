@@ -2,7 +2,7 @@
 //!
 //! They start nothing and admit everything; a pod is a sequence of status writes here. A pod that names the port of its metrics
 //! has the address of this machine; others have no address, so that the agent does not probe ports of unrelated programs. A pod
-//! may say how long it takes to die ([`dying`]).
+//! may say how long it takes to die ([`termination`](super::termination)).
 
 use super::termination;
 use super::watching::{self, WatchNotice};

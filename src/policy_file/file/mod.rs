@@ -1,7 +1,7 @@
 //! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
 //! against it, and editors show the doc comments.
 //!
-//! Nothing here decides anything. [`parse`](super::lower) fills in defaults.
+//! Nothing here decides anything. [`parse`](super::parse) fills in defaults.
 
 mod classes;
 mod planning;

@@ -1,7 +1,7 @@
 //! YAML as a tree in which each value has its place. All later steps use the tree, so that any problem, however late it is
 //! found, can be shown where it was written.
 //!
-//! Nothing here knows what a policy is. [`read`] builds the tree, within limits that no input can exceed.
+//! Nothing here knows what a policy is. [`mod@read`] builds the tree, within limits that no input can exceed.
 
 mod build;
 mod read;

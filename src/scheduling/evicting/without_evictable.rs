@@ -2,7 +2,7 @@
 //! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
 //!
 //! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would
-//! take from whom is for [`super::room`] and `preempt`.
+//! take from whom is for [`super::survey`].
 
 use super::Shortfall;
 use crate::ids::{NodeName, PodUid};

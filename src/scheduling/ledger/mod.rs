@@ -8,12 +8,17 @@
 //! on each GPU is what it asked for, or the whole GPU if it wants it to itself, or, if nobody knows on which GPUs it
 //! runs, that much on every GPU of its node.
 //!
-//! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
-//! [`sight`] takes in what is seen, [`devices`] what a node has, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`preemptor`] and [`room`] say who could leave for whom,
-//! [`without_evictable`] what a node is without all who could, [`eviction_cost`] what it costs and [`cost_bounds`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place and [`waiting_queue`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
-//! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
+//! By file:
+//!
+//! - state: [`node_state`], [`pod_state`], [`copy_on_write`] (a copy of the ledger costs next to nothing), [`waiting_queue`],
+//!   [`eviction_rates`], [`owner_evictions`], [`demand_history`];
+//! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`unaccounted_vram`] (readings against
+//!   grants), [`disruption_budgets`], [`pod_groups`], [`set_policy`];
+//! - acts: [`assume`], [`reservations`], [`adopt_reservations`];
+//! - out: [`query`], [`occupants`], [`waiting_pods`], [`reservation_status`], [`preemptor`], [`potential_victim`],
+//!   [`tenant_usage`], [`eviction_allowance`], [`budget_index`].
+//!
+//! Here is how the state of a pod changes, and what follows for its node.
 
 mod adopt_reservations;
 mod assume;

@@ -1,7 +1,7 @@
 //! The devices of a node: as its labels say, as its agent reports them, and after another machine has taken its name.
 //!
 //! What is promised on a device stays charged there whatever becomes of it. How often an agent may change its list is
-//! bounded here; what was measured on the devices is [`super::measured`]'s.
+//! bounded here; what was measured on the devices is [`super::unaccounted_vram`]'s.
 
 use super::Ledger;
 use super::pod_state::PodPhase;

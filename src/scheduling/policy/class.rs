@@ -1,5 +1,5 @@
 //! Classes: what a pod is to the cluster, and what follows from it. A pod does not choose its class; it shows what it is
-//! ([`super::Traits`]), and the first class that matches takes it.
+//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)), and the first class that matches takes it.
 
 use super::expression::{Expression, ExpressionPod};
 use crate::scheduling::vocabulary::demand::Sharing;

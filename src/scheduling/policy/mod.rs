@@ -1,7 +1,7 @@
 //! The validated policy: what the cluster's owner decides. Parsing and diagnostics are `policy_file`'s; whatever is here has
 //! been checked already.
 //!
-//! [`class`] says what a pod is, by what it shows ([`traits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
+//! [`class`] says what a pod is, by what it shows ([`PodTraits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
 //! what a node is for; [`scoring`] what makes one place better than another and [`packing`] how GPUs are filled, [`eviction`] what making room may cost, and
 //! [`planning`] what the planner does of itself.
 

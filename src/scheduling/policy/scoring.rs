@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// then how soon the model answers, then how well the GPU is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weights {
-    /// What is lost of the cluster's free VRAM for those who come after: see [`Packing`](super::Packing).
+    /// What is lost of the cluster's free VRAM for those who come after: see [`PackingRules`](super::PackingRules).
     pub packing: u32,
     /// How near the engines there are to what the pod's class allows.
     pub kv_headroom: u32,

@@ -1,7 +1,7 @@
 //! What a pod shows that its eviction depends on: when it last saved its work, with whom it leaves, and who asks that it be
 //! left alone.
 //!
-//! No part of what it asks for ([`super::request`]): it may change while the pod runs, and no room is counted by it. Whose
+//! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no room is counted by it. Whose
 //! price it makes is `preempt`'s.
 
 use crate::ids::OwnerUid;

@@ -48,18 +48,18 @@ pub enum DelayStage {
 pub enum InjectedFault {
     /// Written at once, answered after this long: the client that gave up does not know it succeeded.
     AnswersLate(Duration),
-    /// Performed at once, answered when [`super::held::Held`] releases it. A page of a list shows the cluster as of the
+    /// Performed at once, answered when [`super::held::HeldRequests`] releases it. A page of a list shows the cluster as of the
     /// request's arrival.
     AnswersWhenReleased,
     /// Written at once; the connection breaks before the answer is sent.
     LosesAnswer,
     /// Accepted now, written after this long, whether or not its client still waits.
     LandsLate(DelayStage, Duration),
-    /// Accepted now, written when [`super::held::Held`] releases it, whether or not its client still waits.
+    /// Accepted now, written when [`super::held::HeldRequests`] releases it, whether or not its client still waits.
     LandsWhenReleased(DelayStage),
     /// Written and answered, and written again after this long: a proxy between client and server repeats it.
     ArrivesTwice(Duration),
-    /// Written and answered, and written again when [`super::held::Held`] releases the repetition.
+    /// Written and answered, and written again when [`super::held::HeldRequests`] releases the repetition.
     ArrivesAgainWhenReleased,
     /// 500, nothing written.
     Fails,

@@ -11,8 +11,8 @@
 //! - Nodes are ranked by the seed; of nodes that are equal to a policy the lowest rank is taken.
 //! - Allocation at a load of L % is the mean over all arrivals at which what has been asked for rounds to L % of the GPUs.
 //!
-//! [`kinds`] is the workload, [`arrivals`] its order, [`cluster`] the free resources, [`placer`] the interface of a policy,
-//! [`baseline`] the published policies, [`shipped`] Stowage, [`world`] one step, [`replay`] one run of the protocol, [`churn`]
+//! [`trace`] is the workload, [`arrivals`] its order, [`cluster`] the free resources, [`placer`] the interface of a policy,
+//! [`baseline`] the published policies, [`shipped`] Stowage, [`run`] one step, [`mod@replay`] one run of the protocol, [`mod@churn`]
 //! one in which pods end, [`curve`] the figures of a replay, [`fragmentation`] the free capacity that is of no use, [`bound`]
 //! the upper bounds of allocation, [`report`] the comparison.
 

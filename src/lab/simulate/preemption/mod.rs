@@ -25,9 +25,9 @@
 //! The random numbers for arrivals do not depend on the simulated order, so all orders get the same pods at the same times. The
 //! policy is the built-in one.
 //!
-//! [`workload`] generates the pods, [`world`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
+//! [`workload`] generates the pods, [`run`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
 //!
-//! [`time_to_ready`]: crate::scheduling::loading::time_to_ready
+//! [`time_to_ready`]: crate::scheduling::vocabulary::model_tier::time_to_ready
 
 mod backlog;
 mod kube_scheduler;

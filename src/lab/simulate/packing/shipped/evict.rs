@@ -85,7 +85,7 @@ fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     })
 }
 
-/// The inverse of [`books::uid`].
+/// The inverse of [`super::ledger::uid`].
 fn number(uid: &PodUid) -> Option<usize> {
     uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| ledger::uid(*number) == *uid)
 }

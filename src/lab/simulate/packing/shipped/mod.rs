@@ -2,7 +2,7 @@
 //! make. The stand-in for kube-scheduler's filters decides which nodes it is asked about: those with CPU, memory, the model and
 //! a pod slot. None of Stowage's own rules are here.
 //!
-//! [`books`] fills the ledger, [`learning`] lets it learn, [`evict`] preempts where a pod does not fit, [`cpu_only`] stands in
+//! [`ledger`] fills the ledger, [`learning`] lets it learn, [`evict`] preempts where a pod does not fit, [`cpu_only`] stands in
 //! for the scheduler of pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
 
 pub mod cpu_only;
