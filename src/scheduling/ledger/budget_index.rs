@@ -7,7 +7,7 @@ use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
+/// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they allow.
 pub const SEVERAL: usize = usize::MAX;
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Decisions as data: what was promised to whom.
+//! Decisions as data: where a pod goes, and what is kept for it.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
@@ -30,12 +30,18 @@ impl Placement {
     }
 }
 
-/// Room kept for a pod that waits for others to leave.
+/// GPUs that are kept for a pod until its victims have left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
-    /// Whose leaving it waits for.
     pub victims: Arc<[PodUid]>,
     pub deadline: Moment,
+}
+
+impl Reservation {
+    /// Whether it is the same reservation, until the same or another deadline.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.node, &self.devices, &self.victims) == (&other.node, &other.devices, &other.victims)
+    }
 }

@@ -1,76 +1,90 @@
-//! Recent demand, and the value of free VRAM that follows from it. Nothing is solved here: a caller that has the time takes the
+//! Recent demand, and the packing model that is learned from it. Nothing is learned here: a caller that has the time takes the
 //! demand history, and brings a packing model.
 
 use super::Ledger;
-use super::pod_state::{PodPhase, PodState};
+use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use std::sync::Arc;
 
+/// Recent demand, and the packing model in force. The history is shared with copies and with the learning thread.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LearnedPacking {
+    history: Arc<DemandHistory>,
+    model: Arc<PackingModel>,
+}
+
+impl LearnedPacking {
+    /// Nothing is learned, and so many arrivals will be remembered.
+    pub(super) fn of_last(window: u16) -> Self {
+        Self { history: Arc::new(DemandHistory::of_last(window)), model: Arc::default() }
+    }
+
+    /// The same model without a history: what comes on a copy of the ledger is no demand.
+    pub(super) fn scratch(&self) -> Self {
+        Self { history: Arc::default(), model: self.model.clone() }
+    }
+
+    pub(super) fn model(&self) -> &Arc<PackingModel> {
+        &self.model
+    }
+}
+
 impl Ledger {
     /// The demand seen lately.
     pub fn demand_history(&self) -> &Arc<DemandHistory> {
-        &self.demand_history
+        &self.packing.history
     }
 
-    /// The same, with those who were refused and still wait: to be learned from.
+    /// The same, with the pods that were refused and still wait: to be learned from.
     pub fn demand_history_to_learn(&self) -> DemandHistory {
-        let refused = self.refused.iter().filter_map(|uid| self.pod_states.get(uid));
+        let refused = self.waiting_pods.refused().filter_map(|uid| self.pod_states.get(uid));
         let refused =
             refused.filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
-        DemandHistory::clone(&self.demand_history)
+        DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
 
     pub fn packing_model(&self) -> &Arc<PackingModel> {
-        &self.packing_model
+        self.packing.model()
     }
 
-    /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
+    /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     pub fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
         let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
-        is_wanted && self.demand_history.is_due(self.packing_model.learned_at())
+        is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
     }
 
-    /// From now on free VRAM is worth this.
+    /// From now on placements are scored by this model.
     pub fn set_packing_model(&mut self, packing_model: PackingModel) {
-        let packing_model = Arc::new(packing_model.with_generation(self.packing_model.generation() + 1));
-        self.packing_model = packing_model.clone();
-        self.generation += 1;
-        Arc::make_mut(&mut self.published).set_packing_model(self.generation, packing_model);
+        let generation = self.packing.model.generation() + 1;
+        self.packing.model = Arc::new(packing_model.with_generation(generation));
+        self.node_states.set_packing_model(self.packing.model.clone());
     }
 
-    /// Brings what is remembered to the policy. Where it goes by best fit nothing is known of worth.
+    /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
     pub(super) fn take_packing(&mut self) {
-        Arc::make_mut(&mut self.demand_history).set_window(self.policy.packing.window);
-        if self.policy.packing.policy == PackingPolicy::BestFit && self.packing_model.is_learned() {
+        Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
+        if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
             self.set_packing_model(PackingModel::default());
         }
     }
 
-    /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
-    /// on their way are taken off here.
+    /// CPU and memory that a node has left, without all pods that are observed to be bound there; `None` if that is not known.
+    /// Pods that are assumed there are subtracted here.
     pub fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
-        node_state.unbound = free_host;
-        let free_host = node_state.free_host(&self.pod_states);
-        // Nothing else of the node follows from it.
-        if node_state.view.free_host != free_host {
-            self.generation += 1;
-            (node_state.view.free_host, node_state.view.generation) = (free_host, self.generation);
-            self.publish(name);
-        }
+        self.node_states.set_free_host(name, free_host, &self.pod_states);
     }
 
-    /// A pod that was never seen before came.
+    /// Counts the demand of a pod that was never observed before.
     pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
-        if !self.pod_states.contains_key(uid)
+        if !self.pod_states.contains(uid)
             && let Some(demand_shape) = DemandShape::of(demand)
         {
-            Arc::make_mut(&mut self.demand_history).arrive(demand_shape);
+            Arc::make_mut(&mut self.packing.history).arrive(demand_shape);
         }
     }
 
@@ -79,10 +93,10 @@ impl Ledger {
         if pod_state.demand.asks_plugin() {
             return;
         }
-        if matches!(pod_state.phase, PodPhase::Bound(_)) {
-            Arc::make_mut(&mut self.demand_history).depart();
+        if pod_state.bound().is_some() {
+            Arc::make_mut(&mut self.packing.history).depart();
         } else if pod_state.refused().is_some() {
-            Arc::make_mut(&mut self.demand_history).turn_away(pod_state.demand.vram());
+            Arc::make_mut(&mut self.packing.history).turn_away(pod_state.demand.vram());
         }
     }
 }
@@ -96,7 +110,7 @@ mod tests {
     use crate::scheduling::vocabulary::demand::Sharing;
 
     #[test]
-    fn who_was_refused_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
+    fn a_refused_pod_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
         let mut ledger = Ledger::default();
         let uids = ["a", "b"].map(|name| PodUid::parse(name).unwrap());
         for uid in &uids {
@@ -105,7 +119,7 @@ mod tests {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
             ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: None });
         }
-        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.0, "nobody was refused");
+        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.0, "no pod was refused");
         ledger.note_refused(&uids[0], None);
         assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.5, "it waits");
         ledger.release(&uids[0]);
