@@ -1,5 +1,5 @@
-//! Reservations of earlier leaders: which of them a replica takes over when it begins to lead, and what it does with those that it
-//! observes while it leads.
+//! Reservations of earlier leaders: which of them a replica takes over when it begins to lead, and what it does with those that
+//! it observes while it leads.
 //!
 //! A replica that does not lead mirrors the reservations that pods show. One that begins to lead puts each of them through the
 //! checks of a new reservation, and from then on knows every reservation before its condition is written: one that it does not
@@ -10,11 +10,12 @@ use super::pod_state::PodState;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Under which epoch this replica leads, if it does, and the reservations that do not come from it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
@@ -38,8 +39,8 @@ impl Ledger {
         self.origin = ReservationOrigin::default();
     }
 
-    /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next tick
-    /// of the clock.
+    /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
+    /// tick of the clock.
     pub fn begin_leading(&mut self, epoch: LeaderEpoch) {
         self.origin = ReservationOrigin { leader: Some(epoch), unknown: BTreeSet::new() };
         self.adopt_reservations(|_| true);

@@ -82,6 +82,20 @@ impl PodMap {
         }
     }
 
+    /// The pods themselves, shared with this map, in order of UID.
+    #[expect(clippy::disallowed_methods, reason = "they are put into an order")]
+    pub(super) fn shared(&self) -> BTreeMap<PodUid, Arc<PodState>> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.iter())
+            .map(|(uid, pod)| (uid.clone(), pod.clone()))
+            .collect()
+    }
+
+    pub(super) fn insert_shared(&mut self, uid: PodUid, pod_state: Arc<PodState>) {
+        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, pod_state);
+    }
+
     /// All pods, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub(super) fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
@@ -130,6 +144,15 @@ impl NodeMap {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
         self.nodes.iter().map(|(name, node_state)| (name, &**node_state))
+    }
+
+    /// The nodes themselves, shared with this map, in order of name.
+    pub(super) fn shared(&self) -> Vec<Arc<NodeState>> {
+        self.nodes.values().cloned().collect()
+    }
+
+    pub(super) fn insert_shared(&mut self, node_state: Arc<NodeState>) {
+        self.nodes.insert(node_state.view().name.clone(), node_state);
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &NodeState> {

@@ -1,4 +1,5 @@
-//! Pods and nodes of which a device plugin hands out the GPUs: what is in use there, and which pods the scheduler may evict there.
+//! Pods and nodes of which a device plugin hands out the GPUs: what is in use there, and which pods the scheduler may evict
+//! there.
 //!
 //! The ledger counts whole devices per node. Nothing of a single GPU is allocated to such a pod, so it is charged on none and
 //! neither reserves nor softly reserves any.
@@ -30,7 +31,7 @@ impl Ledger {
     }
 
     /// Whether the scheduler's choice stands for such a pod, whatever the ledger says.
-    pub(in crate::scheduling) fn passes_through(&self, demand: &Demand) -> bool {
+    pub(super) fn passes_through(&self, demand: &Demand) -> bool {
         self.policy.mode == Mode::Shadow && demand.asks_plugin()
     }
 }

@@ -6,9 +6,10 @@ use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct DisruptionBudgets {
     /// In order of namespace and name.
     budgets: Arc<Vec<DisruptionBudget>>,

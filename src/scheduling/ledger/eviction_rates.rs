@@ -12,6 +12,7 @@ use crate::scheduling::ledger::eviction_allowance::{
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const WINDOW: Millis = Millis::seconds(60);
@@ -23,7 +24,8 @@ const RESERVED_AT_MOST: usize = 1024;
 static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
 
 /// Evictions of the last minute, and scopes in which none are ordered for a while.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "StoredEvictions", into = "StoredEvictions")]
 pub(super) struct RecentEvictions {
     /// Oldest first.
     lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
@@ -33,11 +35,32 @@ pub(super) struct RecentEvictions {
 }
 
 /// A scope in which nothing is evicted for others, because a pod waits for a minute without evictions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct ScopeReservation {
     by: PodUid,
     priority: i32,
     until: Moment,
+}
+
+/// What is stored of recent evictions: the counts follow from it.
+#[derive(Serialize, Deserialize)]
+struct StoredEvictions {
+    lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    reserved: Vec<(ScopeKey, ScopeReservation)>,
+}
+
+impl From<RecentEvictions> for StoredEvictions {
+    fn from(RecentEvictions { lately, reserved, .. }: RecentEvictions) -> Self {
+        Self { lately, reserved: reserved.into_iter().collect() }
+    }
+}
+
+impl From<StoredEvictions> for RecentEvictions {
+    fn from(stored: StoredEvictions) -> Self {
+        let mut loaded = Self { reserved: stored.reserved.into_iter().collect(), ..Self::default() };
+        stored.lately.into_iter().for_each(|(when, node, tenant)| loaded.add(when, node, tenant));
+        loaded
+    }
 }
 
 impl RecentEvictions {
@@ -85,12 +108,12 @@ impl Ledger {
     }
 
     /// The limit that keeps these pods from being evicted now.
-    pub fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
+    pub(in crate::scheduling) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
         self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
     }
 
     /// The same, with the scope it concerns, where some scopes are reserved.
-    pub fn exceeded_by(
+    pub(in crate::scheduling) fn exceeded_by(
         &self,
         victims: &[PodUid],
         reserved: &BTreeSet<ScopeKey>,
@@ -103,7 +126,7 @@ impl Ledger {
     }
 
     /// How many more pods may be evicted now.
-    pub fn eviction_allowance<'l>(
+    pub(in crate::scheduling) fn eviction_allowance<'l>(
         &'l self,
         larger: LargerSets,
         reserved: &'l BTreeSet<ScopeKey>,
@@ -126,7 +149,7 @@ impl Ledger {
     }
 
     /// These pods stay after all.
-    pub fn take_back_ordered(&mut self, victims: &[PodUid]) {
+    pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
                 self.evictions.take_back(self.now, &node, tenant);
@@ -150,7 +173,7 @@ impl Ledger {
     }
 
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
-    pub fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
+    pub(in crate::scheduling) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
         let waits =
             |uid: &PodUid| self.pod_states.waiting(uid).is_some_and(|waiting| waiting.reservation.is_none());
         let is_for_another = |reserved: &ScopeReservation| {
@@ -163,7 +186,7 @@ impl Ledger {
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// Where a pod is that is not leaving, and whose it is.
+    /// The node and the tenant of a pod that is bound and not leaving.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let pod_state = self.pod_states.get(uid)?;
         let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;

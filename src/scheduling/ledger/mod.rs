@@ -1,18 +1,20 @@
-//! Which pod holds which VRAM: the one truth about allocations.
+//! Which pod has which VRAM: the one truth about allocations.
 //!
 //! What is durable is read back from the API server (bound pods, reservations); soft reservations may be lost. The ledger has no
 //! clock: the caller sets the time first ([`Ledger::set_now`]). It takes one lock outside, held for single calls and never across
 //! an await.
 //!
-//! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. On each GPU it is charged what
-//! it asks for, or the whole GPU if it is exclusive, or, if it is unknown on which GPUs it runs, that much on every GPU of its node.
+//! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. On each GPU it is charged
+//! what it asks for, or the whole GPU if it is exclusive, or, if it is unknown on which GPUs it runs, that much on every GPU of
+//! its node.
 //!
-//! The ledger consists of parts that keep their own invariants behind their methods; no file reads or writes the fields of another:
+//! The ledger consists of parts that keep their own invariants behind their methods; no file reads or writes the fields of
+//! another:
 //!
 //! | part | what it is | what it keeps |
 //! |---|---|---|
 //! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
-//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot ([`publication`]) follow from the nodes |
+//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
@@ -20,8 +22,8 @@
 //! | [`packing`] | demand history and packing model | generations of models |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
-//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing. The other files say what a change means for several
-//! parts:
+//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, and [`state`]
+//! stores and loads all parts. The other files say what a change means for several parts:
 //!
 //! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
 //! - acts: [`assume`], [`reservations`];
@@ -53,6 +55,7 @@ mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
+mod state;
 mod tenant_usage;
 mod waiting_pods;
 mod waiting_queue;
@@ -70,6 +73,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
+pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 
@@ -130,7 +134,7 @@ impl Ledger {
         self.evictions.forget_until(self.now);
     }
 
-    /// Rises with every change of what a pod could be promised.
+    /// Rises with every change of what a pod could be allocated.
     pub fn generation(&self) -> u64 {
         self.node_states.generation()
     }

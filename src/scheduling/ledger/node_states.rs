@@ -18,6 +18,7 @@ use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Index;
 use std::sync::Arc;
@@ -31,6 +32,25 @@ pub(super) struct NodeStates {
     publication: Publication,
 }
 
+/// What is stored of the nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StoredNodes {
+    /// In order of name.
+    nodes: Vec<Arc<NodeState>>,
+    generation: u64,
+    epoch: u64,
+}
+
+impl StoredNodes {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.iter().map(|node_state| &**node_state)
+    }
+}
+
 impl NodeStates {
     /// A copy to plan on: it shares the states of all nodes. Readings do not age there, and it makes a snapshot of its own.
     pub(super) fn scratch(&self) -> Self {
@@ -40,6 +60,45 @@ impl NodeStates {
             usages: self.usages.clone(),
             publication: Publication::at(self.publication.generation(), self.publication.epoch()),
         }
+    }
+
+    /// The nodes, from which sums, aging and the snapshot follow, beside the versions of the snapshot.
+    pub(super) fn export(&self) -> StoredNodes {
+        StoredNodes {
+            nodes: self.nodes.shared(),
+            generation: self.publication.generation(),
+            epoch: self.publication.epoch(),
+        }
+    }
+
+    /// Answers the pod that has something on a node that is not known, if there is one.
+    pub(super) fn load(
+        stored: StoredNodes,
+        pods: &PodStates,
+        policy: &Policy,
+    ) -> Result<Self, (PodUid, NodeName)> {
+        let StoredNodes { nodes, generation, epoch } = stored;
+        let mut loaded = Self { publication: Publication::at(generation, epoch), ..Self::default() };
+        let names: Vec<NodeName> = nodes.iter().map(|node_state| node_state.view().name.clone()).collect();
+        nodes.into_iter().for_each(|node_state| loaded.nodes.insert_shared(node_state));
+        // In no order: nothing follows from the order in which pods come to a node.
+        for (uid, _) in pods.in_no_order() {
+            for name in pods.nodes_of(uid) {
+                let node_state = loaded.nodes.get_mut(&name).ok_or_else(|| (uid.clone(), name.clone()))?;
+                node_state.add_pod(uid);
+            }
+        }
+        for name in &names {
+            let node_state = loaded.nodes.open(name);
+            node_state.recount(pods, policy);
+            let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
+            node_state.set_view(view, generation);
+            if let Some(due) = node_state.ages_at(&policy.telemetry) {
+                loaded.aging.insert((due, name.clone()));
+            }
+            loaded.usages.replace(&[], node_state.usage(), policy);
+        }
+        Ok(loaded)
     }
 
     /// A node that exists, or on which pods are.

@@ -12,10 +12,11 @@ use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodObservation {
     pub uid: PodUid,
     pub key: PodKey,
@@ -25,7 +26,7 @@ pub struct PodObservation {
     pub observed: Option<ObservedDisruptionInfo>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObservedPhase {
     Waiting(ObservedWaiting),
     Bound {
@@ -39,7 +40,7 @@ pub enum ObservedPhase {
 }
 
 /// What a pod without a node shows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedWaiting {
     pub reservation: Option<Reservation>,
     pub gate: SchedulingGate,
@@ -166,7 +167,7 @@ impl Ledger {
         self.note_disruption_info(uid);
     }
 
-    /// The pod is gone or finished; what it held is free.
+    /// The pod is gone or finished; what it had is free.
     pub fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
@@ -231,12 +232,10 @@ impl Ledger {
                     && reservation.as_ref().is_none_or(|reservation| !waiting.is_news(reservation)) => {}
             _ => {
                 let new = PodState::waiting_since(now, key, demand.clone());
+                // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
+                let mirrored = reservation.filter(|_| !leads);
                 let moved = self.pod_states.edit_or_insert(&uid, new, |pod_state| {
-                    pod_state.demand = demand;
-                    // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
-                    if !leads {
-                        pod_state.mirror_reservation(reservation, latest);
-                    }
+                    pod_state.observe_waiting(demand, mirrored, latest);
                 });
                 self.follow(&uid, &moved);
             }

@@ -54,24 +54,24 @@ impl Ledger {
     }
 
     /// How long ago the latest reading of a node was sampled.
-    pub fn reading_age(&self, node: &NodeName) -> Option<Millis> {
+    pub(in crate::scheduling) fn reading_age(&self, node: &NodeName) -> Option<Millis> {
         Some(self.now.since(self.reading(node)?.sampled))
     }
 
     /// The pool that a node is in.
-    pub fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
+    pub(in crate::scheduling) fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
         self.policy.pool(self.node_states.get(node)?.pool()?)
     }
 
     /// The node as the pod itself sees it: without its own charge, reservation or soft reservation.
-    pub fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
+    pub(in crate::scheduling) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
         let node_state = self.node_states.existing(node)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         Some(Node { gpus: gpus.into(), ..node_state.view().clone() })
     }
 
     /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.
-    pub fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
+    pub(in crate::scheduling) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
         let here = node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid]));
         let gpu_candidates = |pod_state: &PodState| {
@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// How many victims of the pod's reservation are still in its way.
-    pub fn victims_left(&self, uid: &PodUid) -> u32 {
+    pub(in crate::scheduling) fn victims_left(&self, uid: &PodUid) -> u32 {
         let left = || {
             let reservation = self.pod_states.reservation(uid)?;
             Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))

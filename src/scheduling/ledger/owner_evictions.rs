@@ -5,14 +5,16 @@
 use super::Ledger;
 use crate::ids::{OwnerUid, PodUid};
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Evictions that are remembered at most, over all owners; the eldest are forgotten first. At the usual limit of sixty a minute it
-/// is more than a day's.
+/// Evictions that are remembered at most, over all owners; the eldest are forgotten first. At the usual limit of sixty a minute
+/// it is more than a day's.
 const REMEMBERED: usize = 100_000;
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "VecDeque<(Moment, OwnerUid)>", into = "VecDeque<(Moment, OwnerUid)>")]
 pub(super) struct OwnerEvictions {
     /// Oldest first.
     when: VecDeque<(Moment, OwnerUid)>,
@@ -33,7 +35,7 @@ impl Ledger {
     }
 
     /// How many pods of that controller were evicted lately, as far as it counts.
-    pub fn evictions_of(&self, owner: &OwnerUid) -> u64 {
+    pub(in crate::scheduling) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
         }
@@ -47,6 +49,20 @@ impl Ledger {
         if self.owner_evictions.when.front().is_some_and(|(when, _)| *when <= since) {
             Arc::make_mut(&mut self.owner_evictions).forget(|when| when <= since);
         }
+    }
+}
+
+impl From<OwnerEvictions> for VecDeque<(Moment, OwnerUid)> {
+    fn from(evictions: OwnerEvictions) -> Self {
+        evictions.when
+    }
+}
+
+impl From<VecDeque<(Moment, OwnerUid)>> for OwnerEvictions {
+    fn from(stored: VecDeque<(Moment, OwnerUid)>) -> Self {
+        let mut loaded = Self::default();
+        stored.into_iter().for_each(|(when, owner)| loaded.add(when, owner));
+        loaded
     }
 }
 

@@ -7,10 +7,11 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Recent demand, and the packing model in force. The history is shared with copies and with the learning thread.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct LearnedPacking {
     history: Arc<DemandHistory>,
     model: Arc<PackingModel>,

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 impl Ledger {
     /// All known pods of a group, in order of UID.
-    pub fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
+    pub(in crate::scheduling) fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
         self.pod_states.members_of(group)
     }
 
     /// Groups of which any pod is known.
-    pub fn groups(&self) -> impl Iterator<Item = (&GroupKey, &BTreeSet<PodUid>)> {
+    pub(in crate::scheduling) fn groups(&self) -> impl Iterator<Item = (&GroupKey, &BTreeSet<PodUid>)> {
         self.pod_states.groups()
     }
 }

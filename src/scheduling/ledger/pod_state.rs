@@ -18,7 +18,7 @@ use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodState {
     pub key: PodKey,
     pub demand: Demand,
@@ -29,7 +29,7 @@ pub struct PodState {
     pub starting: Option<Moment>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodPhase {
     Waiting(WaitingPod),
@@ -39,7 +39,7 @@ pub enum PodPhase {
 }
 
 /// What is remembered of a pod that has no node yet. All but the reservation may be lost.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingPod {
     /// Filters that passed without a bind after them.
     pub tries: u32,
@@ -81,7 +81,7 @@ pub enum SchedulingGate {
 }
 
 /// Something that came to nothing, and how often it did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     pub at: Moment,
     pub unanswered_wakes: u32,
@@ -90,7 +90,7 @@ pub struct FailedAttempt {
 }
 
 /// A filter that passed no node: the pod is woken when one would pass.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterRefusal {
     /// When the pod was last refused, or woken.
     pub at: Moment,
@@ -100,7 +100,7 @@ pub struct FilterRefusal {
     pub unanswered: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssumedPod {
     pub placement: Placement,
     /// What it goes back to if the Binding fails.
@@ -108,14 +108,14 @@ pub struct AssumedPod {
 }
 
 /// GPUs that were just offered to a pod, so that the next pod looks elsewhere first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SoftReservation {
     pub node: NodeName,
     pub gpus: GpuSet,
     pub expires: Moment,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundPod {
     pub node: NodeName,
     /// What its Binding recorded; `None` if another scheduler bound it.
@@ -131,12 +131,12 @@ pub struct BoundPod {
 }
 
 impl BoundPod {
-    pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
+    pub(super) fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
         Self { node, devices, located: None, since, started: since, leaving: None }
     }
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.
-    pub fn is_recorded(&self) -> bool {
+    pub(super) fn is_recorded(&self) -> bool {
         self.devices.as_ref().is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
     }
 }
@@ -259,8 +259,9 @@ impl PodState {
         }
     }
 
-    /// Takes over a reservation that the pod shows, if it is new, with a deadline of `latest` at the latest.
-    pub(super) fn mirror_reservation(&mut self, observed: Option<Reservation>, latest: Moment) {
+    /// The pod shows this demand, and a reservation that counts if it is new, until `latest` at the latest.
+    pub(super) fn observe_waiting(&mut self, demand: Demand, observed: Option<Reservation>, latest: Moment) {
+        self.demand = demand;
         if let PodPhase::Waiting(waiting) = &mut self.phase
             && let Some(new) = observed.filter(|observed| waiting.is_news(observed))
         {
@@ -296,7 +297,7 @@ impl PodState {
     }
 
     /// The pod while it waits for a node.
-    pub fn waiting(&self) -> Option<&WaitingPod> {
+    pub(super) fn waiting(&self) -> Option<&WaitingPod> {
         match &self.phase {
             PodPhase::Waiting(waiting) => Some(waiting),
             _ => None,
@@ -304,7 +305,7 @@ impl PodState {
     }
 
     /// The pod once it is bound.
-    pub fn bound(&self) -> Option<&BoundPod> {
+    pub(super) fn bound(&self) -> Option<&BoundPod> {
         match &self.phase {
             PodPhase::Bound(bound) => Some(bound),
             _ => None,
@@ -312,7 +313,7 @@ impl PodState {
     }
 
     /// Whether it is being deleted.
-    pub fn is_leaving(&self) -> bool {
+    pub(super) fn is_leaving(&self) -> bool {
         self.bound().is_some_and(|bound| bound.leaving.is_some())
     }
 
@@ -326,7 +327,7 @@ impl PodState {
     }
 
     /// Whether it is to come to a node and is not bound yet.
-    pub fn comes_to(&self, node: &NodeName) -> bool {
+    pub(super) fn comes_to(&self, node: &NodeName) -> bool {
         match &self.phase {
             PodPhase::Waiting(waiting) => {
                 waiting.reservation.as_ref().is_some_and(|reservation| reservation.node == *node)
@@ -337,7 +338,7 @@ impl PodState {
     }
 
     /// Since when what it does would be lost: its last checkpoint, or its start.
-    pub fn unsaved_since(&self) -> Option<Moment> {
+    pub(in crate::scheduling) fn unsaved_since(&self) -> Option<Moment> {
         let bound = self.bound()?;
         Some(match self.disruption_info.checkpoint {
             Checkpoint::At(moment) => bound.started.max(moment),

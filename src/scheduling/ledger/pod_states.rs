@@ -32,7 +32,7 @@ pub(super) struct PodMove {
     after: BTreeSet<NodeName>,
 }
 
-/// What deadlines pass without an effect on a replica that does not act.
+/// What becomes of reservations whose deadline has passed: a replica that does not act lets them stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExpiredReservations {
     End,
@@ -40,6 +40,31 @@ pub(super) enum ExpiredReservations {
 }
 
 impl PodStates {
+    /// The pods, from which deadlines and groups follow.
+    pub(super) fn export(&self) -> BTreeMap<PodUid, Arc<PodState>> {
+        self.pods.shared()
+    }
+
+    pub(super) fn load(pods: BTreeMap<PodUid, Arc<PodState>>) -> Self {
+        let mut loaded = Self::default();
+        let mut groups: BTreeMap<GroupKey, BTreeSet<PodUid>> = BTreeMap::new();
+        for (uid, pod_state) in pods {
+            if let Some(group) = &pod_state.disruption_info.group {
+                groups.entry(group.clone()).or_default().insert(uid.clone());
+            }
+            let deadlines = PodFootprint::of(&pod_state).deadlines;
+            loaded.deadlines.extend(deadlines.into_iter().map(|deadline| (deadline, uid.clone())));
+            loaded.pods.insert_shared(uid, pod_state);
+        }
+        loaded.groups = Arc::new(groups);
+        loaded
+    }
+
+    /// The nodes on which a pod has something, in order of name.
+    pub(super) fn nodes_of(&self, uid: &PodUid) -> BTreeSet<NodeName> {
+        self.get(uid).map(|pod_state| PodFootprint::of(pod_state).nodes).unwrap_or_default()
+    }
+
     pub(super) fn get(&self, uid: &PodUid) -> Option<&PodState> {
         self.pods.get(uid)
     }
@@ -162,7 +187,7 @@ impl PodStates {
         self.pods.change_each(|pod_state| classify(&mut pod_state.demand));
     }
 
-    /// Takes out the first deadline that has passed by `now`, and answers whose it is.
+    /// Takes out the first deadline that has passed by `now`, and answers it with its pod.
     pub(super) fn take_due(
         &mut self,
         now: Moment,

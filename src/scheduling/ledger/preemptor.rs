@@ -35,7 +35,7 @@ pub struct Preemptor {
 
 impl Preemptor {
     /// The same preemptor, if every victim fits on another node.
-    pub fn moving(self) -> Self {
+    pub(in crate::scheduling) fn moving(self) -> Self {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
     }
 
@@ -49,7 +49,7 @@ impl Preemptor {
         self.uid.as_ref()
     }
 
-    pub fn tenancy(&self) -> &TenantShares {
+    pub(in crate::scheduling) fn tenancy(&self) -> &TenantShares {
         &self.tenancy
     }
 
@@ -119,12 +119,16 @@ impl Ledger {
     }
 
     /// The same, for a caller that knows already where models are.
-    pub fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
+    pub(in crate::scheduling) fn preemptor_by(
+        &self,
+        uid: &PodUid,
+        nearest_models: NearestModels,
+    ) -> Preemptor {
         Preemptor { nearest_models, ..self.preemptor_without_cost(uid) }
     }
 
     /// The same, by which nothing is priced.
-    pub(in crate::scheduling) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
+    pub(super) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let others = self.pod_states.reservations().filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
@@ -158,11 +162,7 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(in crate::scheduling) fn own_keep_reason(
-        &self,
-        pod_state: &PodState,
-        preemptor: &Demand,
-    ) -> Option<KeepReason> {
+    pub(super) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
         let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
@@ -192,7 +192,7 @@ impl Ledger {
     }
 
     /// Of each model, what is nearest to a GPU. Looks at every node.
-    pub fn nearest_models(&self) -> NearestModels {
+    pub(in crate::scheduling) fn nearest_models(&self) -> NearestModels {
         let mut nearest_models: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
         let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
         for holding in

@@ -1,6 +1,6 @@
 //! The snapshot that was handed out last, and which nodes have changed since.
 //!
-//! A snapshot is shared by everyone who reads it. As long as nobody does, changes go into it at once, so that no reader waits
+//! A snapshot is shared by all that read it. As long as none does, changes go into it at once, so that no reader waits
 //! for thousands of them; otherwise they are noted and copied in when the next one is asked for.
 
 use super::copy_on_write::NodeMap;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Publication {
-    /// Rises with every change of what a pod could be promised.
+    /// Rises with every change of what a pod could be allocated.
     generation: u64,
     /// How often nodes came or went.
     epoch: u64,

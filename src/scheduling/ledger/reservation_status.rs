@@ -41,7 +41,8 @@ pub struct RemainingVictim {
     pub is_leaving: bool,
     /// It is on another node, and is evicted because other pods of its group are.
     pub with_group: Option<GroupKey>,
-    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a reservation may be forged.
+    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a reservation may be
+    /// forged.
     pub is_protected: bool,
     /// How long it may take to leave.
     pub takes: Millis,

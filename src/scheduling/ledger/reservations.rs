@@ -1,5 +1,5 @@
-//! Reservations: made after the checks of one function, and given up. How far each is, [`super::reservation_status`] says; which of
-//! an earlier leader's are kept, [`super::adopt_reservations`].
+//! Reservations: made after the checks of one function, and given up. How far each is, [`super::reservation_status`] says; which
+//! of an earlier leader's are kept, [`super::adopt_reservations`].
 
 use super::Ledger;
 use super::assume::{AssumeConflict, forget_measured};
@@ -15,15 +15,15 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Reservation;
 
 impl Ledger {
-    /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with their
-    /// groups, and pods that are leaving anyway.
+    /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
+    /// their groups, and pods that are leaving anyway.
     pub fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_by(&preemptor, uid, reservation)
     }
 
     /// The same, if its victims fit on other nodes.
-    pub fn reserve_by_moving(
+    pub(in crate::scheduling) fn reserve_by_moving(
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
@@ -45,7 +45,7 @@ impl Ledger {
     }
 
     /// Whether the pod may have this reservation, in place of none.
-    pub fn check_reservation(
+    pub(in crate::scheduling) fn check_reservation(
         &self,
         preemptor: &Preemptor,
         uid: &PodUid,

@@ -3,8 +3,8 @@
 //! - No pod takes its tenant beyond its limit, nor, if it may not borrow, beyond its guarantee.
 //! - A tenant that borrows takes only what is idle: its pods evict only pods of its own tenant. Pods without a tenant evict only
 //!   pods without a tenant.
-//! - A pod within its tenant's guarantee may also evict pods of other tenants that borrow. Of a tenant's pods those of the highest
-//!   priority use its guarantee first, then those that have run longest; the rest borrow.
+//! - A pod within its tenant's guarantee may also evict pods of other tenants that borrow. Of a tenant's pods those of the
+//!   highest priority use its guarantee first, then those that have run longest; the rest borrow.
 
 use super::Ledger;
 use super::pod_state::PodState;
@@ -83,7 +83,7 @@ pub(in crate::scheduling) enum TenantHold {
 
 impl TenantShares {
     /// Tenants do not matter.
-    pub fn off() -> Self {
+    pub(super) fn off() -> Self {
         Self { is_off: true, ..Self::default() }
     }
 
@@ -100,7 +100,7 @@ impl TenantShares {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
-    pub fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
+    pub(in crate::scheduling) fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
         if self.guaranteed.contains(victim) {
             return QuotaStatus::Guaranteed;
         }
@@ -130,7 +130,7 @@ pub struct TenantQuota {
 
 impl TenantQuota {
     /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
-    pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+    pub(in crate::scheduling) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
     }
@@ -138,12 +138,12 @@ impl TenantQuota {
 
 impl Ledger {
     /// What a tenant's pods use: bound, assumed or reserved.
-    pub fn used_by(&self, tenant: TenantId) -> TenantUsage {
+    pub(in crate::scheduling) fn used_by(&self, tenant: TenantId) -> TenantUsage {
         self.node_states.used_by(tenant)
     }
 
     /// What the cluster has.
-    pub fn whole(&self) -> TenantUsage {
+    pub(in crate::scheduling) fn whole(&self) -> TenantUsage {
         self.node_states.whole()
     }
 
@@ -166,7 +166,7 @@ impl Ledger {
     }
 
     /// The shares of tenants, as the pod of `uid` sees them.
-    pub fn tenancy(&self, uid: &PodUid) -> TenantShares {
+    pub(super) fn tenancy(&self, uid: &PodUid) -> TenantShares {
         let Some(pod_state) = self.pod_states.get(uid) else { return TenantShares::default() };
         if self.policy.tenants().is_empty() {
             return TenantShares::off();
@@ -186,7 +186,7 @@ impl Ledger {
     }
 
     /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
-    pub fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
+    pub(super) fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
         let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
         tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
@@ -245,7 +245,7 @@ impl Ledger {
     }
 
     /// What the pod's tenant may have, and has beside this pod.
-    pub(in crate::scheduling) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
+    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
         let of = || {
             let id = self.pod_states.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;

@@ -18,6 +18,7 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -80,7 +81,7 @@ pub struct PodGroup {
 }
 
 /// Pods that were refused, and the queue in which pods wait for the planner.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct WaitingPods {
     /// Pods that were refused and have not asked again since.
     refused: BTreeSet<PodUid>,
@@ -193,7 +194,7 @@ impl Ledger {
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
-    pub fn group(&self, key: &GroupKey) -> PodGroup {
+    pub(in crate::scheduling) fn group(&self, key: &GroupKey) -> PodGroup {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
@@ -247,7 +248,7 @@ impl Ledger {
     }
 
     /// Whether pods may be evicted for the pod (again).
-    pub fn may_evict_for(&self, uid: &PodUid) -> bool {
+    pub(in crate::scheduling) fn may_evict_for(&self, uid: &PodUid) -> bool {
         let Some(waiting) = self.pod_states.waiting(uid) else { return false };
         let pause = |times: u32| {
             RETRY_AFTER_FAILED_EVICTION
@@ -257,7 +258,7 @@ impl Ledger {
         waiting.failed_eviction.is_none_or(|failed| failed.at + pause(failed.unanswered_wakes) <= self.now)
     }
 
-    /// Pods whose time has come are ready, at most so many of them.
+    /// Makes pods ready that are due, at most so many of them.
     fn bring_due(&mut self, limit: usize) {
         for _ in 0..limit {
             let Some(uid) = self.waiting_pods.queue.next_due(self.now).cloned() else { return };

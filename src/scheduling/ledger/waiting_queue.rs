@@ -1,5 +1,5 @@
-//! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look at
-//! all of them: every round of the planner asks, under the ledger's lock.
+//! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
+//! at all of them: every round of the planner asks, under the ledger's lock.
 //!
 //! A pod is due at a time, and is ready from then on; of the ready ones the higher priority and the earlier class come first, and
 //! within those the pod that was looked at the longest ago. A part of each round goes to the longest-waiting pods, whatever their
@@ -9,6 +9,7 @@ use crate::ids::PodUid;
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct QueueBand {
     pub line: WaitingLine,
     pub priority: Reverse<i32>,
@@ -25,13 +26,14 @@ pub(super) struct QueueBand {
 }
 
 /// The two ways to wait, each with places of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) enum WaitingLine {
     Gated,
     Refused,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "StoredQueue", into = "StoredQueue")]
 pub(super) struct WaitingQueue {
     pods: FxHashMap<PodUid, QueuePosition>,
     /// Not due yet.
@@ -53,6 +55,40 @@ enum QueuePosition {
         turn: u64,
         before: u64,
     },
+}
+
+/// What is stored of a queue: where each pod is follows from it.
+#[derive(Serialize, Deserialize)]
+struct StoredQueue {
+    later: BTreeSet<(Moment, PodUid)>,
+    /// Each with its turn and the turn before.
+    ready: Vec<(QueueBand, u64, u64, PodUid)>,
+    woken: BTreeSet<(Moment, PodUid)>,
+    turn: u64,
+}
+
+impl From<WaitingQueue> for StoredQueue {
+    fn from(queue: WaitingQueue) -> Self {
+        let before = |uid: &PodUid| match queue.pods.get(uid) {
+            Some(QueuePosition::Ready { before, .. }) => *before,
+            _ => 0,
+        };
+        let ready = queue
+            .ready
+            .iter()
+            .flat_map(|(band, pods)| pods.iter().map(|(turn, uid)| (*band, *turn, before(uid), uid.clone())));
+        Self { ready: ready.collect(), later: queue.later, woken: queue.woken, turn: queue.turn }
+    }
+}
+
+impl From<StoredQueue> for WaitingQueue {
+    fn from(stored: StoredQueue) -> Self {
+        let mut queue = Self { turn: stored.turn, ..Self::default() };
+        stored.later.iter().for_each(|(due, uid)| queue.set_later(uid, *due));
+        stored.ready.iter().for_each(|(band, turn, before, uid)| queue.place(uid, *band, *turn, *before));
+        stored.woken.iter().for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
+        queue
+    }
 }
 
 impl WaitingQueue {

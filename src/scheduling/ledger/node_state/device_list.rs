@@ -6,6 +6,7 @@ use crate::scheduling::ledger::pod_states::PodStates;
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ const GAIN_EVERY: Millis = Millis::seconds(10);
 const GAINS_AT_ONCE: u64 = 4;
 
 /// When a node's list of devices may gain something again.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct GainLimit {
     /// When all gains that were taken are paid for.
     paid_at: Moment,
@@ -199,7 +200,7 @@ mod tests {
             assert_eq!(report(&mut ledger, 2), (1, 1), "it waits");
             assert_eq!(report(&mut ledger, 1), (0, 1));
         }
-        assert_eq!(ledger.generation(), generation, "nobody has to look at the node again");
+        assert_eq!(ledger.generation(), generation, "no cached result of the node is void");
         ledger.set_now(Moment::default() + GAIN_EVERY);
         assert_eq!(report(&mut ledger, 2), (0, 2), "its time has come");
         assert_eq!(report(&mut ledger, 1), (0, 1));

@@ -28,11 +28,12 @@ use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::units::Moment;
 use charges::NodeCharges;
 use device_list::GainLimit;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use unaccounted_vram::UnaccountedVram;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::scheduling) struct NodeState {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     exists: bool,
@@ -57,11 +58,15 @@ pub(in crate::scheduling) struct NodeState {
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
+    #[serde(skip)]
     pods: BTreeSet<PodUid>,
     /// What they take, as the last change left it.
+    #[serde(skip)]
     charges: NodeCharges,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
+    /// Follows from all the rest; only its name and generation are stored.
+    #[serde(with = "view_version")]
     view: Node,
 }
 
@@ -265,6 +270,21 @@ impl NodeState {
     fn is_miscut(&self, policy: &Policy) -> bool {
         let pool = self.admission.pool.and_then(|id| policy.pool(id)).filter(|_| self.reported);
         pool.is_some_and(|pool| !pool.is_cut_as_expected(&self.devices))
+    }
+}
+
+/// The name and generation of a view, from which the rest of it is not read.
+mod view_version {
+    use super::{Node, NodeName};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(view: &Node, serializer: S) -> Result<S::Ok, S::Error> {
+        (&view.name, view.generation).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
+        let (name, generation) = <(NodeName, u64)>::deserialize(deserializer)?;
+        Ok(Node { generation, ..Node::named(name) })
     }
 }
 

@@ -10,11 +10,12 @@ use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading};
 use crate::units::{Bytes, Moment};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What readings in a row could not explain of a GPU's use. Believed is the least of the last three: an engine that starts
 /// or a process that ends between two samples is over by then.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct UnaccountedVram {
     last: [Bytes; 3],
 }
