@@ -105,7 +105,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
 
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
-    info!(policy = %service.ledger().policy().digest, "the policy in force");
+    info!(policy = %service.cluster().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
@@ -216,7 +216,7 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     let mut index = ClusterIndex::default();
     let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
     drop(dump);
-    let totals = service.ledger().totals();
+    let totals = service.cluster().totals();
     info!(
         "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",
         path.display(),

@@ -75,7 +75,7 @@ fn ruled() -> Policy {
 
 /// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let class =
         |traits: &PodTraits| ledger.policy().class(ledger.policy().classify(traits).class).name.clone();
     let asked =
@@ -106,7 +106,7 @@ fn report(by_default: &Samples, by_rules: &Samples) {
 
 /// What the first pod of its kind waits for beside the rest.
 fn report_judging(extender: &Extender) {
-    let policy = extender.service.ledger().policy().clone();
+    let policy = extender.service.cluster().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };

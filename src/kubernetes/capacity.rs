@@ -104,7 +104,7 @@ struct PendingPatch {
 impl CapacityWriter {
     /// The figures to write now.
     fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
-        if service.ledger().policy().mode == Mode::Shadow {
+        if service.cluster().policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
@@ -182,7 +182,7 @@ impl CapacityWriter {
 }
 
 fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let ledger = service.ledger();
+    let ledger = service.cluster();
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);

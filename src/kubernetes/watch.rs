@@ -268,7 +268,7 @@ mod tests {
             // Events that the old watches still deliver.
             feed.pod(Event::Delete(Pod::default()));
             assert!(!gate.is_open(), "{kind} of three lists are new");
-            assert_eq!(feed.service.ledger().leader(), None, "b5: holds are taken over from the new lists");
+            assert_eq!(feed.service.cluster().leader(), None, "b5: holds are taken over from the new lists");
             expect(&mut feed.index.lock(), term);
             list(&feed, kind);
         }

@@ -84,7 +84,7 @@ impl Announcer {
 
     /// For the current policy.
     fn digest(&self) -> Digest {
-        self.service.ledger().policy().digest
+        self.service.cluster().policy().digest
     }
 
     fn tell(&self, kind: PodEventReason, text: String) {

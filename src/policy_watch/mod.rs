@@ -208,7 +208,7 @@ fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
-    let before = service.ledger().policy().clone();
+    let before = service.cluster().policy().clone();
     policy.version = before.version;
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };

@@ -12,6 +12,7 @@
 //! - [`evicting`]: which pods to evict for a preemptor, and at what cost.
 //! - [`planning`]: places for pods that wait, groups, consolidation, relief of loaded engines.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.
+//! - [`verbs`]: the door: every change as an input, and kube-scheduler's four verbs as functions.
 //! - [`explaining`]: why a pod is where it is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -24,6 +25,7 @@ pub mod ledger;
 pub mod placing;
 pub mod planning;
 pub mod policy;
+pub mod verbs;
 pub mod vocabulary;
 
 #[cfg(test)]

@@ -349,7 +349,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
     assert_eq!(served.books(), books);
     assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
-    assert!(served.service.ledger().pod_state(&uid_of(&waiting)).is_some());
+    assert!(served.service.cluster().pod_state(&uid_of(&waiting)).is_some());
     assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);
 }
 

@@ -185,7 +185,7 @@ fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: imp
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
         agent.round();
-        holds(served.service.ledger().node(&node).unwrap().gpus[0].engine_load)
+        holds(served.service.cluster().node(&node).unwrap().gpus[0].engine_load)
     });
 }
 

@@ -5,6 +5,8 @@ use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use crate::scheduling::explaining::{ShownNodes, explain};
 use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant};
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -65,7 +67,10 @@ fn it_is_short_of_some_gib_and_somebody_could_leave() {
     let wanted = pod("mistral", "40Gi");
     let uid = world.wait(&wanted);
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, Some(snapshot.set_of(0..1)));
+    world.ledger.apply(FilterDecided {
+        uid: uid.clone(),
+        answer: FilterAnswer::Refused { asked: Some(snapshot.set_of(0..1)) },
+    });
     world.pass(Millis::seconds(3));
     check("short", &mut world, &wanted);
 }
@@ -145,7 +150,7 @@ fn it_holds_room_that_others_have_not_left() {
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
-    world.ledger.reserve(&uid, hold).unwrap();
+    world.ledger.apply(Reserve { uid: uid.clone(), reservation: hold }).unwrap();
     check("holding", &mut world, &wanted);
 }
 

@@ -86,7 +86,7 @@ impl Planner {
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self) {
         // In shadow mode no pod is placed, and none is kept behind the gate.
-        if self.service.ledger().policy().mode == Mode::Shadow {
+        if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         self.advance_reservations();
@@ -122,6 +122,6 @@ impl Planner {
 
     /// The ledger's present: what is due by it is due here.
     fn now(&self) -> Moment {
-        self.service.ledger().now()
+        self.service.cluster().now()
     }
 }

@@ -11,6 +11,8 @@ use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::port::EvictionOutcome;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::tick::Tick;
+use crate::scheduling::verbs::wait::TakeUnknownReservations;
 use crate::service::Tenure;
 use crate::units::Millis;
 use serde_json::{Value, json};
@@ -66,9 +68,9 @@ impl PlannerFixture {
 
     /// As if so much time had passed; by itself none does.
     fn pass(&mut self, seconds: u64) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let later = ledger.now() + Millis::seconds(seconds);
-        let ended = ledger.expire(later);
+        let ended = ledger.apply(Tick { now: later, is_leading: true });
         drop(ledger);
         self.planner.end(ended);
     }
@@ -149,7 +151,7 @@ async fn a_gated_pod_is_nominated_and_let_through() {
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
-    assert_eq!(bench.service.ledger().totals().reservations, 1, "the room is its own until it is bound");
+    assert_eq!(bench.service.cluster().totals().reservations, 1, "the room is its own until it is bound");
 }
 
 #[tokio::test]
@@ -159,7 +161,7 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
     pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
     bench.show(pod);
     assert!(bench.tick().await.is_empty());
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -186,7 +188,7 @@ async fn a_hold_that_cannot_be_written_evicts_nobody() {
     bench.show(gated("serving", 50, 100));
     *bench.recorder.deaf.lock() = true;
     assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
 }
 
@@ -202,7 +204,7 @@ async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() 
     bench.pass(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().reservations, 0, "and not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "and not for ever");
     let written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
 }
@@ -219,7 +221,7 @@ async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
         bench.tick().await,
         ["job: evict Preempted", "job: stays", "serving: end hold, clear nomination"]
     );
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -278,7 +280,7 @@ async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_th
         ["meek: end hold"]
     );
     let preemptor = |name: &str| {
-        bench.service.ledger().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
+        bench.service.cluster().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
     };
     assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
 }
@@ -288,12 +290,12 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_take
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
-    let unknown = bench.service.ledger().take_unknown_reservations();
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    let unknown = bench.service.cluster().apply(TakeUnknownReservations);
     bench.planner.end_unknown(unknown);
     assert_eq!(bench.tick().await, ["late: end hold"]);
     assert!(
-        bench.service.ledger().take_unknown_reservations().is_empty(),
+        bench.service.cluster().apply(TakeUnknownReservations).is_empty(),
         "once for each time that it shows"
     );
 }
@@ -309,9 +311,9 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
-    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2 * 3600);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -388,7 +390,7 @@ async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_
     bench.recorder.told();
     bench.pass(31);
     bench.tick().await;
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     let told = bench.recorder.told();
     assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
 }
@@ -405,7 +407,7 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
     let written = bench.tick().await;
     assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -414,7 +416,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.ledger().reservation_status()[0].reservation.clone();
+    let reservation = bench.service.cluster().reservation_status()[0].reservation.clone();
     let refused = EvictionOutcome::Refused { message: "forbidden".into() };
     bench.recorder.evictions.lock().insert("job".into(), refused);
     bench.tick().await;
@@ -427,7 +429,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
     late["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
     bench.show(late);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
@@ -522,6 +524,6 @@ async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_wh
     ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
     ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
     bench.show(ending);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     assert!(bench.tick().await.is_empty());
 }

@@ -12,7 +12,7 @@ use stowage::scheduling::vocabulary::gpu::Health;
 
 /// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let node = ledger.node(&NodeName::parse(NODE).unwrap());
     node.iter()
         .flat_map(|node| node.devices.iter())

@@ -19,6 +19,7 @@ use stowage::kubernetes::port::{
 };
 use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::scheduling::policy::{Class, Policy, Protection};
+use stowage::scheduling::verbs::observe::PodObserved;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -92,7 +93,7 @@ impl InstalledCluster {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
         let pod = serde_json::from_value(pod).unwrap();
         let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
-        self.service.ledger().see(seen.expect("it is bound"));
+        self.service.cluster().apply(PodObserved(seen.expect("it is bound")));
     }
 
     async fn pod(&self, name: &str) -> Value {

@@ -130,7 +130,7 @@ impl PlannerCluster {
     }
 
     pub fn holds(&self) -> u64 {
-        self.setup.stowage.service.ledger().totals().reservations
+        self.setup.stowage.service.cluster().totals().reservations
     }
 
     /// The number of accepted writes of a kind. A reservation whose pod was bound counts two: taken, and ended.

@@ -2,28 +2,29 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
 
 fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.ledger().reservation_of(&uid(name)).unwrap().reservation
+    bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
 }
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = reservation_for(bench, name).deadline;
-    deadline.since(bench.service.ledger().now())
+    deadline.since(bench.service.cluster().now())
 }
 
 fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
-    let mut ledger = bench.service.ledger();
+    let mut ledger = bench.service.cluster();
     let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
         deadline: ledger.now() + Millis::seconds(60),
     };
-    ledger.reserve(&uid(name), reservation).unwrap();
+    ledger.apply(Reserve { uid: uid(name), reservation: reservation }).unwrap();
 }
 
 /// Its victim leaves five seconds before the deadline.
@@ -47,9 +48,9 @@ async fn a_pod_that_is_told_late_has_time_to_be_bound_and_the_api_server_knows()
     let mut bench = late().await;
     assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed, touch", "serving: lift"]);
     bench.pass(14);
-    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2);
-    assert_eq!(bench.service.ledger().totals().reservations, 0, "but not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "but not for ever");
 }
 
 #[tokio::test]
@@ -127,7 +128,7 @@ async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobod
     bench.gone("one");
     bench.index.reset_nodes(&bench.service, &[]);
     bench.pass(1);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
     for _ in 0..10 {

@@ -3,6 +3,8 @@
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
 use crate::scheduling::policy::{EvictionRates, WhenBroken};
+use crate::scheduling::verbs::observe::ReadingReported;
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Percent};
 
@@ -52,12 +54,12 @@ fn report_pressure(bench: &PlannerFixture) {
     let pressure = EngineLoad::of(Percent::new(97), Some(0));
     let uuid = GpuUuid::from_index(0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
-    let mut ledger = bench.service.ledger();
+    let mut ledger = bench.service.cluster();
     let sampled = ledger.now();
-    ledger.read(
-        &NodeName::parse("n").unwrap(),
-        NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
-    );
+    ledger.apply(ReadingReported {
+        node: NodeName::parse("n").unwrap(),
+        reading: NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
+    });
 }
 
 /// Ten seconds of pressure, and the writes during them.
@@ -92,7 +94,7 @@ async fn relief_counts_in_the_same_budget() {
     let mut policy = Policy::default();
     policy.eviction_rates = EvictionRates { cluster: 1, node: 1, tenant: 1 };
     let mut bench = pressed(policy);
-    bench.service.ledger().note_ordered(&[uid("large")]);
+    bench.service.cluster().apply(EvictionsOrdered(vec![uid("large")]));
     let mut written = press(&mut bench).await;
     written.extend(press(&mut bench).await);
     assert_eq!(written, Vec::<String>::new());
@@ -150,7 +152,7 @@ async fn what_is_left_of_a_broken_group_waits_for_its_turn_within_the_rates() {
     let mut bench = broken_pair(EvictionRates { cluster: 1, node: 1, tenant: 1 }).await;
     bench.show(bound("other", "n", 10, -10));
     bench.pass(31);
-    bench.service.ledger().note_ordered(&[uid("other")]);
+    bench.service.cluster().apply(EvictionsOrdered(vec![uid("other")]));
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
     bench.pass(61);
     assert_eq!(evictions_of("a", &bench.tick().await), 1);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 
 fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
@@ -16,7 +17,10 @@ async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_even
     let mut bench = one_a_minute(&["m", "n"]);
     for name in ["y", "z"] {
         bench.show(waiting(name, 50, 100));
-        bench.service.ledger().note_refused(&uid(name), None);
+        bench
+            .service
+            .cluster()
+            .apply(FilterDecided { uid: uid(name), answer: FilterAnswer::Refused { asked: None } });
     }
     bench.pass(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);

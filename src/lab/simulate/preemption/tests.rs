@@ -9,8 +9,11 @@ use super::*;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::lab::simulate::openb::{Trace, built_in};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved, PodObserved};
+use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
@@ -130,7 +133,7 @@ fn real_trace() -> Option<Trace> {
 
 /// Nodes with GPUs of 100 B, residents that started at some second, and one pending pod.
 struct Scene {
-    ledger: Ledger,
+    ledger: Cluster,
     nodes: Vec<NodeName>,
 }
 
@@ -138,14 +141,19 @@ const NOW: Moment = Moment(10_000_000);
 
 impl Scene {
     fn of(nodes: &[(&str, u32)]) -> Self {
-        let mut ledger = Ledger::new(Arc::new(Policy::default()));
-        ledger.set_budget_visibility(BudgetVisibility::Complete);
-        ledger.set_now(NOW);
+        let mut ledger = Cluster::new(Arc::new(Policy::default()));
+        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
+        ledger.apply(ClockAdvanced(NOW));
         let mut names = Vec::new();
         for (name, gpus) in nodes {
             let name = NodeName::parse(name).unwrap();
-            ledger.set_node(&name, NodeKind::Stowage, None);
-            ledger.report_devices(&name, (0..*gpus).map(|index| device(&name, index)).collect()).unwrap();
+            ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
+            ledger
+                .apply(DevicesReported {
+                    node: name.clone(),
+                    devices: (0..*gpus).map(|index| device(&name, index)).collect(),
+                })
+                .unwrap();
             names.push(name);
         }
         Self { ledger, nodes: names }
@@ -164,13 +172,13 @@ impl Scene {
         let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
         let shown =
             Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation {
+        self.ledger.apply(PodObserved(PodObservation {
             uid: PodUid::parse(uid).unwrap(),
             key,
             demand,
             state,
             observed: shown,
-        });
+        }));
     }
 
     /// The victims that an order chooses for a pod of that size, and their node.

@@ -66,7 +66,7 @@ impl LedgerHistory {
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
-                    ledger.offer(&uid(pod), view, gpus, self.now);
+                    ledger.offer(&uid(pod), &view.name, &view.uuids(gpus));
                 }
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
