@@ -2,7 +2,7 @@
 //! logger or a random number. `now` is an argument, every order ends in a name, and no hash map is iterated, so the
 //! same snapshot, policy and request give the same answer, byte for byte.
 //!
-//! In floors: a room imports only from those above it in this list.
+//! In floors: a module imports only from those above it in this list.
 //!
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.

@@ -1,4 +1,5 @@
-//! Who may leave for whom, what it costs part by part, and what a hold makes of it.
+//! Preemption candidates made from a ledger: which pods may be evicted for which, the parts of the eviction cost, and what a
+//! reservation changes. Hand-made candidates are in `tests`.
 
 use super::*;
 use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
@@ -35,12 +36,12 @@ fn node(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()
 }
 
-/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 can be promised.
+/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 are allocatable.
 struct CandidateFixture {
     ledger: Ledger,
 }
 
-/// A pod of 36 GiB that says nothing and has run for an hour.
+/// What a watch shows of a pod without annotations that has run for an hour.
 fn observed() -> ObservedDisruptionInfo {
     ObservedDisruptionInfo::default()
 }
@@ -80,7 +81,7 @@ impl CandidateFixture {
         self.bound_with(name, on, demand(36, -5), observed);
     }
 
-    /// Who leaves for one of 36 GiB.
+    /// The victims for a pod of 36 GiB.
     fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
         self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
         let rooms =
@@ -88,7 +89,7 @@ impl CandidateFixture {
         cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
-    /// By name: who is evicted on the node, who elsewhere, and who is waited for.
+    /// The names of the pods that are evicted on the node, of those that are evicted elsewhere, and of those that leave anyway.
     fn group_victims(&mut self) -> Option<[String; 3]> {
         let set = self.ask(BudgetRules::Keep)?;
         let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
@@ -139,9 +140,9 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
-    // Its room is promised now.
+    // Its VRAM is reserved now.
     bench.ledger.release_reservation(&uid("asks"));
-    // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
+    // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
     assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimStays));
@@ -209,7 +210,7 @@ fn a_group_leaves_whole_or_not_at_all() {
     assert_eq!(set.eviction_cost.victims, 2);
     assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimStays), "half of it");
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
-    // Both are spoken for, on either node.
+    // Both are victims of a reservation already, on either node.
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("later"));
     for name in ["a", "b"] {
@@ -230,7 +231,7 @@ fn a_group_with_a_protected_member_stays() {
     bench.bound_with("service-b", "b", demand(36, 0), observed());
     assert_eq!(bench.group_victims(), None);
     assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
-    // A member that is leaving already keeps nobody.
+    // A member that is leaving already protects no other.
     let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) });
     bench.bound_with("g-2", "b", demand(36, 0), ObservedDisruptionInfo { leaving, ..in_group("g") });
     assert_eq!(bench.why("g-1"), None);
@@ -254,7 +255,7 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
     assert_eq!(bench.ask(BudgetRules::Violate).unwrap().eviction_cost.violations, 1);
     bench.ledger.set_budget(budget("one", 1));
     assert_eq!(bench.group_victims(), three("x", "", ""));
-    // The Eviction API refuses whom two cover.
+    // The Eviction API refuses a pod that two budgets cover.
     bench.ledger.set_budget(budget("two", 9));
     assert_eq!(bench.group_victims(), None);
     bench.ledger.remove_budget("default", "two");
@@ -378,7 +379,7 @@ fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
     assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
 }
 
-/// A policy whose opportunistic pods are under these rules.
+/// A policy with these rules for the opportunistic class.
 fn opportunistic(rules: &str) -> Policy {
     use crate::policy_file::{SourceText, load};
     let text = format!(
@@ -398,7 +399,7 @@ fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
     for (rules, group_victims, why) in [
         ("doNotDisrupt: honor", None, Some(KeepReason::DoNotDisrupt)),
         ("doNotDisrupt: ignore", three("kept", "", ""), None),
-        // Said alone it changes nothing of the class.
+        // Another rule leaves the class's default as it is.
         ("minRuntime: 0s", None, Some(KeepReason::DoNotDisrupt)),
     ] {
         let mut bench = CandidateFixture::new(opportunistic(rules));

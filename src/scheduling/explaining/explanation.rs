@@ -33,7 +33,7 @@ pub struct Explanation {
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
-    /// What would have to change, the easiest first; or, for a pod that fits, what to look at next.
+    /// What would have to change, the easiest first; or, for a pod that fits, what to check next.
     pub remedies: Vec<Remedy>,
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
