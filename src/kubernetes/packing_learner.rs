@@ -33,7 +33,7 @@ impl PackingLearner {
         self.at_work = Some(tokio::task::spawn_blocking(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            // Before the ledger is locked: the ledger copies a snapshot that is still in use.
+            // Dropped before the ledger is locked: the ledger copies a snapshot that is still in use.
             drop(snapshot);
             service.ledger().set_packing_model(packing_model);
             // So that the first request finds every node summarized.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// The API server's extra field for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
-/// Agents retry every second; one review is not worth a longer wait.
+/// Agents retry every second, so a review that takes longer is given up.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// The properties of an agent's token.

@@ -1,4 +1,4 @@
-//! What a replica says of conflicts and what it does about them, by whether it leads and what the policy says.
+//! What a replica reports of conflicts and what it does about them, by whether it leads and by the policy.
 
 use super::*;
 use crate::kubernetes::ClusterIndex;
@@ -61,7 +61,7 @@ impl AuditFixture {
         self.recorder.records.lock().insert(name.into(), record);
     }
 
-    /// So many looks, a second apart; what they have evicted is awaited.
+    /// Audits so many times, a second apart, and waits for the evictions.
     async fn looks(&mut self, looks: u64) {
         for _ in 0..looks {
             self.now = self.now + Millis::seconds(1);

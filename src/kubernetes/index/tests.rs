@@ -456,7 +456,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
     two.index.reset_pods(&two.service, &list);
-    // When each learned of a pod is its own.
+    // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
         let ledger = bench.service.ledger();
         let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {

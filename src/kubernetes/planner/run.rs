@@ -46,7 +46,7 @@ impl PlanningRun {
         self.task.is_empty() && self.rests_until <= now
     }
 
-    /// `plan` gets a function that tells whether to stop.
+    /// `plan` gets a function that says whether to stop.
     pub fn begin(&mut self, began: PlanBasis, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
         self.begun = began;
         self.is_void = false;

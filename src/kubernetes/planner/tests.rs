@@ -1,4 +1,4 @@
-//! The planner's acts, one tick at a time, against a control plane that takes note.
+//! The planner's acts, one tick at a time, against a control plane that records each call.
 
 mod deadlines;
 mod evictions;
@@ -24,7 +24,7 @@ struct PlannerFixture {
 }
 
 impl PlannerFixture {
-    /// Nodes with one 80 GiB GPU each, of which 72 GiB can be promised.
+    /// Nodes with one 80 GiB GPU each, of which 72 GiB are allocatable.
     fn new(nodes: &[&str]) -> Self {
         Self::by(Policy::default(), nodes)
     }
@@ -64,7 +64,7 @@ impl PlannerFixture {
         self.index.delete_pod(&self.service, &pod);
     }
 
-    /// As if so much time had passed; by itself none does.
+    /// Advances the clock, which does not advance by itself.
     fn pass(&mut self, seconds: u64) {
         let mut ledger = self.service.ledger();
         let later = ledger.now() + Millis::seconds(seconds);

@@ -1,4 +1,4 @@
-//! Which pods are evicted, how often, and which are not any more.
+//! Which pods are evicted, how often an eviction is retried, and when it is called off.
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
