@@ -14,7 +14,7 @@ use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The report, with pods' names looked up by their UIDs.
+/// The report, with the names of pods in place of their UIDs.
 pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
     let mut text = format!("Node {}\n", report.node);

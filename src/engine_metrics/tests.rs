@@ -1,4 +1,4 @@
-//! Figures of a page of every engine and version, and of pages that lie.
+//! Figures of a page of every engine and version, and of pages with impossible values.
 
 use super::scan::{MetricLine, Scan, WantedMetrics};
 use super::{Engine, Figures, UnknownPage, read};

@@ -9,7 +9,7 @@ fn test(text: serde_json::Value) -> PolicyTest {
     serde_json::from_value(text).unwrap()
 }
 
-/// The built-in classes behind one of our own, and two tenants.
+/// One custom class before the built-in ones, and two tenants.
 fn policy() -> Policy {
     let chat = Class {
         matches: Match { namespaces: vec!["chat".into()], ..Match::default() },

@@ -1,7 +1,7 @@
 //! Reads policy files from disk: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
 //! because a mounted ConfigMap consists of them; names that begin with a dot are internal to the ConfigMap and are ignored.
 //!
-//! [`policy_file`](crate::policy_file) parses the files; nothing here looks into them.
+//! [`policy_file`](crate::policy_file) parses the files; nothing here reads their content.
 
 use crate::policy_file::{MAX_FILE, SourceText};
 use std::io::{self, Read};

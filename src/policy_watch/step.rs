@@ -1,7 +1,7 @@
 //! Decides what to do after each read of the policy files. Pure: the files come in, the action comes out; no clock, no disk.
 //!
 //! ```text
-//!             the same as was dealt with
+//!             the same as was handled
 //!           ┌──────────┐
 //!           ▼          │       other           the same again
 //!        settled ──────┴────────────► changing ────────────────► settled: load it, or refuse it

@@ -83,7 +83,7 @@ impl Service {
         ledger
     }
 
-    /// The cluster as kube-scheduler's default filters see it. To look at many nodes, take a snapshot. Never lock the ledger
+    /// The cluster as kube-scheduler's default filters see it. To evaluate many nodes, take a snapshot. Never lock the ledger
     /// while this is locked, nor the other way round.
     pub fn kube_filters(&self) -> MutexGuard<'_, ClusterFilters> {
         self.kube_filters.lock()

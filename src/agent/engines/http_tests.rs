@@ -31,7 +31,7 @@ macro_rules! page {
     };
 }
 
-/// Nothing a machine under load does within these is taken for an engine's fault, and every round asks.
+/// Limits that a busy machine does not exceed, so that no delay is taken for an engine's fault; every round probes.
 fn patient() -> EngineLimits {
     EngineLimits {
         connect: Duration::from_secs(20),
@@ -84,7 +84,7 @@ impl StubServer {
     }
 }
 
-/// An engine whose pages a test may change; what has none is not found.
+/// An engine whose pages a test may change; every other path is answered 404.
 #[derive(Clone, Default)]
 struct StubPages(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>);
 

@@ -1,4 +1,4 @@
-//! What is asked when and said when, without a network: answers and moments are made up.
+//! When an engine is probed and what is reported of it, without a network: answers and times are arguments.
 
 use super::address::{AddressOwner, EngineEvidence, METRICS_PATH, METRICS_PORT, MetricsAddress, sought};
 use super::fetch::FetchError;

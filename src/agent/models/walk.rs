@@ -14,7 +14,7 @@ pub const MAX_ENTRIES: usize = 10_000;
 /// Reasons kept of one scan; a cache on a broken disk has one for each of its files.
 const MAX_PROBLEMS: usize = 16;
 
-/// For one scan. Local folders take milliseconds; a network disk may take seconds and is looked at on a thread of its own.
+/// For one scan. Local folders take milliseconds; a network disk may take seconds and is scanned on a thread of its own.
 const MAX_SCAN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ impl Walk {
         }
     }
 
-    /// Whether there is time left to look at `path`.
+    /// Whether there is time left to scan `path`.
     pub fn may_look_at(&mut self, path: &Path) -> bool {
         if !self.is_over && Instant::now() >= self.ends {
             self.is_over = true;

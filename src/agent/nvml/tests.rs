@@ -1,4 +1,4 @@
-//! The true path through nvml-wrapper, against a library that plays a script; and against the real one where there is a GPU.
+//! The production path through nvml-wrapper, against a library that plays a script; and against the real one if there is a GPU.
 
 use super::*;
 use crate::ids::GpuUuid;
@@ -274,7 +274,7 @@ fn an_error_event_takes_out_its_gpu_and_a_programs_own_does_not() {
     let calm = script([gpu("a"), gpu("b"), gpu("c")]);
     let mut node = NvmlFixture::new(&calm);
     node.sample();
-    // They are delivered in this order, so that the last one tells that all have been read.
+    // They are delivered in this order: once the last one has its effect, all have been read.
     let xids = vec![Xid { gpu: 0, xid: 31 }, Xid { gpu: 1, xid: 74 }, Xid { gpu: 2, xid: 119 }];
     node.mock.play(&NvmlScript { xids, ..calm }).unwrap();
 
@@ -359,7 +359,7 @@ fn a_driver_upgraded_under_the_agent_is_told() {
     assert!(reason.contains("different versions"), "{reason}");
 }
 
-/// What nvidia-smi says of each GPU, or why that is not known.
+/// What nvidia-smi prints of each GPU, or why that is not known.
 fn nvidia_smi() -> Result<Vec<Vec<String>>, String> {
     let query = "--query-gpu=uuid,memory.total,memory.reserved,memory.used,mig.mode.current";
     let output = Command::new("nvidia-smi").args([query, "--format=csv,noheader,nounits"]).output();

@@ -1,4 +1,4 @@
-//! Whose a process is, by a `/proc` of files and a kubelet of its own.
+//! The owners of processes, found with a `/proc` of files and a stand-in kubelet.
 
 use super::fake_kubelet::{FakeKubelet, given};
 use super::*;

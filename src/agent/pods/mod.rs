@@ -21,7 +21,7 @@ const READ_LABELS: [&str; 2] = ["llm-d.ai/engine-type", "llm-d.ai/model"];
 const MAX_VALUE: usize = 1024;
 /// ... there are a few of them, ...
 const MAX_ANNOTATIONS: usize = 64;
-/// ... and each port is an address at which an engine may have to be looked for.
+/// ... and each port is an address that may have to be probed for an engine.
 const MAX_PORTS: usize = 64;
 
 /// A pod that runs on this node.

@@ -1,6 +1,6 @@
 //! Destinations of reports: `--extender`, parsed once.
 //!
-//! A name is kept as it was given; its replicas are looked up repeatedly elsewhere.
+//! A name is kept as it was given; the publisher resolves it again and again.
 
 use http::Uri;
 use std::fmt;

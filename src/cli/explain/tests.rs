@@ -1,5 +1,5 @@
-//! What a person reads, whole: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed before
-//! you commit it.
+//! The whole output of `stowage explain`: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what
+//! changed before you commit it.
 
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};

@@ -1,8 +1,8 @@
-//! Simulated output of a machine's driver, kernel and disk: the only part of an agent's surroundings that is made up here.
+//! Simulated output of a machine's driver, kernel and disk: the only input of the demo's agents that is simulated here.
 //!
 //! Everything follows from the pods that run on the machine, as the API server shows them, and from earlier ones whose
-//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they have pages of their own, which the
-//! agent reads like any other.
+//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they serve
+//! their own metrics pages ([`engines`](super::engines)), which the agent reads as on any node.
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 #[derive(Debug)]
 pub struct EventQueue<T> {
     next: BinaryHeap<Reverse<(Moment, u64)>>,
-    /// By their order of insertion.
+    /// The events, by their order of insertion.
     what: BTreeMap<u64, T>,
     put_in: u64,
     now: Moment,

@@ -13,7 +13,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Random(u64);
 
 impl Random {
-    /// The dice for one purpose of a run. Each purpose has its own, so that who asks more of one changes nothing for the
+    /// The dice for one purpose of a run. Each purpose has its own, so that drawing more numbers for one changes nothing for the
     /// others.
     pub fn seeded(seed: u64, purpose: u64) -> Self {
         Self(mixed(seed).wrapping_add(mixed(purpose.wrapping_add(STEP))))

@@ -1,4 +1,4 @@
-//! The pod-resources client against a real server on a unix socket, and against what is none.
+//! The pod-resources client against a real server on a unix socket, and against sockets that are no kubelet's.
 
 use super::*;
 use crate::agent::ownership::fake_kubelet::{FakeKubelet, given};

@@ -1,4 +1,4 @@
-//! What the command prints, and what it says of what it cannot play.
+//! The output of `stowage simulate packing`, and its messages about traces and arguments that it cannot use.
 
 use super::*;
 use clap::Parser;

@@ -30,7 +30,7 @@ impl ArrivalDice {
 /// every run of a policy without random numbers has the published result, to the hundredth, seed by seed.
 const ROLLED_BY_OTHERS: usize = 10;
 
-/// One seed's.
+/// The arrivals of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrivals {
     pub seed: u64,

@@ -93,7 +93,7 @@ impl TypicalShape {
         Self { milli, gpus, models: models.into(), up_to: up_to.collect() }
     }
 
-    /// What is free on GPUs that hold such a pod, times those of them that have the CPU they want.
+    /// The free capacity of GPUs that fit such a pod, times the number of such pods for which the CPU suffices.
     fn useful(&self, rest: Rest<'_>) -> u64 {
         if !self.models[rest.model] {
             return 0;

@@ -9,7 +9,7 @@ use crate::lab::simulate::packing::{CpuRule, Replay, SimulatedEviction, Typical,
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use proptest::prelude::*;
 
-/// In thousandths of GPUs: the best that can be had of these pods, the first `placed` of which must all be in.
+/// The greatest allocation of these pods, in thousandths of GPUs; the first `placed` of them must all be placed.
 fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -> Option<u64> {
     fn go(setting: &PlayedTrace, cluster: &SimulatedCluster, pods: &[usize], placed: usize) -> Option<u64> {
         let Some((pod, rest)) = pods.split_first() else { return Some(cluster.allocated()) };
@@ -98,7 +98,7 @@ fn what_no_cut_of_a_gpu_holds_is_not_counted_on() {
     assert_eq!(most(asked(&[4.0, 0.0], &[0.0, 0.0])), 1.2);
     assert_eq!(most(asked(&[4.0, 1.0], &[0.0, 0.0])), 1.5);
     assert_eq!(most(asked(&[4.0, 9.0], &[0.0, 0.0])), 1.8);
-    // One that has to be in takes what others would have used better, or not.
+    // A pod that must be placed may take what others would have used better.
     let single = self::setting(&[(64_000, 1)], &[kind(0, 1, 600), kind(0, 1, 1000)]);
     let most = |placed: f64| super::most(&single, &asked(&[1.0, 1.0], &[placed, 0.0])).unwrap();
     assert!((most(0.0) - 1.0).abs() < 1e-6 && (most(1.0) - 0.6).abs() < 1e-6);

@@ -12,7 +12,7 @@ fn audited(shipped: &Shipped<'_>) {
     assert!(violations.is_empty(), "{violations:?}");
 }
 
-/// Thousandths of GPUs that the ledger says are promised, to the nearest.
+/// Thousandths of GPUs that are allocated by the ledger, rounded.
 fn promised(shipped: &Shipped<'_>) -> u64 {
     let totals = shipped.ledger.totals();
     let gpu = totals.capacity.0 / totals.gpus;
