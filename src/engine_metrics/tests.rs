@@ -135,7 +135,7 @@ fn a_value_that_cannot_be_gives_no_figure_and_is_named() {
 }
 
 #[test]
-fn one_rank_that_lies_takes_the_whole_figure_with_it() {
+fn an_impossible_value_of_one_rank_invalidates_the_figure() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
         vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} three\n";
     let figures = read(page.as_bytes(), None).unwrap();

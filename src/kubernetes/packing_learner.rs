@@ -51,7 +51,7 @@ mod tests {
     use serde_json::json;
 
     #[tokio::test]
-    async fn what_free_vram_is_worth_is_learned_once_enough_pods_have_come() {
+    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
         let service = Service::new(Policy::default());
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn s3_a_token_that_rules_itself_out_is_refused_before_anyone_is_asked() {
+    fn s3_a_token_with_impossible_claims_is_refused_without_asking_the_api_server() {
         let now = jiff::Timestamp::from_second(1_000_000).unwrap();
         let user = "system:serviceaccount:kube-system:stowage-agent";
         let code = |claims: serde_json::Value| {

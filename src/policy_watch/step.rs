@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_gone_for_a_moment_is_nobodys_policy() {
+    fn a_directory_that_is_gone_for_a_moment_changes_nothing() {
         let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
         assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);

@@ -157,7 +157,7 @@ fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
 }
 
 #[test]
-fn no_room_imports_from_its_own_floor_or_from_one_above() {
+fn no_module_imports_from_its_own_floor_or_from_one_above() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let floors = Floors::read(&src);
     let modules = imports(&src);
@@ -183,7 +183,7 @@ fn no_room_imports_from_its_own_floor_or_from_one_above() {
 }
 
 #[test]
-fn every_room_that_is_listed_is_there_and_every_module_is_in_one() {
+fn every_listed_module_exists_and_every_module_is_in_one() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let floors = Floors::read(&src);
     let modules: BTreeSet<Module> = imports(&src).into_iter().map(|(module, _)| module).collect();

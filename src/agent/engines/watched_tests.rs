@@ -229,7 +229,7 @@ fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
 }
 
 #[test]
-fn figures_of_the_process_before_are_not_told_of_the_next_one() {
+fn figures_of_the_previous_process_are_not_reported_for_the_next() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
@@ -321,7 +321,7 @@ fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
 }
 
 #[test]
-fn where_to_look_anew_is_looked_at_anew() {
+fn an_engine_is_probed_at_its_new_address() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_looks_elsewhere() {
+    fn each_round_samples_other_offsets() {
         let files = [file("a", 10 << 30)];
         let rounds =
             (0..1000).flat_map(|round| samples(&files, round).map(|(_, at)| at >> 12).collect::<Vec<_>>());

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_very_many_files_is_read_in_part_and_that_is_told() {
+    fn a_folder_of_very_many_files_is_read_in_part_and_that_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         for n in 0..MAX_ENTRIES + 5 {
             File::create(folder.path().join(n.to_string())).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_text_is_left_out_and_told_once() {
+    fn a_name_that_is_not_utf_8_is_left_out_and_reported_once() {
         let folder = tempfile::tempdir().unwrap();
         for name in [&b"models--\xff"[..], b"\xfe", b"good"] {
             fs::write(folder.path().join(OsStr::from_bytes(name)), "").unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_reasons_are_kept_than_anybody_reads() {
+    fn the_number_of_reasons_is_limited() {
         let mut walk = walk();
         for n in 0..100 {
             walk.tell(ScanProblem::NoFolder { path: format!("/{n}").into() });

@@ -352,7 +352,7 @@ fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
 }
 
 #[test]
-fn a_driver_upgraded_under_the_agent_is_told() {
+fn a_driver_upgraded_under_the_agent_is_reported() {
     let init_error = Some(codes::LIB_RM_VERSION_MISMATCH);
     let reason =
         NvmlFixture::new(&NvmlScript { init_error, ..script([gpu("a")]) }).nvml.sample().unwrap_err();

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_gone_and_what_cannot_be_read_is_told() {
+    fn an_ended_process_is_gone_and_an_unreadable_one_is_reported() {
         let mut proc = proc();
         assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Gone);
         std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_file_of_rubbish_names_nobody() {
+    fn a_malformed_cgroup_file_names_no_pod() {
         let mut proc = proc();
         let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
         proc.runs(7, 100, rubbish);

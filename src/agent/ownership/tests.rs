@@ -143,7 +143,7 @@ async fn where_the_cgroup_says_nothing_the_only_pod_with_the_gpu_has_the_process
 }
 
 #[test]
-fn a_gpu_that_a_binding_gave_to_somebody_else_too_has_no_only_holder() {
+fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
     let key = PodKey::parse("team-a", "llama").unwrap();
     let device_ids = vec![GpuUuid::parse("GPU-a").unwrap()];
     let allocation = Allocation { key, container: String::new(), resource: String::new(), device_ids };
@@ -172,7 +172,7 @@ async fn a_slice_is_not_the_gpu_it_is_cut_from() {
 }
 
 #[tokio::test]
-async fn without_the_hosts_proc_and_without_a_kubelet_both_are_told() {
+async fn a_missing_host_proc_and_a_missing_kubelet_are_both_reported() {
     let mut node = node(FakeKubelet::stopped());
     let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[pod(LLAMA, "llama")]).await;
     assert_eq!(owners, [None, None]);

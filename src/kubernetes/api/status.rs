@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn b5_a_hold_says_which_leader_made_it() {
+    fn b5_a_reservation_names_the_leader_that_made_it() {
         let reservation = Reservation {
             node: node(),
             devices: [].into(),

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_look_does_not_lead_and_a_renewal_does() {
+    fn the_first_read_does_not_lead_and_a_renewal_does() {
         let mut lease = neighbour();
         for second in 0..20 {
             look(&mut lease, reservation_of("stowage-0_1b2c", 100), second);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_fail_move_nothing() {
+    fn reads_that_fail_change_nothing() {
         let mut lease = established();
         look(&mut lease, reservation_of("stowage-0_1b2c", 102), 21);
         // Five reads fail. The renewal that the next one shows may have been made right after the read before them.

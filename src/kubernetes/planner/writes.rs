@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_panics_does_not_hold_up_what_comes_after_it() {
+    async fn a_write_that_panics_does_not_block_the_next_one() {
         let mut writes = Writes::default();
         writes.add(uid("a"), async { panic!("in a test") });
         writes.add(uid("a"), async { None });

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_clings_keeps_its_memory_when_its_pod_is_gone_as_long_as_it_was_told() {
+    async fn a_process_keeps_its_memory_after_its_pod_is_gone_for_the_annotated_time() {
         let api = Arc::new(ApiServer::start().await.unwrap());
         let hardware = Hardware::new(MACHINE, api.clone());
         for (name, gpu, stays) in [("hangs", 0, termination::FOR_EVER), ("slow", 1, "1")] {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_keeps_everyone_and_meets_every_order() {
+    fn a_shuffle_keeps_every_item_and_produces_every_order() {
         let mut random = Random::seeded(7, 0);
         let mut met = std::collections::BTreeMap::new();
         for _ in 0..600 {

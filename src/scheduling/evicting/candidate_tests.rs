@@ -128,7 +128,7 @@ fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
 }
 
 #[test]
-fn nobody_is_evicted_where_room_is_coming_anyway() {
+fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
     bench.bound("other", "a", observed());
@@ -149,7 +149,7 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
 }
 
 #[test]
-fn what_protects_a_pod_is_said_and_keeps_it() {
+fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     let mut bench = CandidateFixture::new(Policy::default());
     let disruption_info = |edit: fn(&mut DisruptionInfo)| {
         let mut observed = observed();
@@ -177,7 +177,7 @@ fn what_protects_a_pod_is_said_and_keeps_it() {
 }
 
 #[test]
-fn who_may_not_preempt_asks_nobody_to_leave() {
+fn a_pod_that_may_not_preempt_gets_no_victims() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", observed());
     bench.bound("y", "a", observed());
@@ -195,7 +195,7 @@ fn who_may_not_preempt_asks_nobody_to_leave() {
 }
 
 #[test]
-fn a_group_leaves_whole_or_not_at_all() {
+fn a_group_is_evicted_whole_or_not_at_all() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("g-1", "a", in_group("g"));
     bench.bound("other", "a", observed());
@@ -238,7 +238,7 @@ fn a_group_with_a_protected_member_stays() {
 }
 
 #[test]
-fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_all() {
+fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_set() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", observed());
     bench.bound_with("service", "a", demand(36, 0), observed());
@@ -264,7 +264,7 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
 }
 
 #[test]
-fn each_part_of_a_loss_has_its_figure() {
+fn each_part_of_the_eviction_cost_has_its_figure() {
     let mut policy = Policy::default();
     policy.eviction_costs.per_request = Millis::seconds(3);
     let mut bench = CandidateFixture::new(policy);
@@ -315,7 +315,7 @@ fn each_part_of_a_loss_has_its_figure() {
 }
 
 #[test]
-fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
+fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
     let mut classes = crate::scheduling::policy::built_in_classes();
     let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
@@ -337,7 +337,7 @@ fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
 }
 
 #[test]
-fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
+fn of_pods_with_equal_cost_the_one_with_the_lower_deletion_cost_is_evicted() {
     let mut bench = CandidateFixture::new(Policy::default());
     for (name, deletion_cost) in [("dear", 100), ("cheap", -100)] {
         bench.bound(
@@ -354,7 +354,7 @@ fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
 }
 
 #[test]
-fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
+fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_some_day() {
     let mut bench = CandidateFixture::new(Policy::default());
     let free_host = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
     bench.ledger.set_free_host(&node("a"), free_host(3));
@@ -391,7 +391,7 @@ fn opportunistic(rules: &str) -> Policy {
 }
 
 #[test]
-fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
+fn s6_the_class_decides_whether_do_not_disrupt_counts() {
     let kept = ObservedDisruptionInfo {
         disruption_info: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
         ..observed()

@@ -187,7 +187,7 @@ fn what_filters_nodes_in_unknown_ways_is_named() {
 }
 
 #[test]
-fn whom_a_pod_requires_away_from_it_is_kept() {
+fn the_required_anti_affinity_of_a_pod_is_read() {
     let far = |term: Value| {
         let rule = json!({ "requiredDuringSchedulingIgnoredDuringExecution": [term] });
         let spec = json!({ "nodeName": "a", "affinity": { "podAntiAffinity": rule } });

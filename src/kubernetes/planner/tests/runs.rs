@@ -5,7 +5,7 @@ use crate::service::Tenure;
 use std::collections::BTreeSet;
 
 #[tokio::test]
-async fn a_plan_that_is_being_made_holds_up_no_deadline() {
+async fn a_planning_run_delays_no_deadline() {
     let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(gated("held", 50, 0));
     bench.tick().await;
@@ -29,7 +29,7 @@ async fn a_plan_that_is_being_made_holds_up_no_deadline() {
 }
 
 #[tokio::test]
-async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_is_written() {
+async fn changes_during_a_planning_run_are_checked_before_anything_is_written() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.planner.tick();

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_cluster_is_sampled_unless_told_otherwise() {
+    fn a_large_cluster_is_sampled_unless_configured_otherwise() {
         let mut config = SchedulerConfig::shipped("http://e/scheduler/");
         assert_eq!(config.nodes_to_find(5000), 5000);
         config.percentage_of_nodes_to_score = None;

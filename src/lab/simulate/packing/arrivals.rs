@@ -95,7 +95,7 @@ mod tests {
     use crate::lab::simulate::openb::built_in;
 
     #[test]
-    fn everyone_comes_once_and_then_some_again_until_the_load_is_reached() {
+    fn every_pod_arrives_once_and_then_some_again_until_the_load_is_reached() {
         let setting = setting(&[(64_000, 8)], &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)]);
         let arrivals = Arrivals::of(&setting, 42);
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();

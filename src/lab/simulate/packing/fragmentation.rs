@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_lost_to_whom_it_does_not_fit() {
+    fn free_capacity_counts_as_fragmented_for_pods_that_cannot_use_it() {
         let typical = typical();
         let fragments = |cpu, gpus: &[u32]| typical.fragments(Rest { model: 0, cpu, gpus });
         assert_eq!(typical.count(), 3);

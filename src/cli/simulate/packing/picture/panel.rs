@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lie_on_each_other_are_moved_apart_around_their_middle() {
+    fn overlapping_names_are_moved_apart_around_their_middle() {
         assert_eq!(moved(vec![100.0, 200.0]), [100.0, 200.0]);
         assert_eq!(moved(vec![100.0, 101.0]), [88.0, 113.0]);
         assert_eq!(moved(vec![100.0, 100.0, 100.0]), [75.0, 100.0, 125.0]);
