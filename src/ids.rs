@@ -64,7 +64,7 @@ name!(
     /// A node's `metadata.name`.
     NodeName, "node name");
 name!(
-    /// A pod's `metadata.uid`: what tells a pod from its successor of the same name.
+    /// A pod's `metadata.uid`: it distinguishes a pod from its successor of the same name.
     PodUid, "pod UID");
 name!(
     /// The `metadata.uid` of a pod's controller.

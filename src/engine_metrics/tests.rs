@@ -87,7 +87,7 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
     ];
     for (page, expected) in pages {
         assert_eq!(read(page, None).unwrap(), expected);
-        // A wrong hint harms nothing.
+        // A wrong engine in the hint changes nothing.
         assert_eq!(read(page, Some(Engine::Lmdeploy)).unwrap(), expected);
     }
 }

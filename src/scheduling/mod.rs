@@ -8,7 +8,7 @@
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
 //! - [`placing`]: snapshot, fit, pack, score and rank.
-//! - [`ledger`]: who holds which VRAM: node states, pod states, reservations. The one writer.
+//! - [`ledger`]: which pod has which VRAM: node states, pod states, reservations. The one writer.
 //! - [`evicting`]: which pods to evict for a preemptor, and at what cost.
 //! - [`planning`]: places for pods that wait, groups, consolidation, relief of loaded engines.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.

@@ -1,6 +1,6 @@
 //! The guard of the ledger's lock. A panic under the lock discards the ledger.
 //!
-//! A panic may leave a change half made, and no later check can tell which half. The pods on the API server are consistent:
+//! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
 //! leadership closes, and everything is relisted into an empty ledger. This module does not know what the ledger contains.
 
 use super::Service;

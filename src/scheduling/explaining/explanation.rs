@@ -215,7 +215,7 @@ pub enum PodStage {
         refused: Option<RefusedPart>,
         /// On how many nodes the scheduler last asked for victims.
         offered_to_preempt: Option<u32>,
-        /// The scheduling gate that holds the pod.
+        /// The scheduling gate that keeps the pod from the scheduler.
         gate: SchedulingGate,
         /// How many times in a row the planner found no place for it.
         failed_attempts: u32,
