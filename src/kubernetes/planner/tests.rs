@@ -492,7 +492,7 @@ async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("unplannable-007");
     bench.released();
-    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
+    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "a pod that is gone is forgotten");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@
 
 use crate::units::Millis;
 
-/// The golden ratio's odd neighbour: added again and again, it meets every word before it meets one twice.
+/// An odd number near 2⁶⁴ over the golden ratio: added again and again, it gives every word once before it repeats one.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(Debug, Clone)]
@@ -24,8 +24,8 @@ impl Random {
         mixed(self.0)
     }
 
-    /// One of `0..bound`; 0 for a bound of 0. The high part of a product, so that no division is needed; what that prefers by is
-    /// less than one in 2⁴⁰ for any list that fits memory.
+    /// One of `0..bound`; 0 for a bound of 0. The high part of a product, so that no division is needed; the bias is less than
+    /// one in 2⁴⁰ for any list that fits memory.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.word()) * bound as u128) >> 64) as usize
     }
@@ -54,7 +54,7 @@ impl Random {
     }
 }
 
-/// Each word to another; no two to one.
+/// A bijection of words.
 pub fn mixed(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
