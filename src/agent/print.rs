@@ -229,7 +229,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_known_is_printed_and_what_is_not_is_a_question_mark() {
+    fn known_figures_are_printed_and_unknown_ones_are_a_question_mark() {
         let report: NodeReport = serde_json::from_value(json!({
             "node": "node-a", "bootId": "b", "sequence": 1,
             "gpus": [{

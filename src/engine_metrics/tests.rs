@@ -210,7 +210,7 @@ fn an_engine_that_has_not_worked_yet_is_known_by_its_other_metrics() {
 }
 
 #[test]
-fn what_the_format_allows_is_read() {
+fn every_line_that_the_format_allows_is_parsed() {
     let wanted = WantedMetrics::new(&[("a:b", 'a'), ("a:bc", 'c'), ("d", 'd')]);
     let value = |line: &str| {
         let lines: Vec<_> = Scan::new(line.as_bytes(), &wanted).collect();
@@ -242,7 +242,7 @@ fn what_the_format_allows_is_read() {
 }
 
 #[test]
-fn what_the_format_does_not_allow_is_passed_over_and_counted() {
+fn lines_that_the_format_does_not_allow_are_skipped_and_counted() {
     let wanted = WantedMetrics::new(&[("d", ())]);
     for line in [
         "d ",

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_written_at_once_and_another_figure_once_it_has_settled() {
+    fn a_missing_figure_is_written_at_once_and_a_different_one_once_it_has_settled() {
         let mut capacity = CapacityWriter::default();
         let (a, b) = (NodeName::parse("a").unwrap(), NodeName::parse("b").unwrap());
         let at = |seconds| Moment(0) + Millis::seconds(seconds);

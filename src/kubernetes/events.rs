@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_oldest_goes_first() {
+    fn the_memory_of_recorded_events_is_limited_and_the_oldest_are_forgotten_first() {
         let mut told = RecentEvents::default();
         for n in 0..REMEMBERED + 10 {
             assert!(told.is_news(&uid(n), PodEventReason::Refused, Moment(n as u64 / 100)));

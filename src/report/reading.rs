@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_model_that_is_there_twice_the_nearer_counts() {
+    fn a_model_found_twice_has_the_nearer_tier() {
         let mut report = report(json!([]));
         report.models = serde_json::from_value(json!([
             { "model": "b", "tier": "disk", "bytes": 7, "source": "huggingface" },

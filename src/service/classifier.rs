@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
+    fn classifications_made_in_advance_get_the_new_policys_version() {
         let classified: Classifications =
             [(Arc::new(pod("chat")), policy(0, "chat").classify(&pod("chat")))].into_iter().collect();
         let in_force = policy(7, "chat");

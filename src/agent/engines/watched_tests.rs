@@ -40,7 +40,7 @@ fn addresses(pod: &PodOnNode, owner: AddressOwner) -> Vec<String> {
 }
 
 #[test]
-fn what_a_pod_says_of_its_metrics_comes_before_what_engines_commonly_do() {
+fn a_pods_own_metrics_address_has_precedence_over_engines_defaults() {
     let prometheus = [("prometheus.io/port", "9400"), ("prometheus.io/path", "/m")];
     let own = [(METRICS_PORT, "9000"), (METRICS_PATH, "/own"), prometheus[0], prometheus[1]];
     let sglang = [("llm-d.ai/engine-type", "sglang")];

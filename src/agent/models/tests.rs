@@ -36,7 +36,7 @@ fn the_tier_of_an_engines_model_follows_its_state() {
 }
 
 #[test]
-fn of_a_model_found_twice_the_nearer_counts_and_the_disk_knows_its_weight() {
+fn a_model_found_twice_has_the_nearer_tier_and_the_size_on_disk() {
     let merged = merged([
         model("b", ModelTier::Disk, 10, "kserve"),
         model("a", ModelTier::Partial, 3, "huggingface"),

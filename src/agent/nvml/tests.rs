@@ -199,7 +199,7 @@ fn a_gpu_that_nvml_no_longer_counts_is_gone() {
 }
 
 #[test]
-fn one_call_that_fails_costs_one_figure() {
+fn a_failed_nvml_call_leaves_out_one_figure() {
     type IsOut = fn(&GpuReport) -> bool;
     let figures: [(&str, IsOut); 5] = [
         ("nvmlDeviceGetUtilizationRates", |gpu| gpu.utilization_percent.is_none()),
@@ -257,7 +257,7 @@ fn a_uuid_that_appears_twice_is_reported_once() {
 }
 
 #[test]
-fn what_a_gpu_says_of_its_memory_decides_its_health() {
+fn memory_errors_decide_the_health_of_a_gpu() {
     let health = |gpu: ScriptedGpu| NvmlFixture::new(&script([gpu])).sample().gpus[0].health;
     assert_eq!(health(gpu("a")), Health::Healthy);
     assert_eq!(health(ScriptedGpu { ecc_errors: Some(1), ..gpu("a") }), Health::Draining);

@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_node_in_a_pod_both_pods_are_named_and_the_outer_first() {
+    fn for_a_node_inside_a_pod_both_pods_are_named_the_outer_one_first() {
         let outer = UID.replace('0', "1");
         let cgroup = format!("0::/kubepods/pod{outer}/{CONTAINER}/kubelet/kubepods/pod{UID}/x\n");
         assert_eq!(pods(&cgroup), [outer.as_str(), UID]);
     }
 
     #[test]
-    fn what_is_no_pod_is_elsewhere_and_a_bare_root_says_nothing() {
+    fn a_cgroup_outside_kubernetes_is_elsewhere_and_a_namespace_root_is_unsaid() {
         for cgroup in [
             "0::/system.slice/dcgm.service\n".to_string(),
             "0::/podium/poda/pod-1.scope\n".to_string(),

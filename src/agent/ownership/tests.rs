@@ -97,7 +97,7 @@ async fn a_pod_that_is_not_listed_yet_is_named_all_the_same() {
 }
 
 #[tokio::test]
-async fn of_a_node_in_a_pod_the_pod_of_this_node_is_meant() {
+async fn for_a_node_inside_a_pod_the_owner_is_the_pod_of_this_node() {
     let mut node = node(FakeKubelet::stopped());
     node.runs(7, &format!("0::/kubepods/pod{QWEN}/kubelet/kubepods/pod{LLAMA}/x\n"));
     let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
@@ -119,7 +119,7 @@ async fn a_static_pod_is_found_by_its_mirrors_annotation() {
 }
 
 #[tokio::test]
-async fn where_the_cgroup_says_nothing_the_only_pod_with_the_gpu_has_the_process() {
+async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu() {
     let kubelet = FakeKubelet::start(vec![
         given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"]),
         given("team-a", "llama", "nvidia.com/gpu", &["nvidia1"]),

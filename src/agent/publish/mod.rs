@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_safe_is_refused_at_the_start() {
+    fn unsafe_destinations_are_refused_at_the_start() {
         let new = |extender: &str, token: bool| {
             let token_file = token.then(|| PathBuf::from("token"));
             Publisher::new(vec![extender.parse().unwrap()], token_file, None).err().map(|e| e.to_string())

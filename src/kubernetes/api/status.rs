@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_is_not_named() {
+    fn the_patch_names_only_changed_fields() {
         assert_eq!(
             patch(&StatusChange::nominate(node()))["status"],
             json!({ "nominatedNodeName": "node-a" })

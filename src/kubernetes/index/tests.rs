@@ -413,7 +413,7 @@ fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
 }
 
 #[test]
-fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
+fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&pod("p", "1", 10));
     assert!(bench.service.kube_filters().wants(&uid_of("1")).is_some());

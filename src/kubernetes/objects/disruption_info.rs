@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_protects_a_pod_is_read_and_nothing_else_is() {
+    fn only_the_keys_that_protect_a_pod_are_read() {
         let disruption_info = of(json!({
             "annotations": {"karpenter.sh/do-not-disrupt": "true", "controller.kubernetes.io/pod-deletion-cost": "-7"},
             "labels": {"kueue.x-k8s.io/managed": "true"},

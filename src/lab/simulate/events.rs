@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_should_have_happened_already_happens_now() {
+    fn an_event_in_the_past_happens_now() {
         let mut events = EventQueue::default();
         events.at(Moment(9), "first");
         events.take();

@@ -147,7 +147,7 @@ fn the_table_says_that_the_built_in_trace_is_generated() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_with_the_way_out() {
+fn invalid_arguments_are_refused_with_the_remedy() {
     let cases: [(&[&str], &str); 7] = [
         (
             &["--policy", "worst-fit"],

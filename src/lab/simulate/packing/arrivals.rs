@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_trace_that_asks_for_more_some_are_left_out() {
+    fn pods_of_a_trace_that_requests_more_are_left_out() {
         let setting = PlayedTrace::of(&built_in::trace());
         let arrivals = Arrivals::of(&setting, 42);
         assert!(arrivals.pods.len() < setting.pods.len());
