@@ -38,7 +38,7 @@ pub struct ServeOptions {
     pub policy: PolicyOptions,
 }
 
-/// What decides.
+/// The policy's files, and where their state is reported.
 #[derive(Debug, Default)]
 pub struct PolicyOptions {
     /// A file or a directory, watched from the start on; without one, the built-in policy.
@@ -54,7 +54,7 @@ pub struct PolicyOptions {
 pub struct AgentsOptions {
     pub listen: SocketAddr,
     pub tls: Option<ServerFiles>,
-    /// The service account whose tokens are admitted; without it, every client is.
+    /// The service account whose tokens are admitted; without one, every client is admitted.
     pub account: Option<AgentAccount>,
 }
 

@@ -1,4 +1,4 @@
-//! What it costs to score a large cluster: `cargo bench --bench packing [-- NODES]`.
+//! The time to score a large cluster: `cargo bench --bench packing [-- NODES]`.
 //!
 //! By the packing model and by best fit, in one run and on the same nodes. Cold: no such demand was filtered before, and each
 //! node is evaluated. Warm: one node has changed since. First: no node was evaluated since the packing model changed, for any
@@ -33,7 +33,7 @@ use stowage::units::{Bytes, MilliCpu, Millis};
 
 const GPUS: u32 = 8;
 const ROUNDS: usize = 300;
-/// What pods ask for, in GiB on one GPU: sizes that do not add up by themselves.
+/// The requests of pods, in GiB on one GPU: sizes that do not fill a GPU by chance.
 const SIZES: [u64; 8] = [6, 10, 14, 18, 24, 30, 40, 60];
 
 fn main() {
@@ -154,7 +154,7 @@ fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
     ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
 }
 
-/// The best node, without anything remembered or looked up.
+/// The best node, computed without any cache.
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
     let mut best: Option<(Score, usize)> = None;
     for place in 0..snapshot.nodes().len() {

@@ -1,5 +1,5 @@
-//! Filter beside an idle planner, and beside one for which fifty thousand gated pods wait: the very code that `stowage serve`
-//! runs, in one process, the two in turn.
+//! Filter beside an idle planner, and beside one with fifty thousand pending gated pods: the code that `stowage serve` runs, in
+//! one process, the two in turn.
 
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -55,7 +55,7 @@ pub fn time_filter_beside_planner() {
         if round % 2 == 1 {
             (0..GATED).for_each(|n| gate(&service, n));
         }
-        // The planner is at it.
+        // Long enough for the planner to be in a run.
         std::thread::sleep(Duration::from_millis(600));
         for n in 0..FILTERS {
             let body = cluster.filter_body(n);

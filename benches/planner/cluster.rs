@@ -47,7 +47,7 @@ impl FullCluster {
     /// Filled until `load` hundredths of the VRAM are allocated, with jobs of `least` to `most` GiB.
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
-        // How fast it decides is not a question of how many may be evicted.
+        // Eviction limits have a bench of their own.
         policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
         Self::by(policy, nodes, load, sizes, seed)
     }

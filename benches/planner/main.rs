@@ -87,7 +87,7 @@ fn time_decisions() {
         claims.add(claimed);
         prospects_only.add(gathered - claimed);
         searches.add(took - gathered);
-        // Nobody's priority is lower.
+        // No pod has a lower priority.
         let low = cluster.wait(FIRST_WAITING + n, vram.max(Bytes::gib(40)), 1, -1000);
         let start = Instant::now();
         assert_eq!(black_box(decide(&cluster, &low)), None);

@@ -292,7 +292,7 @@ impl LedgerRace {
         }
     }
 
-    /// A write never arrives. The one that sent it finds out, if it is still there.
+    /// A write never arrives. The process that sent it finds out, if it still runs.
     fn lose(&mut self, place: usize) {
         if self.writes.is_empty() {
             return;
@@ -365,7 +365,7 @@ impl LedgerRace {
         });
     }
 
-    /// The pod's owner edits what may be edited of it.
+    /// The pod's owner edits the mutable parts of the pod.
     fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
         let Some((pod, _)) = self.pods.get_mut(uid) else { return };
         let labels = pod.metadata.labels.get_or_insert_default();
@@ -407,8 +407,8 @@ impl LedgerRace {
         }
     }
 
-    /// The other one acts from here on: everything is listed anew first. By the chain of times nothing of its predecessor's is
-    /// on its way any more, unless `amount` says that it is all the same.
+    /// The other replica acts from here on, after it has relisted everything. By the write times, no write of its predecessor
+    /// is in flight any more; `amount` may override that.
     fn hand_over(&mut self, amount: u8) {
         self.begin_to_act((self.acting + 1) % REPLICAS, amount);
     }
@@ -430,7 +430,7 @@ impl LedgerRace {
         self.replicas[place].ledger.apply(LeadershipBegan(epoch(self.term)));
     }
 
-    /// A replica that acts no more reads what became of the Bindings it sent.
+    /// A replica that does not act any more reads the outcome of the Bindings it sent.
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
         let assumed = ledger.pod_states().into_iter().filter(|(_, entry)| entry.is_assumed());
@@ -440,7 +440,7 @@ impl LedgerRace {
         }
     }
 
-    /// Everything anew into a ledger that may know some of it: what is not listed is gone.
+    /// Lists everything again into a ledger that may know some of it: what is not listed is gone.
     fn list(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();

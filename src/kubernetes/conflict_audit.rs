@@ -1,8 +1,8 @@
 //! Runs the continuous audit once a second: exports conflicts as metrics, log lines and Events on the pods concerned, and
 //! evicts the pod that has not started if the policy says so.
 //!
-//! Which allocations conflict and which pod is evicted is decided in [`conflicts`](crate::scheduling::audit::conflicts), from what the
-//! watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
+//! [`conflicts`](crate::scheduling::audit::conflicts) decides which allocations conflict and which pod is evicted, from what
+//! the watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
 //! held.
 
 use super::port::{

@@ -3,7 +3,6 @@
 //!
 //! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
 //! pod objects would be most of this process' memory.
-//! sixteen thousand pods the objects would be most of this process.
 //!
 //! ```text
 //!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
@@ -55,7 +54,7 @@ pub struct ClusterIndex {
     foreign_pods: BTreeSet<PodUid>,
 }
 
-/// Progress of the latest list of a kind.
+/// Progress of the latest list of one kind of object.
 #[derive(Debug, Clone, Copy, Default)]
 struct ListProgress {
     /// Leadership's term when it began.

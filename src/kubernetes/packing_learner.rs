@@ -34,7 +34,7 @@ impl PackingLearner {
         self.at_work = Some(tokio::task::spawn_blocking(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            // Before the ledger is locked: the ledger copies a snapshot that is still in use.
+            // Dropped before the ledger is locked: the ledger copies a snapshot that is still in use.
             drop(snapshot);
             service.cluster().apply(PackingModelLearned(packing_model));
             // So that the first request finds every node summarized.
@@ -52,7 +52,7 @@ mod tests {
     use serde_json::json;
 
     #[tokio::test]
-    async fn what_free_vram_is_worth_is_learned_once_enough_pods_have_come() {
+    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
         let service = Service::new(Policy::default());
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
+    async fn the_leader_clears_an_ended_reservation_and_reports_current_warnings_once() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         upkeep.service.lead_from_the_start();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn in_shadow_mode_a_hold_of_before_is_cleared_all_the_same() {
+    async fn in_shadow_mode_an_earlier_reservation_is_cleared_all_the_same() {
         let recorder = Arc::new(Recorder::default());
         let mut policy = Policy::default();
         policy.mode = Mode::Shadow;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hold_that_ran_out_before_this_replica_led_is_cleared_when_it_does_and_not_before() {
+    async fn an_expired_reservation_is_cleared_only_once_this_replica_leads() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));

@@ -244,7 +244,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn what_was_listed_before_this_replica_leads_does_not_open_its_gate() {
+    fn lists_from_before_this_replica_leads_do_not_make_it_act() {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
         let gate = &feed.service.gate;

@@ -1,6 +1,6 @@
 //! The guard of the cluster's lock. A panic under the lock discards the cluster's state.
 //!
-//! A panic may leave a change half made, and no later check can tell which half. The pods on the API server are consistent:
+//! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
 //! leadership closes, and everything is relisted into an empty state. This module does not know what the state contains.
 
 use super::Service;

@@ -211,7 +211,7 @@ fn a_bind_completes_after_its_connection_is_closed() {
     eventually("the write is under way", || orders(&served) == 1);
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     drop(client);
-    // The server has let go of the connection and of the handler before the API server answers.
+    // The server has dropped the connection and the handler before the API server answers.
     assert_eq!(served.passed(&pod("other", "10Gi"), &["node-a"]), ["node-a"]);
     served.control_plane.permits.add_permits(1);
     eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));

@@ -222,7 +222,7 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     a.bound(&job).await;
     let running = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     server.patch_status("pods/default/job", &json!({ "status": running })).unwrap();
-    // A proxy buffers it: no time that anybody sets limits when it lands.
+    // A proxy buffers it: no timeout limits when it lands.
     server.faults().next_of(
         "a",
         Operation::PodStatus,
@@ -263,7 +263,7 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
         assert_ne!(replica.bind(&p).await.unwrap(), "");
     }
     server.held().until("a", Operation::GetPod, "p").await;
-    // The first look at this pod comes after the first look of every loop that reads the other.
+    // Every loop reads the other pod first, and this pod after that.
     assert_ne!(replica.bind(&q).await.unwrap(), "");
     server.held().until("a", Operation::GetPod, "q").await;
     let reads = server.held().objects("a", Operation::GetPod);

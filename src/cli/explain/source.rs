@@ -178,7 +178,7 @@ mod tests {
     use crate::ids::NodeName;
 
     #[test]
-    fn what_is_asked_of_a_server_is_escaped() {
+    fn the_query_to_a_server_is_escaped() {
         let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
         let options = ShownNodes::Node(NodeName::parse(node).unwrap());
         let uri = uri("http://h:1/", &pod, &options).unwrap();

@@ -1,5 +1,5 @@
-//! What a person reads, whole: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed before
-//! you commit it.
+//! The whole output of `stowage explain`: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what
+//! changed before you commit it.
 
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
@@ -61,7 +61,7 @@ fn it_is_too_large_for_any_gpu_but_not_for_two() {
 }
 
 #[test]
-fn it_is_short_of_some_gib_and_somebody_could_leave() {
+fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "40Gi");
@@ -108,7 +108,7 @@ fn its_tenant_has_reached_its_limit() {
 }
 
 #[test]
-fn its_class_shares_with_nobody_there_and_the_pool_takes_others() {
+fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
     let fraud = Class {
         matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
         shares_with: Some(vec!["fraud".into()]),
@@ -138,7 +138,7 @@ fn it_is_bound() {
 }
 
 #[test]
-fn it_holds_room_that_others_have_not_left() {
+fn its_reservation_waits_for_victims_that_have_not_left() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "60Gi");

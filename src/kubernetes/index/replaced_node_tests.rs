@@ -1,5 +1,5 @@
-//! A Node object that is deleted and created anew under its name: what was known of the old machine is not believed of the
-//! new one, and what was promised on it stays charged until its pods are gone.
+//! A Node object that is deleted and created anew under its name: what was known of the old machine is not taken for true of
+//! the new one, and what was allocated on it stays charged until its pods are gone.
 
 use super::*;
 use crate::ids::GpuUuid;

@@ -148,7 +148,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
 }
 
 #[test]
-fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
+fn a_pending_pod_edited_into_an_invalid_request_leaves_the_ledger() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     let mut edited = pod("p", "1", 40);
@@ -158,7 +158,7 @@ fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
 }
 
 #[test]
-fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
+fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     bench.apply(&bound("gone", "2", 40, "a", Some("index-1")));
@@ -182,7 +182,7 @@ fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
 }
 
 #[test]
-fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
+fn a_pod_absent_from_a_list_is_gone_whatever_was_allocated_to_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     bench.assume("1");
@@ -192,7 +192,7 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
 }
 
 #[test]
-fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
+fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
     let mut bench = IndexFixture::new();
     let unplannable_pod = bound("unmanaged", "1", 40, "a", None);
     let event = bench.apply(&unplannable_pod).unwrap();
@@ -226,7 +226,7 @@ fn edits_after_the_bind_are_ignored_and_reported() {
 }
 
 #[test]
-fn a_hold_condition_keeps_its_room_until_its_deadline() {
+fn a_reservation_condition_keeps_its_vram_until_its_deadline() {
     let mut bench = IndexFixture::new();
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     bench.apply(&holding(&pod("p", "1", 40), deadline));
@@ -241,7 +241,7 @@ fn a_hold_condition_keeps_its_room_until_its_deadline() {
 }
 
 #[test]
-fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_who_does() {
+fn a_cleared_reservation_ends_on_a_standby_and_stays_on_the_leader() {
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     for leads in [false, true] {
         let mut bench = IndexFixture::new();
@@ -330,7 +330,7 @@ fn the_index_is_complete_once_all_lists_are_in() {
 }
 
 #[test]
-fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
+fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     let mut bench = IndexFixture::new();
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.index.complete_since(), None);
@@ -394,7 +394,7 @@ fn without_gpu(uid: &str, phase: &str) -> Value {
 }
 
 #[test]
-fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
+fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
     let mut bench = with_room_for_one_pod();
     assert!(takes_one_more(&bench));
     bench.apply(&without_gpu("web", "Running"));
@@ -408,7 +408,7 @@ fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
 }
 
 #[test]
-fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
+fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&without_gpu("web", "Running"));
     bench.index.reset_pods(&bench.service, &[]);
@@ -417,7 +417,7 @@ fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
 }
 
 #[test]
-fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
+fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&pod("p", "1", 10));
     assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_some());
@@ -430,7 +430,7 @@ fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
 }
 
 #[test]
-fn a_node_that_is_gone_takes_nobody() {
+fn a_node_that_is_gone_accepts_no_pod() {
     let mut bench = with_room_for_one_pod();
     bench.index.delete_node(&bench.service, &node("a", 2));
     assert!(!takes_one_more(&bench));
@@ -449,7 +449,7 @@ fn objects_without_a_name_or_uid_change_nothing() {
 
 /// A UUID an agent reported and a record of it, seen again after a restart.
 #[test]
-fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
+fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     let pods = [
         bound("a", "1", 40, "a", Some("index-0")),
         bound("b", "2", 20, "a", Some("index-1,index-0")),
@@ -460,7 +460,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
     two.index.reset_pods(&two.service, &list);
-    // When each learned of a pod is its own.
+    // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
         let ledger = bench.service.cluster();
         let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {

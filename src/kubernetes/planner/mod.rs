@@ -1,8 +1,8 @@
-//! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the pod is bound or
-//! the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition ([`waiting_pods`]). It evicts
-//! neighbours of engines under pressure ([`relief`]), and the rest of a group that stays incomplete ([`orphaned_members`]).
-//! Failed actions are retried later ([`retry`]); the writes of one pod are made in the order in which they were requested
-//! ([`writes`]).
+//! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
+//! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
+//! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), and the rest of a group that stays
+//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]); the writes of one pod are made in the order
+//! in which they were requested ([`writes`]).
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock

@@ -1,4 +1,4 @@
-//! What an explanation reads from the ledger, in a few short looks: first the pod and the snapshot, then, for the nodes to be
+//! What an explanation reads from the ledger, in a few short reads: first the pod and the snapshot, then, for the nodes to be
 //! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
 use super::ShownNodes;

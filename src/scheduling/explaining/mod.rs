@@ -2,7 +2,7 @@
 //!
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
-//! short looks at the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
+//! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
 //! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. It changes nothing and has no clock.
 //!
 //! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
@@ -42,8 +42,8 @@ impl Default for ShownNodes {
     }
 }
 
-/// Access to the ledger for an explanation. An explanation reads the ledger in several short looks and computes in between, so
-/// that a caller that keeps the ledger behind a lock can release it between the looks.
+/// Access to the ledger for an explanation. An explanation reads the ledger several times, shortly, and computes in between, so
+/// that a caller that keeps the ledger behind a lock can release it between the reads.
 pub trait ClusterAccess {
     fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R;
 }
@@ -54,7 +54,7 @@ impl ClusterAccess for Cluster {
     }
 }
 
-/// How many policy changes to tolerate while one pod is explained. Nobody changes policies that fast.
+/// How many policy changes to tolerate while one pod is explained. Policies do not change that fast.
 const CHANGES: usize = 3;
 
 /// Explains the pod of `uid`, by one policy; `None` if the ledger has no such pod. The findings of the continuous audit are not
@@ -62,7 +62,7 @@ const CHANGES: usize = 3;
 pub fn explain(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
     let mut explanation = explain_once(cluster, uid, options)?;
     for _ in 0..CHANGES {
-        // The policy may have changed between two looks.
+        // The policy may have changed between two reads.
         if explanation.policy.version == cluster.look(|ledger| ledger.policy().version) {
             break;
         }

@@ -298,7 +298,7 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     );
 }
 
-/// A ledger in which another policy comes into force at the second look.
+/// A ledger in which another policy comes into force at the second read.
 struct Changing {
     world: ExplainedCluster,
     looks: u32,

@@ -1,4 +1,4 @@
-//! What the driver says: memory, processes, slices, links, health. From the library into the extender's ledger.
+//! The driver's figures (memory, processes, slices, links, health), from the library into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,

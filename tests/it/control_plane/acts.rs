@@ -220,7 +220,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: pdb, namespace: default}, \
                   spec: {minAvailable: 1, selector: {matchLabels: {app: victim}}}}";
     assert!(cluster.world.apply(budget, &[]).ok);
-    // Nobody counts for the budget here: no controllers run.
+    // No controller runs here, so none computes the budget's status.
     let outcome = cluster.evict("victim", &uid).await;
     assert!(matches!(outcome, EvictionOutcome::TryLater { after: Some(_) }), "not counted yet: {outcome:?}");
     let allow = |allowed: u32| {

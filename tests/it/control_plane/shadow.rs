@@ -20,7 +20,7 @@ use stowage::service::Service;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Stowage in this process, in shadow mode, on the world's address for the verbs.
+/// Stowage in this process, in shadow mode, on the cluster's address for the verbs.
 struct Shadow {
     service: Arc<Service>,
     _tasks: JoinSet<()>,

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nodes_with_the_highest_score_each_is_taken_sometimes() {
+    fn each_node_with_the_highest_score_is_chosen_sometimes() {
         let setting = PlayedTrace::of(&built_in::trace());
         let mut through = ThroughExtender::new(
             &setting,

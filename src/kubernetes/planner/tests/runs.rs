@@ -5,7 +5,7 @@ use crate::service::Tenure;
 use std::collections::BTreeSet;
 
 #[test]
-fn a_plan_that_is_being_made_holds_up_no_deadline() {
+fn a_planning_run_delays_no_deadline() {
     // One thread for plans, so that a test can occupy it.
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
@@ -35,7 +35,7 @@ fn a_plan_that_is_being_made_holds_up_no_deadline() {
 }
 
 #[tokio::test]
-async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_is_written() {
+async fn changes_during_a_planning_run_are_checked_before_anything_is_written() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.planner.tick();

@@ -45,7 +45,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_others() {
 }
 
 #[test]
-fn the_books_add_up_after_every_event_whoever_chooses_the_victims() {
+fn the_ledger_adds_up_after_every_event_under_every_victim_order() {
     let workload = Workload::of(&built_in::trace(), SHORT, 42).unwrap();
     for order in VictimOrder::ALL {
         let mut world = PreemptionRun::new(&workload, order);
@@ -231,7 +231,7 @@ fn two_gpus() -> Scene {
 }
 
 #[test]
-fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
+fn kube_schedulers_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
     // The old are readmitted first. The sum wants 90, and both young ones free just that; but no GPU fits 90 then, and the
     // next in its order is the younger of the old.
     assert_eq!(two_gpus().choice(VictimOrder::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
@@ -242,7 +242,7 @@ fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
 }
 
 #[test]
-fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
+fn kube_schedulers_order_chooses_the_fewest_and_then_the_youngest_victims() {
     let scene = || {
         Scene::of(&[("a", 1), ("b", 1), ("c", 1)])
             .with("a-1", ("a", 0), 50, -20, 9000)
@@ -261,7 +261,7 @@ fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
 }
 
 #[test]
-fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
+fn a_node_whose_sum_is_enough_is_the_last_resort_of_kube_schedulers_order() {
     let fragmented = |scene: Scene| scene.with("x", ("a", 0), 50, -20, 1).with("y", ("a", 1), 50, -20, 2);
     let scene = fragmented(Scene::of(&[("a", 2), ("b", 1)])).with("z", ("b", 0), 100, -10, 9000);
     assert_eq!(scene.choice(VictimOrder::Stock, 100), of("b", &["z"]));
@@ -269,7 +269,7 @@ fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
 }
 
 #[test]
-fn youngest_first_evicts_the_youngest_and_spares_who_need_not_leave() {
+fn youngest_first_evicts_the_youngest_and_no_unnecessary_victim() {
     // By age young-0, young-1, old-1: then GPU 1 fits 90, and young-0 may stay.
     assert_eq!(two_gpus().choice(VictimOrder::YoungestFirst, 90), of("a", &["old-1", "young-1"]));
     let scene = Scene::of(&[("a", 1), ("b", 1)])
@@ -293,7 +293,7 @@ fn lowest_priority_first_evicts_the_lowest_however_old() {
 }
 
 #[test]
-fn nobody_is_evicted_by_any_order_where_it_would_not_help() {
+fn no_order_evicts_a_pod_where_it_would_not_help() {
     for order in VictimOrder::ALL {
         let scene = || Scene::of(&[("a", 1)]).with("x", ("a", 0), 50, -20, 1);
         assert_eq!(scene().choice(order, 101), None, "{order:?}");

@@ -1,6 +1,6 @@
 //! Remedies: what would have to change for a pod that fits nowhere. Each was found by changing one thing and asking the core
 //! again. [`request`] changes what the pod requests, [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there;
-//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to look at next. Nothing here is
+//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to check next. Nothing here is
 //! guessed from an error's code.
 
 mod devices;
@@ -176,7 +176,7 @@ fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutlin
     if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
-    // Emptying a GPU is worth proposing only where nothing smaller helps there.
+    // Emptying a GPU is proposed only where nothing smaller helps there.
     let is_smaller = |change: &RemedyChange| {
         use RemedyChange::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
         matches!(
@@ -193,7 +193,7 @@ fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutlin
 /// A pod with less than half of the VRAM that it was meant to have runs another engine.
 const MUCH_LESS: u8 = 15;
 
-/// Who has to act: nobody, the pod's owner, the policy's owner, or the cluster's owner.
+/// The effort of a change, by the role that has to act: none, the pod's owner, the policy's owner, or the cluster's owner.
 fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
     match change {
         RemedyChange::NotAsked
