@@ -35,13 +35,13 @@ impl Ledger {
     }
 
     /// Observed reservations are mirrored from here on, whatever they are.
-    pub fn stop_leading(&mut self) {
+    pub(in crate::scheduling) fn stop_leading(&mut self) {
         self.origin = ReservationOrigin::default();
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
     /// tick of the clock.
-    pub fn begin_leading(&mut self, epoch: LeaderEpoch) {
+    pub(in crate::scheduling) fn begin_leading(&mut self, epoch: LeaderEpoch) {
         self.origin = ReservationOrigin { leader: Some(epoch), unknown: BTreeSet::new() };
         self.adopt_reservations(|_| true);
     }
@@ -54,7 +54,7 @@ impl Ledger {
     }
 
     /// Pods that show a reservation that this leader did not make. Each is answered once for each time it is shown.
-    pub fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
+    pub(in crate::scheduling) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.origin.unknown)
     }
 

@@ -98,13 +98,13 @@ pub enum AssumeResult {
 
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
-    pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         self.run_out(now, ExpiredReservations::End)
     }
 
     /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
     /// this replica acts and ends them itself.
-    pub fn expire_except_reservations(&mut self, now: Moment) {
+    pub(in crate::scheduling) fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand);
     }
 
@@ -134,24 +134,21 @@ impl Ledger {
 
     /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Answers how often that has
     /// happened, and the node that was ranked first if the latest attempt was such a one.
-    pub fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
+    pub(in crate::scheduling) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_soft_reservation(uid, None);
         let attempt = self.pod_states.note_waiting(uid, WaitingPod::begin_attempt).unwrap_or_default();
         self.requeue(uid);
         attempt
     }
 
-    /// Notes a soft reservation of these GPUs of `node`, in place of any earlier one: the next pod steers around them for a
-    /// while.
-    pub fn offer(&mut self, uid: &PodUid, offered: &Node, gpus: GpuSet, now: Moment) {
-        let node = &offered.name;
-        // The node may have changed since the view was taken, and its places may be other GPUs now.
-        let is_current = |node_state: &NodeState| Arc::ptr_eq(node_state.devices(), &offered.devices);
-        if !self.node_states.existing(node).is_some_and(is_current) {
-            return;
-        }
-        let expires = now + self.policy.soft_reservation_lifetime;
-        // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
+    /// Makes a soft reservation of these GPUs of `node`, in place of any earlier one: filters of other pods steer around it for
+    /// a while. Changes nothing if a GPU is gone since the view was taken.
+    pub(in crate::scheduling) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
+        let Some(node_state) = self.node_states.existing(node) else { return };
+        // Of a device plugin's GPUs none is offered: kube-scheduler counts them itself.
+        let gpus = if devices.is_empty() { Some(GpuSet::EMPTY) } else { node_state.resolve(devices) };
+        let Some(gpus) = gpus else { return };
+        let expires = self.now + self.policy.soft_reservation_lifetime;
         let soft_reservation =
             (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
         self.set_soft_reservation(uid, soft_reservation);
@@ -159,7 +156,7 @@ impl Ledger {
     }
 
     /// The scheduler asked for victims for the pod on so many nodes.
-    pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+    pub(in crate::scheduling) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
         self.pod_states.note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
     }
 
@@ -181,7 +178,11 @@ impl Ledger {
     }
 
     /// Allocates the pod its GPUs on `node`, checking again that they are free. Idempotent.
-    pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
+    pub(in crate::scheduling) fn assume(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Result<AssumeResult, AssumeConflict> {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
@@ -222,7 +223,12 @@ impl Ledger {
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
-    pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    pub(in crate::scheduling) fn confirm(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+    ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
             Some(PodPhase::Bound(known)) if known.node == *node => {
                 BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
@@ -236,7 +242,7 @@ impl Ledger {
     }
 
     /// The Binding was not written. The pod waits again, with the reservation it had before.
-    pub fn forget(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn forget(&mut self, uid: &PodUid) {
         self.edit_pod(uid, PodState::forget);
     }
 

@@ -13,7 +13,7 @@ use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 
 impl Ledger {
     /// What device plugins offer on a node that exists.
-    pub fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
+    pub(in crate::scheduling) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_offered(offered)) {
             self.refresh(name);
         }

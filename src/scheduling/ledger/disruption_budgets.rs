@@ -42,11 +42,11 @@ impl DisruptionBudgets {
 
 impl Ledger {
     /// A budget as it is now, in place of the one of that name.
-    pub fn set_budget(&mut self, budget: DisruptionBudget) {
+    pub(in crate::scheduling) fn set_budget(&mut self, budget: DisruptionBudget) {
         self.budgets.set(budget);
     }
 
-    pub fn remove_budget(&mut self, namespace: &str, name: &str) {
+    pub(in crate::scheduling) fn remove_budget(&mut self, namespace: &str, name: &str) {
         self.budgets.remove(namespace, name);
     }
 
@@ -67,7 +67,7 @@ impl Ledger {
         self.pod_states.get(uid).is_none_or(class)
     }
 
-    pub fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
+    pub(in crate::scheduling) fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
         self.budgets.visibility = visibility;
     }
 }

@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// These pods are to be evicted.
-    pub fn note_ordered(&mut self, victims: &[PodUid]) {
+    pub(in crate::scheduling) fn note_ordered(&mut self, victims: &[PodUid]) {
         let new: Vec<(NodeName, Option<TenantId>)> =
             victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect();
         let now = self.now;
@@ -159,7 +159,7 @@ impl Ledger {
 
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
     /// priority, so that there is an empty minute.
-    pub fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
+    pub(in crate::scheduling) fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
         let Some(priority) = self.pod_states.get(uid).map(|pod_state| pod_state.demand.priority) else {
             return;
         };

@@ -129,7 +129,7 @@ impl Ledger {
     }
 
     /// Sets the present, which never goes back.
-    pub fn set_now(&mut self, now: Moment) {
+    pub(in crate::scheduling) fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
         self.evictions.forget_until(self.now);
     }

@@ -23,7 +23,11 @@ impl Ledger {
     ///
     /// Refused as a whole, with how many there would be, if they and the lost ones that still have pods are more than
     /// [`MAX_GPUS`](crate::scheduling::vocabulary::demand::MAX_GPUS).
-    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<usize, DevicesRefused> {
+    pub(in crate::scheduling) fn report_devices(
+        &mut self,
+        name: &NodeName,
+        devices: Vec<Device>,
+    ) -> Result<usize, DevicesRefused> {
         let node_state = self.node_states.existing_mut(name).ok_or(DevicesRefused::UnknownNode)?;
         let report = node_state.take_report(devices, self.now, &self.pod_states);
         let DeviceReport { devices, waiting, is_first } = report.map_err(DevicesRefused::TooMany)?;
@@ -39,7 +43,7 @@ impl Ledger {
 
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
     /// before it had; what was allocated there stays charged on GPUs that are lost, until their pods are gone.
-    pub fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
+    pub(in crate::scheduling) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
         if self.node_states.open(name).identify(identity) {
             self.forget_machine(name);
         }

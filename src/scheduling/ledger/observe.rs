@@ -65,7 +65,12 @@ pub enum PodWarning {
 
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
-    pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
+    pub(in crate::scheduling) fn set_node(
+        &mut self,
+        name: &NodeName,
+        kind: NodeKind,
+        labelled: Option<Vec<Device>>,
+    ) {
         self.node_states.create(name, kind, &self.pod_states, &self.policy);
         if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
             self.set_labelled_devices(name, devices);
@@ -73,7 +78,7 @@ impl Ledger {
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
-    pub fn read(&mut self, name: &NodeName, reading: NodeReading) {
+    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) {
         if !self.has_node(name) {
             return;
         }
@@ -96,7 +101,7 @@ impl Ledger {
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
-    pub fn remove_node(&mut self, name: &NodeName) {
+    pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
         if self.node_states.remove(name, &self.policy) {
             self.drop_soft_reservations_on(name);
             self.refresh(name);
@@ -106,7 +111,7 @@ impl Ledger {
     }
 
     /// Brings the ledger to what the API server shows of a pod.
-    pub fn see(&mut self, mut observation: PodObservation) -> PodWarning {
+    pub(in crate::scheduling) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
             let classification = self.policy.classify(&observation.demand.traits);
@@ -168,7 +173,7 @@ impl Ledger {
     }
 
     /// The pod is gone or finished; what it had is free.
-    pub fn release(&mut self, uid: &PodUid) -> Option<PodState> {
+    pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, self.now);

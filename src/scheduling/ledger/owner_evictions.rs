@@ -24,7 +24,7 @@ pub(super) struct OwnerEvictions {
 impl Ledger {
     /// The pod was evicted, or will be: its controller's other pods are spared for a while. To be called before the pod is
     /// released.
-    pub fn note_evicted(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
         if let Some(owner) =

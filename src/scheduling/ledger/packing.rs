@@ -60,7 +60,7 @@ impl Ledger {
     }
 
     /// From now on placements are scored by this model.
-    pub fn set_packing_model(&mut self, packing_model: PackingModel) {
+    pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
         let generation = self.packing.model.generation() + 1;
         self.packing.model = Arc::new(packing_model.with_generation(generation));
         self.node_states.set_packing_model(self.packing.model.clone());
@@ -76,7 +76,7 @@ impl Ledger {
 
     /// CPU and memory that a node has left, without all pods that are observed to be bound there; `None` if that is not known.
     /// Pods that are assumed there are subtracted here.
-    pub fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
+    pub(in crate::scheduling) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
         self.node_states.set_free_host(name, free_host, &self.pod_states);
     }
 

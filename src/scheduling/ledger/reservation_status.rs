@@ -130,7 +130,7 @@ impl Ledger {
     }
 
     /// The reservation was written late: it lasts until then at least.
-    pub fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
+    pub(in crate::scheduling) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
         let reservation = self.pod_states.reservation(uid).cloned();
         if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
             self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));

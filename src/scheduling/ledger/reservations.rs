@@ -17,7 +17,11 @@ use crate::scheduling::vocabulary::placement::Reservation;
 impl Ledger {
     /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
     /// their groups, and pods that are leaving anyway.
-    pub fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
+    pub(in crate::scheduling) fn reserve(
+        &mut self,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_by(&preemptor, uid, reservation)
     }
@@ -131,14 +135,14 @@ impl Ledger {
     }
 
     /// Gives the pod's reservation up. What shows it from here on is older than that.
-    pub fn release_reservation(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
         let given_up = self.pod_states.reservation(uid).cloned();
         self.set_reservation(uid, None);
         self.pod_states.note_waiting(uid, |waiting| waiting.note_given_up(given_up));
     }
 
     /// The API server shows no reservation any more, and what it shows counts.
-    pub fn forget_observed_reservation(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }
 }

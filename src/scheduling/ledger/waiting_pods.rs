@@ -121,7 +121,7 @@ impl WaitingPods {
 
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
-    pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
+    pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
         if self.pod_states.note_waiting(uid, |waiting| waiting.note_refused(at, asked)).is_some() {
             self.waiting_pods.refused.insert(uid.clone());
@@ -131,7 +131,7 @@ impl Ledger {
 
     /// Every pending pod may have been refused by a process of which this ledger knows nothing: the last leader, or this process
     /// before its restart.
-    pub fn suppose_all_refused(&mut self) {
+    pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
         let waits = |pod_state: &PodState| {
             matches!(
@@ -147,7 +147,7 @@ impl Ledger {
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
     /// priority, class, how much their tenants borrow, and time. At most `limit` of the refused and as many of the gated, in
     /// turn: of those of one priority and class the next call answers others, as long as there are any.
-    pub fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
+    pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
         let share =
@@ -168,7 +168,7 @@ impl Ledger {
     }
 
     /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
-    pub fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
+    pub(in crate::scheduling) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
         pods.into_iter().for_each(|uid| self.waiting_pods.queue.put_back(uid));
     }
 
@@ -228,21 +228,21 @@ impl Ledger {
     }
 
     /// The pod was woken.
-    pub fn note_woken(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
         self.pod_states.note_waiting(uid, |waiting| waiting.note_woken(at));
         self.requeue(uid);
     }
 
     /// There was no place for the pod in the ledger of that generation.
-    pub fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
+    pub(in crate::scheduling) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         self.pod_states.note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
         self.requeue(uid);
     }
 
     /// The pod did not take the place of its victims in time.
-    pub fn note_failed_eviction(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation());
         self.pod_states.note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
     }
