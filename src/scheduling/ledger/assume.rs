@@ -162,7 +162,10 @@ impl Ledger {
 
     /// The placement that is the pod's already: where it is bound or assumed, or what its reservation keeps, with how many
     /// victims are still in the way.
-    pub fn reserved_placement(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+    pub(in crate::scheduling) fn reserved_placement(
+        &self,
+        uid: &PodUid,
+    ) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
         let pod_state = self.pod_states.get(uid)?;
         let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
         let placement = match (self.node_states.existing(node), pod_state.reservation()) {

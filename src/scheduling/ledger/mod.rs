@@ -118,7 +118,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    pub fn new(policy: Arc<Policy>) -> Self {
+    pub(in crate::scheduling) fn new(policy: Arc<Policy>) -> Self {
         let packing = LearnedPacking::of_last(policy.packing.window);
         Self { policy, packing, ..Self::default() }
     }

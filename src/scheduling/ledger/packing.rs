@@ -39,8 +39,13 @@ impl Ledger {
         &self.packing.history
     }
 
-    /// The same, with the pods that were refused and still wait: to be learned from.
-    pub fn demand_history_to_learn(&self) -> DemandHistory {
+    /// The demand to learn a packing model from, if that is due: pods that were refused and still wait included.
+    pub fn demand_to_learn(&self) -> Option<DemandHistory> {
+        self.is_packing_model_due().then(|| self.all_demand())
+    }
+
+    /// The demand seen lately, with the pods that were refused and still wait.
+    fn all_demand(&self) -> DemandHistory {
         let refused = self.waiting_pods.refused().filter_map(|uid| self.pod_states.get(uid));
         let refused =
             refused.filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
@@ -53,7 +58,7 @@ impl Ledger {
     }
 
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
-    pub fn is_packing_model_due(&self) -> bool {
+    fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
         let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
         is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
@@ -120,16 +125,16 @@ mod tests {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
             ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: None });
         }
-        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.0, "no pod was refused");
+        assert_eq!(ledger.all_demand().turned_away(), 0.0, "no pod was refused");
         ledger.note_refused(&uids[0], None);
-        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.5, "it waits");
+        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it waits");
         ledger.release(&uids[0]);
         assert_eq!(
-            (ledger.demand_history().turned_away(), ledger.demand_history_to_learn().turned_away()),
+            (ledger.demand_history().turned_away(), ledger.all_demand().turned_away()),
             (0.5, 0.5),
             "it gave up"
         );
         ledger.release(&uids[1]);
-        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.5, "it was never refused");
+        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it was never refused");
     }
 }

@@ -196,7 +196,7 @@ impl PodStates {
         let mut due = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now);
         let is_of_reservation = |(deadline, uid): &(Moment, PodUid)| {
             self.get(uid).is_some_and(|pod_state| {
-                !pod_state.soft_reservation().is_some_and(|soft| soft.expires <= *deadline)
+                pod_state.soft_reservation().is_none_or(|soft| soft.expires > *deadline)
                     && pod_state.reservation().is_some_and(|reservation| reservation.deadline <= *deadline)
             })
         };

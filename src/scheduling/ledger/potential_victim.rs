@@ -73,7 +73,11 @@ impl PodEvictionCost {
 
 impl Ledger {
     /// A pod as a potential victim on its node, if it is placed there.
-    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
+    pub(in crate::scheduling) fn resident_on(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Option<PotentialVictim> {
         self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
     }
 

@@ -99,7 +99,7 @@ impl Ledger {
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.
-    pub fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
         let Some(place) = node_state.devices().iter().position(|device| device.uuid == *gpu) else {
             return Vec::new();
@@ -114,7 +114,7 @@ impl Ledger {
     }
 
     /// Whether the pod is being deleted.
-    pub fn is_leaving(&self, uid: &PodUid) -> bool {
+    pub(in crate::scheduling) fn is_leaving(&self, uid: &PodUid) -> bool {
         self.pod_states.get(uid).is_some_and(PodState::is_leaving)
     }
 

@@ -148,7 +148,7 @@ impl Ledger {
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
-    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+    pub(in crate::scheduling) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
     }
 
