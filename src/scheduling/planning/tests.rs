@@ -21,6 +21,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 mod allowance;
+mod ranking;
 mod undone;
 
 struct LedgerCluster {
