@@ -7,15 +7,10 @@
 use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};
 use super::snapshot::Snapshot;
-use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
 use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::units::Bytes;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 /// Verdicts that are kept at most, of all demands together, unless the fewest demands have more: twenty megabytes. That is all
 /// demands on 5,000 nodes: fifty classes that ask in turn find what they were told before.
@@ -45,23 +40,14 @@ const NEVER: u64 = u64::MAX;
 
 pub type CachedScore = Result<(Score, GpuSet), Misfit>;
 
-/// All that verdicts follow from beside the node.
+/// All that a node's result follows from beside the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ScoreKey {
-    /// Nodes have the places they had.
+    /// The snapshot's: nodes have the indices they had.
     epoch: u64,
     packing_model: u64,
     policy: u64,
-    ask: Ask,
-    per_gpu: Bytes,
-    gpus: u32,
-    sharing: Sharing,
-    class: ClassId,
-    terms: ClassTerms,
-    model: Option<ModelId>,
-    weights: Bytes,
-    host_resources: HostResources,
-    models: Arc<[GpuModel]>,
+    demand: DemandKey,
 }
 
 impl ScoreKey {
@@ -70,16 +56,7 @@ impl ScoreKey {
             epoch: snapshot.epoch(),
             packing_model: snapshot.packing_model().generation(),
             policy: policy.version,
-            ask: demand.ask.clone(),
-            per_gpu: demand.per_gpu,
-            gpus: demand.gpus,
-            sharing: demand.sharing,
-            class: demand.class,
-            terms: demand.terms,
-            model: demand.model.clone(),
-            weights: demand.weights(),
-            host_resources: demand.host_resources,
-            models: demand.models.clone(),
+            demand: DemandKey::of(demand),
         }
     }
 
@@ -185,6 +162,7 @@ mod tests {
     use super::*;
     use crate::scheduling::proptests::{cluster_of, demand_of};
     use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+    use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::node::Node;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
@@ -225,8 +203,11 @@ mod tests {
         (0..most).for_each(|size| drop(ask(size)));
         ask(0);
         ask(most);
-        let kept: Vec<u64> = score_cache.pages.iter().map(|page| page.key.per_gpu.0).collect();
-        assert_eq!(kept.len(), most);
-        assert!(kept.contains(&1) && !kept.contains(&2), "{kept:?}");
+        let is_kept = |size: usize| {
+            let key = ScoreKey::of(&snapshot, &demand(size), &policy);
+            score_cache.pages.iter().any(|page| page.key == key)
+        };
+        assert_eq!(score_cache.pages.len(), most);
+        assert!(is_kept(0) && !is_kept(1) && (2..=most).all(is_kept));
     }
 }

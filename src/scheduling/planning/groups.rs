@@ -3,7 +3,7 @@
 //! A group that cannot be placed whole reserves nothing. If the policy wants the group close together, only free places are
 //! tried; only if it may be anywhere, or on as few nodes as possible, are pods evicted for it.
 
-use super::node_ranking::DemandKey;
+use super::node_ranking::PodSignature;
 use super::state::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
@@ -98,10 +98,10 @@ impl PlanningState<'_> {
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let kind = DemandKey::of(pod, self.kube_filters);
+            let signature = PodSignature::of(pod, self.kube_filters);
             let placed = match reach {
-                PlanReach::Free => self.free_place(pod, &kind),
-                PlanReach::Evictions => self.place(pod, &kind),
+                PlanReach::Free => self.free_place(pod, &signature),
+                PlanReach::Evictions => self.place(pod, &signature),
             };
             match placed {
                 Ok(place) => places.push(place),
@@ -179,8 +179,8 @@ impl PlanningState<'_> {
 
     /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let kind = DemandKey::of(pod, self.kube_filters);
-        let ranking = self.ranking(&kind, snapshot);
+        let signature = PodSignature::of(pod, self.kube_filters);
+        let ranking = self.ranking(&signature, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }
 }

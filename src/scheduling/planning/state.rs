@@ -1,6 +1,6 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the earlier reservations, and the rankings.
 
-use super::node_ranking::{DemandKey, NodeRanking};
+use super::node_ranking::{NodeRanking, PodSignature};
 use super::preemption::CandidateCache;
 use super::step_budget::{PLACEMENT, POD, StepBudget};
 use super::{EvictionRight, PlanStep, PlanView, PlannedPlacement, WaitReason};
@@ -33,11 +33,11 @@ pub(super) struct PlanningState<'a> {
     rankings: Vec<NodeRanking>,
     pub known: CandidateCache,
     /// Demands for which there is no free place, and why; as of the first such pod. Later reservations only make it harder.
-    full: Vec<(DemandKey, WaitReason)>,
+    full: Vec<(PodSignature, WaitReason)>,
     /// Those of them for which no eviction helps, or none is allowed now.
-    hopeless: Vec<(DemandKey, Option<EvictionLimit>)>,
+    hopeless: Vec<(PodSignature, Option<EvictionLimit>)>,
     /// Demands that would not fit even on nodes with an unknown verdict.
-    unfit: Vec<DemandKey>,
+    unfit: Vec<PodSignature>,
     /// Scopes reserved for pods that need a minute without another eviction there.
     pub reserved: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been processed.
@@ -98,10 +98,10 @@ impl<'a> PlanningState<'a> {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let kind = DemandKey::of(pod, self.kube_filters);
+        let signature = PodSignature::of(pod, self.kube_filters);
         let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
-        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
-        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
+        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&signature));
+        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&signature));
         is_full && (reach == PlanReach::Free || is_hopeless())
     }
 
@@ -120,15 +120,15 @@ impl<'a> PlanningState<'a> {
             (false, Some(group)) => return self.group(&group, reach),
             (false, None) => {}
         }
-        let kind = DemandKey::of(pod, self.kube_filters);
+        let signature = PodSignature::of(pod, self.kube_filters);
         let placed = match reach {
-            PlanReach::Free => self.free_place(pod, &kind),
-            PlanReach::Evictions => self.place(pod, &kind),
+            PlanReach::Free => self.free_place(pod, &signature),
+            PlanReach::Evictions => self.place(pod, &signature),
         };
         let step = match placed {
             Ok(place) => PlanStep::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
-            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
+            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &signature) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
             }
@@ -139,28 +139,32 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Whether a pending pod would fit on a node with an unknown verdict. Later reservations only make it harder.
-    fn would_fit_unjudged(&mut self, pod: &PendingPod, kind: &DemandKey) -> bool {
-        let is_unfit = |known: &DemandKey| known.is_like(kind);
+    fn would_fit_unjudged(&mut self, pod: &PendingPod, signature: &PodSignature) -> bool {
+        let is_unfit = |known: &PodSignature| known.is_like(signature);
         if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
             return false;
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
-        let mut unjudged = self.ranking(kind, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
+        let mut unjudged = self.ranking(signature, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
         let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
         drop(unjudged);
         if !fits {
-            self.unfit.push(kind.clone());
+            self.unfit.push(signature.clone());
         }
         fits
     }
 
     /// A place for one pod, reserved on the scratch ledger; pods are evicted for it where nothing is free.
-    pub fn place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
-        self.free_place(pod, kind).or_else(|why| {
+    pub fn place(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+    ) -> Result<PlannedPlacement, WaitReason> {
+        self.free_place(pod, signature).or_else(|why| {
             if !self.ledger.may_evict_for(&pod.uid) {
                 return Err(why);
             }
-            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
+            self.place_of_others(pod, signature).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
         })
     }
 
@@ -168,24 +172,28 @@ impl<'a> PlanningState<'a> {
     fn place_of_others(
         &mut self,
         pod: &PendingPod,
-        kind: &DemandKey,
+        signature: &PodSignature,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         self.pace.spend(self.hopeless.len() as u64 / 8);
-        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(kind)) {
+        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(signature)) {
             return Err(*limit);
         }
-        self.evicting(pod, kind).or_else(|limit| {
-            self.moving(pod, kind).ok_or_else(|| {
-                self.hopeless.push((kind.clone(), limit));
+        self.evicting(pod, signature).or_else(|limit| {
+            self.moving(pod, signature).ok_or_else(|| {
+                self.hopeless.push((signature.clone(), limit));
                 limit
             })
         })
     }
 
     /// The best free place, reserved.
-    pub fn free_place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
+    pub fn free_place(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+    ) -> Result<PlannedPlacement, WaitReason> {
         self.pace.spend(self.full.len() as u64 / 8);
-        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
+        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(signature)) {
             return Err(*why);
         }
         let snapshot = self.ledger.snapshot();
@@ -193,13 +201,13 @@ impl<'a> PlanningState<'a> {
         let is_within = |(place, gpus): &(usize, GpuSet)| {
             is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
         };
-        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        let found = self.ranking(signature, &snapshot).free().find(is_within);
         if let Some(place) = found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus)) {
             return Ok(place);
         }
-        let why = self.why(pod, kind, allowance);
+        let why = self.why(pod, signature, allowance);
         if found.is_none() {
-            self.full.push((kind.clone(), why));
+            self.full.push((signature.clone(), why));
         }
         Err(why)
     }
@@ -293,13 +301,13 @@ impl<'a> PlanningState<'a> {
     }
 
     /// The nodes in order for equal pods.
-    pub fn ranking(&mut self, kind: &DemandKey, snapshot: &Snapshot) -> &NodeRanking {
+    pub fn ranking(&mut self, signature: &PodSignature, snapshot: &Snapshot) -> &NodeRanking {
         self.pace.spend(self.rankings.len() as u64 / 8);
-        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
+        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(signature)) {
             return &self.rankings[known];
         }
         let seeing = PlanView { ledger: &self.ledger, snapshot };
-        let ranking = NodeRanking::new(kind.clone(), &seeing, self.kube_filters, self.pace);
+        let ranking = NodeRanking::new(signature.clone(), &seeing, self.kube_filters, self.pace);
         let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
         self.rankings.truncate(kept);
@@ -318,9 +326,9 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Why there is no free place for the pod; the node nearest to fitting gives the reason.
-    fn why(&mut self, pod: &PendingPod, kind: &DemandKey, allowance: TenantLimit) -> WaitReason {
+    fn why(&mut self, pod: &PendingPod, signature: &PodSignature, allowance: TenantLimit) -> WaitReason {
         let snapshot = self.ledger.snapshot();
-        let ranking = self.ranking(kind, &snapshot);
+        let ranking = self.ranking(signature, &snapshot);
         match (ranking.first_full(), ranking.first_unjudged()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
                 WaitReason::BeyondLimit { vram: pod.demand.vram() }
@@ -334,10 +342,10 @@ impl<'a> PlanningState<'a> {
     /// A node whose device plugin has what the pod requests, counted as used on the scratch ledger. No step for a pod that is
     /// being bound.
     fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
-        let kind = DemandKey::of(pod, self.kube_filters);
+        let signature = PodSignature::of(pod, self.kube_filters);
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let is_due = matches!(pod.way, WaitKind::Refused { .. });
-        let step = match self.take_devices(pod, &kind) {
+        let step = match self.take_devices(pod, &signature) {
             Ok(()) => {
                 self.places += usize::from(is_due);
                 PlanStep::Wake { uid, key }
@@ -347,14 +355,14 @@ impl<'a> PlanningState<'a> {
         is_due.then_some(step)
     }
 
-    fn take_devices(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<(), WaitReason> {
+    fn take_devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Result<(), WaitReason> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let is_within = |(place, gpus): &(usize, GpuSet)| {
             is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
         };
-        let found = self.ranking(kind, &snapshot).free().find(is_within);
-        let Some((place, _)) = found else { return Err(self.why(pod, kind, allowance)) };
+        let found = self.ranking(signature, &snapshot).free().find(is_within);
+        let Some((place, _)) = found else { return Err(self.why(pod, signature, allowance)) };
         let node = snapshot.nodes()[place].name.clone();
         drop(snapshot);
         if self.ledger.assume(&pod.uid, &node).is_err() {

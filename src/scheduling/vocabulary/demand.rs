@@ -4,8 +4,10 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
 
+mod key;
 mod plain;
 
+pub use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
