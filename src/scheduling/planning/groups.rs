@@ -99,11 +99,7 @@ impl PlanningState<'_> {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
             let signature = PodSignature::of(pod, self.kube_filters);
-            let placed = match reach {
-                PlanReach::Free => self.free_place(pod, &signature),
-                PlanReach::Evictions => self.place(pod, &signature),
-            };
-            match placed {
+            match self.place(pod, &signature, reach) {
                 Ok(place) => places.push(place),
                 // Equal pods will find nothing either, and a group that lacks one place may lack more.
                 Err(why) => return (places, Some(why)),

@@ -3,7 +3,7 @@
 use super::node_ranking::PodSignature;
 use super::state::PlanningState;
 use super::step_budget::StepBudget;
-use super::{PlanView, PlannedPlacement};
+use super::{EvictionRight, PlanView, PlannedPlacement};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::CandidateSurvey;
@@ -163,7 +163,7 @@ impl PlanningState<'_> {
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
                 self.search(pod, signature, &preemptor, Some((larger, &reserved)));
-            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set)) {
+            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption)) {
                 return Ok(place);
             }
             if !is_limited {
@@ -173,7 +173,7 @@ impl PlanningState<'_> {
         let set = self.search(pod, signature, &preemptor, None).set.ok_or(None)?;
         match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
-            None => self.reserve_set(pod, &set).ok_or(None),
+            None => self.reserve_set(pod, &set, EvictionRight::Preemption).ok_or(None),
             Some((scope, limit)) => {
                 if limit.needs_an_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
@@ -229,8 +229,14 @@ impl PlanningState<'_> {
         found
     }
 
-    fn reserve_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
-        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+    /// The place of this set, whose victims are evicted by this right.
+    fn reserve_set(
+        &mut self,
+        pod: &PendingPod,
+        set: &VictimSet,
+        by: EvictionRight,
+    ) -> Option<PlannedPlacement> {
+        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact, by)
     }
 
     pub(super) fn reserve_set_by_moving(
@@ -242,7 +248,7 @@ impl PlanningState<'_> {
         let snapshot = self.ledger.snapshot();
         let preemptor = Preemptor::default();
         self.looking(signature, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
-        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+        self.reserve_set(pod, set, EvictionRight::Moves)
     }
 
     pub(super) fn looking<'l>(
