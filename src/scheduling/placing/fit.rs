@@ -1,8 +1,8 @@
 //! Whether a node has room for a demand, and if not, why not.
 
 use super::device_plugin;
-use super::learned::NodeEvaluation;
 use super::pack::{self, GpuChoice};
+use super::packing::NodeEvaluation;
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};

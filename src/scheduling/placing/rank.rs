@@ -2,8 +2,8 @@
 
 use super::device_plugin;
 use super::fit::{Misfit, fit_by};
-use super::learned::{NodeEvaluation, PackingCost};
 use super::pack::GpuChoice;
+use super::packing::{NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
@@ -183,7 +183,7 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            (score(&evaluation, node, GpuChoice::of(&evaluation.compare(), gpus), attempt.policy), gpus)
+            (score(&evaluation, node, GpuChoice::of(&evaluation, gpus), attempt.policy), gpus)
         }
         None => score_node(place)?,
     };
@@ -224,7 +224,7 @@ fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy
         contended: choice.contended,
         cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
         packing_cost: choice.packing_cost,
-        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.free() } else { Bytes::ZERO },
+        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
 }
 

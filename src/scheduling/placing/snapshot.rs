@@ -3,7 +3,8 @@
 //! Snapshots are shared. The ledger changes the latest one in place while nobody reads it and copies it otherwise,
 //! so a change of one node costs one node.
 
-use super::learned::{NodeEvaluation, NodeSummary, PackingModel};
+use super::learned::{NodeSummary, PackingModel};
+use super::packing::NodeEvaluation;
 use crate::ids::{ModelId, NodeName};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::node::Node;
@@ -83,7 +84,7 @@ impl Snapshot {
     /// The node at this place, to be looked at for this demand.
     #[inline]
     pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
-        self.packing_model.evaluate(self.node_summary(place), demand)
+        NodeEvaluation::of(&self.packing_model, self.node_summary(place), demand)
     }
 
     pub fn packing_model(&self) -> &PackingModel {

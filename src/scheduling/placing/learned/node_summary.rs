@@ -107,7 +107,7 @@ impl NodeSummary {
     }
 
     /// The group of the GPU at this index.
-    pub(super) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
+    pub(in crate::scheduling::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
         let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
         self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its lots")
     }
