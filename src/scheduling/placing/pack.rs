@@ -1,5 +1,5 @@
-//! Which GPUs of one node a demand gets: those whose loss costs least, by what free VRAM is worth; the tightest that fit where that
-//! is not known, so that the roomy ones stay roomy.
+//! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful for
+//! later pods.
 
 use super::fit::usable;
 use super::learned::{NodeGpus, PackingModel};
@@ -11,21 +11,22 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place, and its NVLink island.
+/// What speaks against one GPU: softly reserved for another pod, busy engines, its packing cost; then its index, and its NVLink
+/// island.
 type Preference = (bool, EngineLoadLevel, PackingCost, u8, Option<u8>);
 
-/// GPUs for a demand, and what is to be said of them.
+/// GPUs for a demand, and what they are compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuChoice {
     pub gpus: GpuSet,
     pub packing_cost: PackingCost,
-    /// One of them was just offered to someone else who would not fit beside this demand.
+    /// One of them is softly reserved for another pod that would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
     pub engine_load_level: EngineLoadLevel,
     /// On the fullest.
     pub tenants: u16,
-    /// They do not all reach each other over NVLink, as far as anybody says.
+    /// They do not all reach each other over NVLink, as far as is known.
     pub apart: bool,
 }
 
@@ -192,7 +193,7 @@ fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
     }
 }
 
-/// Whether the GPU was just offered to someone else who would not fit beside this one.
+/// Whether the GPU is softly reserved for another pod that would not fit beside this demand.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
     !gpu.fits_beside_soft_reservations(demand)
 }
@@ -239,7 +240,7 @@ pub fn engine_load_level(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
     if is_silent || gpu.engine_load.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
 }
 
-/// What would stay free on GPUs that have room.
+/// VRAM that would stay free on GPUs that fit.
 pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
     chosen.iter().map(|place| gpus[place].free().minus(demand.per_gpu)).sum()
 }

@@ -1,6 +1,6 @@
-//! What it costs to give GPUs of one node to a demand: the trait [`Packing`], by which [`pack`](super::pack) compares choices, and
-//! best fit, which needs no model. [`learned`](super::learned) is its other implementation. [`NodeEvaluation::of`] alone decides
-//! which of the two counts.
+//! What it costs to give GPUs of one node to a demand: the trait [`Packing`], by which [`pack`](super::pack) compares choices,
+//! and best fit, which needs no model. [`learned`](super::learned) is its other implementation. [`NodeEvaluation::of`] alone
+//! decides which of the two counts.
 
 use super::learned::{GpuGroup, LearnedPacking, NodeSummary, PackingModel};
 use crate::scheduling::vocabulary::demand::Demand;

@@ -117,10 +117,10 @@ impl PlanningState<'_> {
             let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else { break };
             let before = places.len();
             let snapshot = self.ledger.snapshot();
-            let held = gpu_candidates
+            let reserved = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
-            places.extend(held);
+            places.extend(reserved);
             if places.len() == before {
                 break;
             }
@@ -161,14 +161,14 @@ impl PlanningState<'_> {
             };
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
             let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), &pods, island);
-            let held: Vec<PlannedPlacement> = gpu_candidates
+            let reserved: Vec<PlannedPlacement> = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
                 .collect();
-            if held.len() == pods.len() {
-                return held;
+            if reserved.len() == pods.len() {
+                return reserved;
             }
-            held.iter().for_each(|place| self.release_reservation(place));
+            reserved.iter().for_each(|place| self.release_reservation(place));
         }
         Vec::new()
     }

@@ -85,8 +85,8 @@ impl<'a> PlanningState<'a> {
         }
     }
 
-    /// Goes over the pods in their order, and adds a step for each to the plan. Past its bounds only such pods are looked at as
-    /// cost nothing; the first is looked at in any case. Returns the pods for which others must be evicted.
+    /// Goes over the pods in their order, and adds their steps to the plan. The first pod is looked at in any case; past the bounds
+    /// only such as cost nothing. Returns the pods for which others must be evicted: none, if the pass may evict.
     pub fn pass<'p>(
         &mut self,
         pods: &[&'p PendingPod],
@@ -178,7 +178,7 @@ impl<'a> PlanningState<'a> {
         fits
     }
 
-    /// A place for one pod, reserved on the scratch ledger; pods are evicted for it where nothing is free, if the pass goes so far.
+    /// A place for one pod, reserved on the scratch ledger; if `reach` allows, pods are evicted for it where nothing is free.
     pub fn place(
         &mut self,
         pod: &PendingPod,

@@ -290,6 +290,6 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     assert_eq!(
         cluster.plan_by(&kube_filters.snapshot()),
         ["a waits: no-room"],
-        "who leaves may be what it came for"
+        "the victim may be what it came for"
     );
 }

@@ -142,7 +142,8 @@ pub struct HostResources {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error(
-        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and no others, under the extender's managedResources"
+        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and \
+         no others, under the extender's managedResources"
     )]
     NoVram,
     #[error(

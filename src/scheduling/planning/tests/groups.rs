@@ -13,7 +13,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
         ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]
     );
     cluster.gated("single", job(60));
-    assert_eq!(cluster.plan()[0], "single on m", "the group holds nothing");
+    assert_eq!(cluster.plan()[0], "single on m", "the group reserves nothing");
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 2)]);
     for name in ["a", "b"] {
         cluster.member(name, job(60), group("trio", Some(3)));

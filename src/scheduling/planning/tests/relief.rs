@@ -19,33 +19,33 @@ fn shares_a_gpu() -> LedgerCluster {
     cluster
 }
 
-fn who_leaves(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
+fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
     watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
 }
 
 #[test]
 fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    let nobody: [&str; 0] = [];
+    let none: [&str; 0] = [];
     pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "a spike evicts nobody");
+    assert_eq!(evicted(&cluster, &mut watch), none, "a spike evicts no pod");
     for _ in 0..9 {
         cluster.pass(1);
         pressed(&mut cluster, 97, 0);
-        assert_eq!(who_leaves(&cluster, &mut watch), nobody);
+        assert_eq!(evicted(&cluster, &mut watch), none);
     }
     cluster.pass(1);
     pressed(&mut cluster, 85, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "it is not over at 85 %");
+    assert_eq!(evicted(&cluster, &mut watch), ["small"], "it is not over at 85 %");
     cluster.ledger.release(&uid("small"));
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "that has time to help");
+    assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
     cluster.pass(10);
     pressed(&mut cluster, 85, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"]);
     cluster.ledger.release(&uid("large"));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "the engine itself stays");
+    assert_eq!(evicted(&cluster, &mut watch), none, "the engine itself stays");
 }
 
 #[test]
@@ -54,13 +54,13 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
     for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
         cluster.pass(seconds);
         pressed(&mut cluster, kv, queue);
-        assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
+        assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
     }
     pressed(&mut cluster, 20, 80);
-    who_leaves(&cluster, &mut watch);
+    evicted(&cluster, &mut watch);
     cluster.pass(10);
     pressed(&mut cluster, 20, 80);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "a queue presses as well");
+    assert_eq!(evicted(&cluster, &mut watch), ["small"], "a queue presses as well");
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     cluster.see("small", job(10), on_n(), group("g", None));
     cluster.see("smaller", job(5), on_n(), group("g", None));
     pressed(&mut cluster, 97, 0);
-    who_leaves(&cluster, &mut watch);
+    evicted(&cluster, &mut watch);
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
+    assert_eq!(evicted(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
     let namespace = cluster.ledger.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
     let budget = |allowed| DisruptionBudget {
         namespace: namespace.clone(),
@@ -95,9 +95,9 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     cluster.ledger.set_budget(budget(0));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new());
+    assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new());
     cluster.ledger.set_budget(budget(1));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"]);
 }

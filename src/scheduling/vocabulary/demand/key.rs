@@ -8,7 +8,7 @@ use crate::units::Bytes;
 use std::sync::Arc;
 
 /// All of a demand that fit and score may read. Of two demands with equal keys, every node gives both the same GPUs and the same
-/// score. What depends on the pod beyond that (its tenant's limit, its right to preempt) is up to those who share results.
+/// score. What depends on the pod beyond that (its tenant's limit, its right to preempt) is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DemandKey {
     ask: Ask,
@@ -42,7 +42,7 @@ impl DemandKey {
             // A node sees only their result, the class and its terms.
             traits: _,
             classified_by: _,
-            // Who may take what from whom: for limits and evictions.
+            // For limits and evictions.
             tenant: _,
             priority: _,
             may_preempt: _,
