@@ -1,5 +1,5 @@
-//! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful for
-//! later pods.
+//! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful
+//! for later pods.
 
 use super::fit::usable;
 use super::learned::{NodeGpus, PackingModel};

@@ -40,8 +40,8 @@ pub struct Score {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScoreParts {
-    /// The packing cost on a scale, see [`NodeEvaluation::part`]; as long as nothing was learned, the part of the chosen GPUs that
-    /// stays free.
+    /// The packing cost on a scale, see [`NodeEvaluation::part`]; as long as nothing was learned, the part of the chosen GPUs
+    /// that stays free.
     pub packing: u32,
     /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
     pub kv_headroom: u32,

@@ -1,8 +1,8 @@
 //! The score cache: for each demand seen lately, the result of fit and score on every node when it was last examined.
 //!
-//! Replicas ask for the same, and between two of them one node has changed. A result follows from the node, the demand, the policy
-//! and the packing model; it is remembered with the generations of those and looked up by them, so it cannot be stale, only
-//! missing. What depends on the attempt is not in it: `rank` adds that to what it finds here.
+//! Replicas ask for the same, and between two of them one node has changed. A result follows from the node, the demand, the
+//! policy and the packing model; it is remembered with the generations of those and looked up by them, so it cannot be stale,
+//! only missing. What depends on the attempt is not in it: `rank` adds that to what it finds here.
 
 use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};

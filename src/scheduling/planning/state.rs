@@ -85,8 +85,8 @@ impl<'a> PlanningState<'a> {
         }
     }
 
-    /// Goes over the pods in their order, and adds their steps to the plan. The first pod is looked at in any case; past the bounds
-    /// only such as cost nothing. Returns the pods for which others must be evicted: none, if the pass may evict.
+    /// Goes over the pods in their order, and adds their steps to the plan. The first pod is looked at in any case; past the
+    /// bounds only such as cost nothing. Returns the pods for which others must be evicted: none, if the pass may evict.
     pub fn pass<'p>(
         &mut self,
         pods: &[&'p PendingPod],
