@@ -1,4 +1,4 @@
-//! Decisions as data: where a pod goes, and what is kept for it.
+//! Decisions as data: which GPUs a pod has, or has reserved.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
@@ -30,11 +30,12 @@ impl Placement {
     }
 }
 
-/// GPUs that are kept for a pod until its victims have left.
+/// GPUs kept for a pod that waits for others to leave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
+    /// The pods that must be gone first.
     pub victims: Arc<[PodUid]>,
     pub deadline: Moment,
 }
