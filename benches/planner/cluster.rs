@@ -43,7 +43,8 @@ impl FullCluster {
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
         // How fast it decides is not a question of how many may be evicted.
-        policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
+        policy.preemption.evictions_per_minute =
+            EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
         Self::by(policy, nodes, load, sizes, seed)
     }
 

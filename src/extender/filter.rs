@@ -92,7 +92,7 @@ impl DecisionView {
     /// A first attempt; the verb sets how many candidates it wants.
     pub fn attempt(&self) -> ScheduleAttempt<'_> {
         ScheduleAttempt {
-            limit: usize::from(self.policy.shortlist),
+            limit: usize::from(self.policy.scoring.shortlist),
             just_failed: None,
             reserved_placement: self
                 .reserved_placement

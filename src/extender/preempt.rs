@@ -146,7 +146,7 @@ fn offers(
     let uid = &asking.uid;
     let question = kube_filters.ask(None, &wants);
     let case = PreemptionRequest { ledger: &ledger, uid, preemptor: ledger.preemptor(uid), question };
-    let violate_budgets = ledger.policy().violate_budgets;
+    let violate_budgets = ledger.policy().preemption.violate_budgets;
     let mut offers = OfferedCandidates { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
     for (room, others) in offered.iter().filter_map(|node| offer(&case, node)) {
         offers.others.insert(room.node.clone(), others);
@@ -293,7 +293,7 @@ fn reserve_in_ledger(
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
-    let deadline = extender.service.now() + victims.longest_grace + policy.reservation_slack;
+    let deadline = extender.service.now() + victims.longest_grace + policy.preemption.reservation_slack;
     let reservation = Reservation {
         node: victims.node.clone(),
         devices: devices?,

@@ -36,7 +36,7 @@ pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<
         return refused("already-placed");
     }
     let preemptor = ledger.preemptor(&asking.uid);
-    let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
+    let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
     let offered_to_us = || offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
     let with_eviction_cost = offered_to_us().filter_map(|(place, node)| {
         let eviction_cost = eviction_cost(&ledger, &preemptor, node)?;

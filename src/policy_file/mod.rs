@@ -164,4 +164,6 @@ impl Loaded {
 }
 
 #[cfg(test)]
+mod round_trip_tests;
+#[cfg(test)]
 mod tests;

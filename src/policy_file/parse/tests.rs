@@ -5,7 +5,7 @@ use crate::policy_file::shape::SHAPES;
 use crate::policy_file::source::FileId;
 use crate::policy_file::{merge, tree};
 use crate::scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
-use crate::units::Millis;
+use crate::units::{Millis, Percent};
 
 fn file(text: &str) -> file::PolicySpec {
     let (documents, _) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
@@ -56,13 +56,16 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
     let policy = lowered(RICH);
     assert_eq!((policy.mode, policy.headroom.default.get()), (Mode::Shadow, 12));
     assert_eq!((policy.telemetry.fresh, policy.telemetry.stale), (Millis::seconds(4), Millis::seconds(30)));
-    assert_eq!((policy.weights.packing, policy.weights.kv_headroom), (3, 40));
+    assert_eq!((policy.scoring.weights.packing, policy.scoring.weights.kv_headroom), (3, 40));
     assert_eq!(policy.loading.network, Bytes(1_500_000_000));
-    assert_eq!(policy.eviction_costs.per_pod, Millis::seconds(120));
-    assert_eq!(policy.eviction_costs.per_request, Millis::seconds(3));
-    assert_eq!(policy.violate_budgets, ViolateBudgets::WhenNothingElse);
+    assert_eq!(policy.preemption.costs.per_pod, Millis::seconds(120));
+    assert_eq!(policy.preemption.costs.per_request, Millis::seconds(3));
+    assert_eq!(policy.preemption.violate_budgets, ViolateBudgets::WhenNothingElse);
     assert_eq!(policy.conflicts, ConflictRule::EvictUnstarted);
-    assert_eq!((policy.eviction_rates.cluster, policy.eviction_rates.node), (60, 2));
+    assert_eq!(
+        (policy.preemption.evictions_per_minute.cluster, policy.preemption.evictions_per_minute.node),
+        (60, 2)
+    );
     assert_eq!(policy.planning.gated_at_most, Millis::seconds(45));
     assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);
     let pressure = policy.planning.pressure.unwrap();

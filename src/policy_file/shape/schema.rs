@@ -22,14 +22,16 @@ pub fn test_schema() -> Json {
 }
 
 fn schema<T: JsonSchema>(title: &str) -> Json {
-    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(without_null));
+    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(plain));
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), title.into());
     schema.to_value()
 }
 
-/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake.
-fn without_null(schema: &mut Schema) {
+/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake. Defaults are added to single
+/// settings only ([`add_defaults`]), not to sections.
+fn plain(schema: &mut Schema) {
+    schema.remove("default");
     if let Some(Json::Array(types)) = schema.get_mut("type") {
         types.retain(|one| one != "null");
         if let [one] = types.as_slice() {

@@ -189,7 +189,7 @@ impl Ledger {
         if !self.node_states.get(node).is_some_and(is_current) {
             return;
         }
-        let expires = now + self.policy.soft_reservation_lifetime;
+        let expires = now + self.policy.scoring.soft_reservation_lifetime;
         // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
         let soft_reservation =
             (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });

@@ -290,8 +290,11 @@ impl Ledger {
         let Some(node_state) = self.node_states.get_mut(name) else { return };
         let gpus = node_state.gpus(&self.policy);
         let unseen = matches!(node_state.freshness, Freshness::Unreported | Freshness::Expired);
-        let replicas =
-            if self.policy.weights.spread > 0 { node_state.replicas(&self.pod_states) } else { Vec::new() };
+        let replicas = if self.policy.scoring.weights.spread > 0 {
+            node_state.replicas(&self.pod_states)
+        } else {
+            Vec::new()
+        };
         let view = Node {
             name: name.clone(),
             kind: self.policy.kind_of(node_state.kind, node_state.admission),

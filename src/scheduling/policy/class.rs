@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Class {
     pub name: String,
     pub matches: Match,
@@ -60,7 +60,7 @@ pub enum Protection {
 }
 
 /// Every condition that is set must hold. The empty `Match` takes every pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Match {
     pub sharing: Option<Sharing>,
     pub priority: Option<RangeInclusive<i32>>,

@@ -90,7 +90,7 @@ async fn a_neighbour_whose_budget_refuses_is_asked_less_and_less_often_and_anoth
 #[tokio::test]
 async fn relief_counts_in_the_same_budget() {
     let mut policy = Policy::default();
-    policy.eviction_rates = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
     let mut bench = pressed(policy);
     bench.service.ledger().note_ordered(&[uid("large")]);
     let mut written = press(&mut bench).await;
@@ -111,7 +111,7 @@ fn of_a_pair(name: &str, pod: Value) -> Value {
 async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.planning.groups.when_broken = WhenBroken::Leave;
-    policy.eviction_rates = rates;
+    policy.preemption.evictions_per_minute = rates;
     let mut bench = PlannerFixture::by(policy, &["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));

@@ -140,7 +140,7 @@ impl<'s> Shipped<'s> {
         let demand = &self.ledger.pod_state(uid)?.demand;
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
         let attempt = ScheduleAttempt {
-            limit: usize::from(self.policy.shortlist),
+            limit: usize::from(self.policy.scoring.shortlist),
             just_failed: None,
             reserved_placement: None,
             policy: &self.policy,
