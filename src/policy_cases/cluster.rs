@@ -173,7 +173,7 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster
 }
 
 /// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
-fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
+fn read(ledger: &mut Ledger, node: &TestNode, pods: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let now = ledger.now();
     let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
@@ -190,17 +190,17 @@ fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(),
     Ok(())
 }
 
-fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
-    let mut attributed: Vec<(PodUid, Bytes)> = tenants
+fn reading(device: &Device, gpu: &TestGpu, pods: &[CasePod]) -> GpuReading {
+    let mut attributed: Vec<(PodUid, Bytes)> = pods
         .iter()
-        .filter(|tenant| tenant.devices.contains(&device.uuid))
-        .map(|tenant| (tenant.uid.clone(), tenant.per_gpu))
+        .filter(|pod| pod.devices.contains(&device.uuid))
+        .map(|pod| (pod.uid.clone(), pod.per_gpu))
         .collect();
     attributed.sort_unstable();
-    let promised = attributed.iter().map(|(_, bytes)| *bytes).sum();
+    let allocated = attributed.iter().map(|(_, bytes)| *bytes).sum();
     GpuReading {
         uuid: device.uuid.clone(),
-        used: Some(gpu.used.map_or(promised, |used| used.0)),
+        used: Some(gpu.used.map_or(allocated, |used| used.0)),
         attributed,
         engine_load: match (gpu.kv_cache, gpu.queue) {
             (None, None) => EngineLoad::NONE,

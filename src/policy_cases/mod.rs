@@ -1,8 +1,8 @@
 //! Policy test cases: run a policy's cases through the core that decides in production, before the policy is used.
 //!
 //! [`cluster`] builds the small cluster of a case, [`pod_shorthand`] builds pods from their shorthand, and here the case's pod is
-//! placed and the result is compared with the expectation. [`mod@compare`] asks two policies about every pod of one cluster. Pure:
-//! a case has its own clock, and no network. It changes nothing and does not know where cases are read from.
+//! placed and the result is compared with the expectation. [`mod@compare`] asks two policies about every pod of one cluster.
+//! Pure: a case has its own clock, and no network. It changes nothing and does not know where cases are read from.
 
 mod cluster;
 mod compare;

@@ -1,5 +1,5 @@
-//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the core uses, or into all its
-//! problems, each with its place and the fix. Pure: texts come in, no file is opened here.
+//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the
+//! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
 //! The steps: [`tree`] parses YAML and keeps every place; [`shape`] checks it against the JSON Schema of the [`mod@file`] types;
 //! [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] checks whether the parts make sense

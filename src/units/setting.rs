@@ -146,8 +146,8 @@ impl<'de> de::Visitor<'de> for TextVisitor {
     }
 }
 
-/// A section that can be switched off: the fields of its rules, and `enabled`, which is `DEFAULT` if it is not written. In the core
-/// it is an `Option`: `None` if it is switched off.
+/// A section that can be switched off: the fields of its rules, and `enabled`, which is `DEFAULT` if it is not written. In the
+/// core it is an `Option`: `None` if it is switched off.
 pub struct Switch<T, const DEFAULT: bool>(PhantomData<T>);
 
 #[derive(Serialize, Deserialize)]

@@ -93,7 +93,7 @@ pub fn quantity(text: &str) -> Result<Bytes, Malformed> {
     })
 }
 
-/// `40GB`, `40 GiB` and `40gi` are common mistakes of people who rarely write Kubernetes manifests.
+/// `40GB`, `40 GiB` and `40gi` are common mistakes.
 fn quantity_help(text: &str) -> String {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -1,8 +1,8 @@
 //! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
 //! against it, and editors show the doc comments.
 //!
-//! The [`Settings`] are the core's own type. Classes, tenants and node pools have types of the file format, because the core compiles
-//! them: [`parse`](super::parse) fills in their defaults.
+//! The [`Settings`] are the core's own type. Classes, tenants and node pools have types of the file format, because the core
+//! compiles them: [`parse`](super::parse) fills in their defaults.
 
 mod classes;
 mod pools;

@@ -1,7 +1,8 @@
 //! Converts the file format into the core's policy: defaults for missing settings, built-in classes after the owner's own.
 //!
-//! The settings of the whole policy are parsed by their own type, [`Settings`]. It cannot fail, because the files were checked; [`semantic`](super::semantic) checks whether the parts of the [`Draft`] make
-//! sense together, before it becomes a policy. [`render`] is the inverse.
+//! The settings of the whole policy are parsed by their own type, [`Settings`]. It cannot fail, because the files were checked;
+//! [`semantic`](super::semantic) checks whether the parts of the [`Draft`] make sense together, before it becomes a policy.
+//! [`render`] is the inverse.
 
 mod classes;
 

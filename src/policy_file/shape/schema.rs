@@ -28,8 +28,8 @@ fn schema<T: JsonSchema>(title: &str) -> Json {
     schema.to_value()
 }
 
-/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake. Defaults are added to single
-/// settings only ([`add_defaults`]), not to sections.
+/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake. Only single settings
+/// have defaults ([`add_defaults`]), not sections.
 fn plain(schema: &mut Schema) {
     schema.remove("default");
     if let Some(Json::Array(types)) = schema.get_mut("type") {

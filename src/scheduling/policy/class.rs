@@ -1,5 +1,5 @@
-//! Classes: what a pod is to the cluster, and what follows from it. A pod does not choose its class; it shows what it is
-//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)), and the first class that matches takes it.
+//! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
+//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
 
 use super::expression::{Expression, ExpressionPod};
 use crate::scheduling::vocabulary::demand::Sharing;
@@ -15,34 +15,34 @@ pub struct Class {
     pub matches: Match,
     pub eviction: Preemptibility,
     pub engine: bool,
-    /// It joins no GPU with a fuller KV cache.
+    /// It is not placed on a GPU with a fuller KV cache.
     pub kv_cache_limit: Option<Percent>,
-    /// It joins no GPU with more requests waiting.
+    /// It is not placed on a GPU with more waiting requests.
     pub queue_limit: Option<u32>,
     /// Names of the classes it shares a GPU with; `None` for all. Both sides must agree.
     pub shares_with: Option<Vec<String>>,
     pub start_gate: StartGate,
-    /// Nobody evicts its pods before they have run so long.
+    /// Its pods are not evicted before they have run this long.
     pub min_runtime: Millis,
-    /// What its pods need to leave, beyond their grace period.
+    /// What its pods need to finish, beyond their grace period.
     pub drain_time: Millis,
-    /// What `karpenter.sh/do-not-disrupt: "true"` on one of its pods counts for.
+    /// Whether `karpenter.sh/do-not-disrupt: "true"` protects its pods from eviction.
     pub do_not_disrupt: Protection,
-    /// What the disruption budgets that cover its pods count for.
+    /// Whether disruption budgets protect its pods from eviction.
     pub disruption_budgets: Protection,
-    /// The most that work lost by its pods counts for; `None` for what the policy says of all.
+    /// The maximum cost of the work that one of its pods loses; `None` for the policy's.
     pub lost_work_at_most: Option<Millis>,
 }
 
-/// How long an engine that starts keeps others from starting on its GPUs. It opens earlier when the engine is
-/// ready, but not before `at_least`.
+/// How long a starting engine keeps others from starting on its GPUs. It opens earlier when the engine is ready, but not
+/// before `at_least`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartGate {
     pub at_least: Millis,
     pub at_most: Millis,
 }
 
-/// Whether a pod of higher priority may take a class's place.
+/// Whether pods of higher priority may evict a class's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preemptibility {
@@ -50,7 +50,7 @@ pub enum Preemptibility {
     ForHigherPriority,
 }
 
-/// Whether what a tenant says against an eviction keeps a pod whose class may be evicted.
+/// Whether a tenant's own protection from eviction counts for pods of a preemptible class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protection {
@@ -59,7 +59,7 @@ pub enum Protection {
     Ignore,
 }
 
-/// Every condition that is set must hold. The empty `Match` takes every pod.
+/// Every condition that is set must be met. The empty `Match` matches every pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Match {
     pub sharing: Option<Sharing>,
@@ -70,7 +70,7 @@ pub struct Match {
     pub namespaces: Vec<String>,
     /// All of these.
     pub labels: BTreeMap<String, String>,
-    /// Any of these asked for by any container; empty means any at all.
+    /// Any of these requested by any container; empty means any at all.
     pub resources: Vec<String>,
     pub expression: Option<Expression>,
 }
@@ -110,7 +110,7 @@ impl Unmet {
 }
 
 impl Class {
-    /// A class that takes every pod, is an engine with the usual limits, shares with everyone and is never evicted.
+    /// A class that matches every pod, runs engines with the usual limits, shares with all classes and is never evicted.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -129,12 +129,12 @@ impl Class {
         }
     }
 
-    /// Whether `karpenter.sh/do-not-disrupt` keeps its pods.
+    /// Whether `karpenter.sh/do-not-disrupt` protects its pods.
     pub fn honors_do_not_disrupt(&self) -> bool {
         self.do_not_disrupt == Protection::Honor
     }
 
-    /// Whether disruption budgets keep its pods.
+    /// Whether disruption budgets protect its pods.
     pub fn honors_budgets(&self) -> bool {
         self.disruption_budgets == Protection::Honor
     }
@@ -157,7 +157,7 @@ impl Match {
         self.unmet_by(pod).is_none()
     }
 
-    /// The first condition the pod does not meet; the cheap ones are looked at first.
+    /// The first condition that the pod does not meet; cheap ones are checked first.
     pub fn unmet_by(&self, subject: &ExpressionPod<'_>) -> Option<Unmet> {
         let pod = subject.traits;
         let is_met = [

@@ -1,5 +1,4 @@
-//! Making room by eviction, as the owner wants it: what an eviction is taken to cost, how many there may be, and whether
-//! disruption budgets bend.
+//! Preemption by eviction: what an eviction costs, how many there may be, and whether disruption budgets may be violated.
 
 use crate::units::{Millis, setting};
 use schemars::JsonSchema;
@@ -36,25 +35,25 @@ pub struct EvictionCosts {
     pub again_within: Millis,
 }
 
-/// Whether the scheduler's preemption may overdraw a disruption budget. Stowage's own planner never does.
+/// Whether kube-scheduler's preemption may violate a disruption budget. Stowage's own planner never does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ViolateBudgets {
     #[default]
     Never,
-    /// Only where no other set of victims makes room on any node.
+    /// Only if no other set of victims frees enough on any node.
     WhenNothingElse,
 }
 
-/// What becomes of pods whose promises cannot all be kept: one GPU was promised twice, or one that is exclusive is shared.
+/// What happens to pods with conflicting allocations: a GPU was allocated twice, or one that is exclusive is shared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConflictRule {
-    /// They are counted and told, and stay.
+    /// They are counted and reported, and stay.
     #[default]
     Report,
-    /// A pod that has not started is evicted, within `evictionsPerMinute`, where the records of the Bindings prove the
-    /// conflict. Where all have started, they stay.
+    /// A pod that has not started is evicted, within `evictionsPerMinute`, if the records of the Bindings prove the conflict. If
+    /// all have started, they stay.
     EvictUnstarted,
 }
 

@@ -206,7 +206,8 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     ExpressionError { at: start..end, message: format!("this is not CEL: {message}"), help: help.into() }
 }
 
-/// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: nobody needs so many.
+/// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: no condition needs so
+/// many.
 fn too_deep(text: &str) -> Option<Range<usize>> {
     let (mut brackets, mut signs, mut choices) = (0usize, 0usize, 0usize);
     for (at, byte) in text.bytes().enumerate() {

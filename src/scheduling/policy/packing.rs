@@ -16,18 +16,19 @@ pub struct PackingRules {
     pub window: u16,
 }
 
-/// What makes one place fill the cluster better than another.
+/// What makes one placement better than another for the packing of the cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PackingPolicy {
-    /// That least is lost of what free VRAM is worth to the pods seen lately. Best fit until some were seen.
+    /// It loses the least of the learned value of free VRAM. Best fit until pods have arrived to learn from.
     #[default]
     Worth,
-    /// That least stays free on the GPU.
+    /// It leaves the least VRAM free on the GPU.
     BestFit,
 }
 
-/// Whether what free VRAM is worth follows the pods that come. Not "on" and "off": to many YAML parsers those are booleans.
+/// Whether the value of free VRAM is learned from the pods that arrive. Not "on" and "off": many YAML parsers read
+/// those as booleans.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningMode {

@@ -1,4 +1,4 @@
-//! What the planner does of itself: pods behind its gate, groups, engines under pressure, and moves that make pods fit.
+//! The planner: pods behind its gate, groups, engines under pressure, and moves that make pods fit.
 
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
@@ -30,20 +30,20 @@ pub struct GroupRules {
     pub when_broken: WhenBroken,
 }
 
-/// How close together a group's pods go.
+/// How close together a group's pods are placed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupPlacement {
     /// Each where it is best by itself.
     #[default]
     Anywhere,
-    /// On as few nodes as there is room on now.
+    /// On as few nodes as have enough free VRAM now.
     FewestNodes,
     /// All on GPUs of one node that reach each other over NVLink, or not at all.
     OneIsland,
 }
 
-/// What becomes of a group's bound pods when others of it could not be bound in time.
+/// What happens to a group's bound pods if the others could not be bound in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenBroken {
@@ -99,7 +99,7 @@ pub struct Consolidation {
 }
 
 impl Default for Planning {
-    /// Thirty seconds is what autoscalers wait between looks at pending pods, or less.
+    /// Autoscalers check pending pods every thirty seconds or less, and see only those that the scheduler refused.
     fn default() -> Self {
         Self {
             gated_at_most: Millis::seconds(30),

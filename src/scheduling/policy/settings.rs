@@ -1,5 +1,5 @@
 //! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
-//! the attributes its limits and how it is written. The JSON Schema, parsing, and the text of `policy show` are derived from that.
+//! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
 use super::{ConflictRule, PackingRules, Planning, PreemptionRules, Scoring};
 use crate::scheduling::vocabulary::headroom::Headroom;
@@ -25,14 +25,14 @@ pub struct Settings {
     pub planning: Planning,
 }
 
-/// Whether decisions count.
+/// Whether decisions are enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// They are put into force.
+    /// They are enforced.
     #[default]
     Enforce,
-    /// They are made, recorded and counted, and the scheduler's own stand.
+    /// They are only recorded and counted, and kube-scheduler's own decisions stand.
     Shadow,
 }
 
@@ -53,11 +53,11 @@ pub struct TelemetryRules {
     pub expired: ExpiredRule,
 }
 
-/// What to do with a node whose agent has fallen silent, or never spoke.
+/// What to do with a node whose agent has stopped reporting, or never reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpiredRule {
-    /// Place by what was promised.
+    /// Place by what the ledger has allocated.
     LedgerOnly,
     /// Place nothing there.
     Refuse,

@@ -1,4 +1,4 @@
-//! Which class takes whom, and which policies are none.
+//! Which class takes which pod, and which policies are invalid.
 
 use super::*;
 use crate::ids::GpuModel;
