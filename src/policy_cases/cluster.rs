@@ -176,7 +176,7 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster
 fn read(ledger: &mut Ledger, node: &TestNode, pods: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let now = ledger.now();
-    let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
+    let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, pods)).collect();
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;

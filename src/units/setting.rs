@@ -186,6 +186,7 @@ impl<T: JsonSchema, const DEFAULT: bool> JsonSchema for Switch<T, DEFAULT> {
             let enabled = json_schema!({"description": default, "type": "boolean"});
             fields.insert("enabled".into(), enabled.to_value());
         }
+        schema.insert("additionalProperties".into(), false.into());
         schema
     }
 }

@@ -9,7 +9,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
-    let mut schema = schema::<file::PolicySpec>("Stowage scheduling policy");
+    let settings = settings().with_transform(RecursiveTransform(without_default));
+    let mut schema = schema::<file::PolicySpec>("Stowage scheduling policy", settings);
     let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
@@ -18,20 +19,26 @@ pub fn policy_schema() -> Json {
 }
 
 pub fn test_schema() -> Json {
-    schema::<file::PolicyTest>("Cases of a Stowage policy")
+    schema::<file::PolicyTest>("Cases of a Stowage policy", settings())
 }
 
-fn schema<T: JsonSchema>(title: &str) -> Json {
-    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(plain));
+fn settings() -> SchemaSettings {
+    SchemaSettings::draft2020_12().with_transform(RecursiveTransform(without_null))
+}
+
+fn schema<T: JsonSchema>(title: &str, settings: SchemaSettings) -> Json {
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), title.into());
     schema.to_value()
 }
 
-/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake. Only single settings
-/// have defaults ([`add_defaults`]), not sections.
-fn plain(schema: &mut Schema) {
+/// Sections have no default, only the settings in them: see [`add_defaults`].
+fn without_default(schema: &mut Schema) {
     schema.remove("default");
+}
+
+/// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake.
+fn without_null(schema: &mut Schema) {
     if let Some(Json::Array(types)) = schema.get_mut("type") {
         types.retain(|one| one != "null");
         if let [one] = types.as_slice() {

@@ -12,10 +12,10 @@ pub struct Planning {
     #[serde(with = "setting::Duration")]
     pub gated_at_most: Millis,
     pub groups: GroupRules,
-    /// `None`: no pod is evicted because an engine is busy.
+    // `None`: no pod is evicted because an engine is busy.
     #[serde(with = "setting::Switch::<PressureRules, true>")]
     pub pressure: Option<PressureRules>,
-    /// `None`: no pod is moved.
+    // `None`: no pod is moved.
     #[serde(with = "setting::Switch::<Consolidation, false>")]
     pub consolidation: Option<Consolidation>,
 }
