@@ -110,7 +110,13 @@ impl Documents {
 
 fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
     let raw: file::PolicySpec = from_tree(merged, diagnostics)?;
-    let draft = Draft::new(&raw);
+    let draft = match Draft::new(&raw) {
+        Ok(draft) => draft,
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("unreadable", merged.span, error.to_string()));
+            return None;
+        }
+    };
     diagnostics.extend(semantic::check(merged, &raw, &draft));
     if has_errors(diagnostics) {
         return None;

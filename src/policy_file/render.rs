@@ -3,63 +3,24 @@
 
 use super::parse::{MILLI, UNBOUNDED};
 use crate::policy_file::file::{
-    self, AmountSpec, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, PoolCapacitySpec,
-    PriorityRange, QualifiedName, Subdomain,
+    self, AmountSpec, LabelValue, MemoryQuantity, MigProfile, Name, PoolCapacitySpec,
 };
-use crate::scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, Tenant};
+use crate::scheduling::policy::{Class, Policy, Pool, Tenant};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
 /// Parsing it gives the same policy.
-pub fn render(policy: &Policy) -> file::PolicySpec {
+pub fn render(policy: &Policy) -> file::PolicySpec<Class> {
     file::PolicySpec {
         api_version: Some(file::ApiVersion::V1Alpha1),
         kind: Some(file::PolicyKind::SchedulingPolicy),
         settings: policy.settings.clone(),
         // Each class has its own.
         start_gate: None,
-        classes: Some(policy.classes().iter().map(class).collect()),
+        classes: Some(policy.classes().to_vec()),
         tenants: Some(policy.tenants().iter().map(tenant).collect()),
         node_pools: Some(policy.pools().iter().map(pool).collect()),
-    }
-}
-
-fn class(class: &Class) -> file::ClassSpec {
-    let limits =
-        file::EngineLimitsSpec { kv_cache: class.kv_cache_limit.map(Percentage), queue: class.queue_limit };
-    file::ClassSpec {
-        name: Name(class.name.clone()),
-        matches: (class.matches != Match::default()).then(|| matches(&class.matches)),
-        engine: Some(class.engine),
-        may_share_with: class.shares_with.as_deref().map(|names| words(names, Name)),
-        limits: (limits != file::EngineLimitsSpec::default()).then_some(limits),
-        start_gate: Some(file::KeptRange {
-            at_least: Some(Duration(class.start_gate.at_least)),
-            at_most: Some(Duration(class.start_gate.at_most)),
-        }),
-        preemptible: Some(class.eviction == Preemptibility::ForHigherPriority),
-        min_runtime: Some(Duration(class.min_runtime)),
-        drain_time: Some(Duration(class.drain_time)),
-        do_not_disrupt: Some(class.do_not_disrupt),
-        disruption_budgets: Some(class.disruption_budgets),
-        lost_work_at_most: class.lost_work_at_most.map(Duration),
-    }
-}
-
-fn matches(matches: &Match) -> file::MatchSpec {
-    let range = |range: &std::ops::RangeInclusive<i32>| PriorityRange {
-        at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
-        at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
-    };
-    file::MatchSpec {
-        namespaces: some_words(&matches.namespaces, Name),
-        labels: labels(&matches.labels),
-        priority_classes: some_words(&matches.priority_classes, Subdomain),
-        priority: matches.priority.as_ref().map(range),
-        resources: some_words(&matches.resources, QualifiedName),
-        sharing: matches.sharing,
-        expression: matches.expression.as_ref().map(|one| file::Cel(one.text().to_owned())),
     }
 }
 

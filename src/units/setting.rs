@@ -7,8 +7,8 @@
 //! pub drain_time: Millis,
 //! ```
 //!
-//! Parsing, rendering and the JSON Schema follow from that attribute. Where a quantity is optional, the types here are fields
-//! themselves.
+//! Parsing, rendering and the JSON Schema follow from that attribute. [`Optional`] does the same for an optional quantity, and
+//! [`Switch`] for a section that can be switched off.
 
 use super::text::{self, Malformed};
 use super::{Bytes, Millis, Percent};
@@ -66,6 +66,13 @@ macro_rules! serde_as_text {
 
 pub(crate) use serde_as_text;
 
+/// A type of this module, and the quantity that it writes.
+pub trait QuantityText: Copy {
+    type Quantity: Copy;
+    fn of(quantity: Self::Quantity) -> Self;
+    fn quantity(self) -> Self::Quantity;
+}
+
 /// Lets `#[serde(with = "…")]` name the type at a field of the quantity itself.
 macro_rules! with_quantity {
     ($([$($generics:tt)*] $type:ty: $quantity:ty;)*) => {
@@ -77,6 +84,16 @@ macro_rules! with_quantity {
 
                 pub fn serialize<S: Serializer>(quantity: &$quantity, serializer: S) -> Result<S::Ok, S::Error> {
                     Serialize::serialize(&Self(*quantity), serializer)
+                }
+            }
+
+            impl<$($generics)*> QuantityText for $type {
+                type Quantity = $quantity;
+                fn of(quantity: $quantity) -> Self {
+                    Self(quantity)
+                }
+                fn quantity(self) -> $quantity {
+                    self.0
                 }
             }
         )*
@@ -143,6 +160,40 @@ impl<'de> de::Visitor<'de> for TextVisitor {
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
         Ok(Cow::Owned(number.to_string()))
+    }
+}
+
+/// The same for a field that holds an optional quantity: `#[serde(with = "setting::Optional::<setting::Duration>", default)]`.
+pub struct Optional<T>(PhantomData<T>);
+
+impl<T: QuantityText> Optional<T> {
+    pub fn deserialize<'de, D>(deserializer: D) -> Result<Option<T::Quantity>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: Deserialize<'de>,
+    {
+        Ok(Option::<T>::deserialize(deserializer)?.map(T::quantity))
+    }
+
+    pub fn serialize<S: Serializer>(quantity: &Option<T::Quantity>, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        T: Serialize,
+    {
+        Serialize::serialize(&quantity.map(T::of), serializer)
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Optional<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        T::json_schema(generator)
     }
 }
 

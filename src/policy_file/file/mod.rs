@@ -1,16 +1,14 @@
 //! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
 //! against it, and editors show the doc comments.
 //!
-//! The [`Settings`] are the core's own type. Classes, tenants and node pools have types of the file format, because the core
-//! compiles them: [`parse`](super::parse) fills in their defaults.
+//! The [`Settings`] and [`Class`] are the core's own types. Tenants and node pools have types of the file format, because the core
+//! computes with other quantities. [`parse`](super::parse) fills in what a class, a tenant or a pool leaves out.
 
-mod classes;
 mod pools;
 mod tenants;
 mod test;
 mod texts;
 
-pub use classes::{ClassSpec, EngineLimitsSpec, KeptRange, MatchSpec, PriorityRange};
 pub use pools::{NodePool, PoolCapacitySpec};
 pub use tenants::{AmountSpec, TenantSpec};
 pub use test::{
@@ -20,15 +18,19 @@ pub use texts::{
     Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
 };
 
-use crate::scheduling::policy::Settings;
+use crate::scheduling::policy::{Class, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+/// What a class of a file says; the rest is that of the class that it changes.
+pub type WrittenClass = Map<String, Json>;
 
 /// What the owner of a cluster decides about its GPUs. Everything is optional: the empty policy is a good policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("additionalProperties" = false))]
-pub struct PolicySpec {
+pub struct PolicySpec<C = WrittenClass> {
     /// The version of this format.
     pub api_version: Option<ApiVersion>,
     /// The kind of this file.
@@ -39,7 +41,8 @@ pub struct PolicySpec {
     pub start_gate: Option<StartGateSpec>,
     /// Tried in this order; a pod belongs to the first class that matches. The built-in classes `dedicated`, `opportunistic`,
     /// `batch` and `serving` follow them. A class named like a built-in one changes it.
-    pub classes: Option<Vec<ClassSpec>>,
+    #[schemars(with = "Option<Vec<Class>>")]
+    pub classes: Option<Vec<C>>,
     /// Tenants with a share of the cluster.
     pub tenants: Option<Vec<TenantSpec>>,
     /// Kinds of nodes. A node belongs to the first pool whose selector matches.

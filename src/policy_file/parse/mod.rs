@@ -36,13 +36,14 @@ pub struct DraftClass {
 }
 
 impl Draft {
-    pub fn new(file: &file::PolicySpec) -> Self {
-        Self {
+    /// An error is a value that the check of the file should have refused.
+    pub fn new(file: &file::PolicySpec) -> Result<Self, serde_json::Error> {
+        Ok(Self {
             settings: file.settings.clone(),
-            classes: classes::parse(file),
+            classes: classes::parse(file)?,
             tenants: file.tenants.iter().flatten().map(tenant).collect(),
             pools: file.node_pools.iter().flatten().map(pool).collect(),
-        }
+        })
     }
 
     /// The policy, if its parts fit together.
@@ -50,13 +51,6 @@ impl Draft {
         let classes = self.classes.into_iter().map(|one| one.class).collect();
         let policy = Policy::default().with_settings(self.settings);
         policy.with_classes(classes)?.with_tenants(self.tenants)?.with_pools(self.pools)
-    }
-}
-
-/// Overwrites a default with a setting that is present.
-fn set<T>(target: &mut T, said: Option<T>) {
-    if let Some(said) = said {
-        *target = said;
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
     let settings = settings().with_transform(RecursiveTransform(without_default));
-    let mut schema = schema::<file::PolicySpec>("Stowage scheduling policy", settings);
+    let mut schema = schema::<file::PolicySpec<policy::Class>>("Stowage scheduling policy", settings);
     let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
@@ -59,7 +59,7 @@ fn without_null(schema: &mut Schema) {
 }
 
 /// Settings of the whole policy. Lists have no defaults; a class' defaults depend on which class it is.
-fn defaults() -> file::PolicySpec {
+fn defaults() -> file::PolicySpec<policy::Class> {
     let at_most = policy::StartGate::default().at_most;
     file::PolicySpec {
         start_gate: Some(file::StartGateSpec { at_most: Some(file::Duration(at_most)) }),

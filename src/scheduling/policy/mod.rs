@@ -17,7 +17,7 @@ pub mod settings;
 mod stored;
 pub mod tenant;
 
-pub use class::{Class, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use class::{Class, EngineLimits, Match, Preemptibility, Protection, StartGate, Unmet};
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
@@ -226,8 +226,8 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
     };
     ClassTerms {
         engine: class.engine,
-        kv_cache_limit: class.kv_cache_limit,
-        queue_limit: class.queue_limit,
+        kv_cache_limit: class.limits.kv_cache,
+        queue_limit: class.limits.queue,
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
     }
 }
@@ -279,8 +279,7 @@ pub fn built_in_classes() -> Vec<Class> {
                 priority: Some(0..=i32::MAX),
                 ..Match::default()
             },
-            kv_cache_limit: None,
-            queue_limit: None,
+            limits: EngineLimits::default(),
             ..Class::named("dedicated")
         },
         Class {
@@ -288,8 +287,7 @@ pub fn built_in_classes() -> Vec<Class> {
             eviction: Preemptibility::ForHigherPriority,
             engine: false,
             // If the engines have little to spare, opportunistic pods would slow them down.
-            kv_cache_limit: Percent::new(80),
-            queue_limit: Some(8),
+            limits: EngineLimits { kv_cache: Percent::new(80), queue: Some(8) },
             ..Class::named("opportunistic")
         },
         Class {
