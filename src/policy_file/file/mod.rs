@@ -1,8 +1,8 @@
 //! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
 //! against it, and editors show the doc comments.
 //!
-//! The [`Settings`] and [`Class`] are the core's own types. Tenants and node pools have types of the file format, because the core
-//! computes with other quantities. [`parse`](super::parse) fills in what a class, a tenant or a pool leaves out.
+//! The [`Settings`] and [`Class`] are the core's own types. Tenants and node pools have types of the file format, because the
+//! core computes with other quantities. [`parse`](super::parse) fills in what a class, a tenant or a pool leaves out.
 
 mod pools;
 mod tenants;

@@ -34,8 +34,8 @@ fn name(written: &WrittenClass) -> &str {
     written.get("name").and_then(Json::as_str).unwrap_or_default()
 }
 
-/// The class with what is written in place of its own. Of a section only the fields that are written change; a written `match` is the
-/// whole condition.
+/// The class with what is written in place of its own. Of a section only the written fields change; a written
+/// `match` is the whole condition.
 fn changed(class: &Class, written: &WrittenClass) -> Result<Class, serde_json::Error> {
     let mut all = serde_json::to_value(class)?;
     for (field, value) in written {
