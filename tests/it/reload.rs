@@ -281,7 +281,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
     let mut other = without_engines();
-    other.shortlist = 2;
+    other.scoring.shortlist = 2;
     let (changed, wait) = std::sync::mpsc::channel::<()>();
     let preempted = |changes: bool| {
         let args = serde_json::from_str(&body).unwrap();
