@@ -9,6 +9,8 @@ mod choices;
 mod histories;
 mod plans;
 mod tenants;
+// Draws its clusters with the simulators' random numbers.
+#[cfg(feature = "lab")]
 mod victims;
 
 use super::placing::snapshot::Snapshot;
