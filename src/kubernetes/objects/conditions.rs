@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn our_gate_is_told_from_others() {
+    fn the_planners_gate_is_distinguished_from_others() {
         let gated = |names: &[&str]| {
             let gates: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
             gates_of(json!({ "containers": [], "schedulingGates": gates }))
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_told_twice_is_the_same_condition() {
+    fn a_reason_written_twice_is_the_same_condition() {
         let by = PodKey::parse("team-a", "llama").unwrap();
         let mark = EvictionCondition::Leaving(EvictionReason::Preempted { by });
         let condition = evicted_condition(&mark);
