@@ -21,7 +21,8 @@ use stowage::scheduling::placing::score_cache::ScoreCache;
 use stowage::scheduling::placing::snapshot::Snapshot;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::bind::{BindAsked, BindingWritten};
+use stowage::scheduling::verbs::bind::BindAsked;
+use stowage::scheduling::verbs::binding::BindingWritten;
 use stowage::scheduling::verbs::observe::{DevicesReported, FreeHostKnown, NodeObserved, PodObserved};
 use stowage::scheduling::verbs::tick::PackingModelLearned;
 use stowage::scheduling::vocabulary::demand::{

@@ -14,7 +14,8 @@ use stowage::scheduling::evicting::{BudgetRules, cheapest_victims};
 use stowage::scheduling::ledger::{Classifications, ObservedWaiting};
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::Cluster;
-use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindingFailed, BindingWritten};
+use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
 use stowage::scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
 use stowage::scheduling::verbs::observe::{
     BudgetDeleted, BudgetObserved, DevicesReported, NodeDeleted, NodeObserved, PodObserved, PodReleased,

@@ -46,7 +46,7 @@ impl Drop for ClusterGuard<'_> {
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         self.service.gate.list_anew();
-        *self.cluster = Cluster::new(self.cluster.policy().clone());
+        *self.cluster = self.cluster.emptied();
         self.cluster.apply(ClockAdvanced(self.service.now()));
         self.service.metrics.ledgers_discarded.inc();
         error!(

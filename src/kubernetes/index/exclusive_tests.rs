@@ -4,7 +4,8 @@
 use super::*;
 use crate::ids::LeaderEpoch;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindingWritten};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::binding::BindingWritten;
 use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::headroom::Headroom;

@@ -10,7 +10,6 @@ use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::policy::{Class, EvictionCosts};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
-use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Millis, Moment};
 
 impl Ledger {
@@ -53,13 +52,11 @@ impl Ledger {
     /// How long its model takes to load again on the node where that is fastest; zero for a pod without a model.
     fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
         let Some(model) = &pod_state.demand.model else { return Millis::default() };
-        time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy().loading)
+        time_to_ready(preemptor.nearest(model), pod_state.demand.weights(), &self.policy().loading)
     }
 }
 
 /// By the node's latest reading; zero once that has expired.
 fn requests_in_flight(uid: &PodUid, node_state: &NodeState) -> u64 {
-    let is_believed = matches!(node_state.freshness, Freshness::Fresh | Freshness::Stale);
-    let reading = node_state.reading.as_ref().filter(|_| is_believed);
-    reading.and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
+    node_state.believed_reading().and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
 }

@@ -4,7 +4,7 @@ use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -22,7 +22,7 @@ pub struct Pool {
 }
 
 /// A pool by its place in its policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub(super) u16);
 
 impl PoolId {
@@ -32,7 +32,7 @@ impl PoolId {
 }
 
 /// What a node's pool allows there, as decisions read it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolAdmission {
     pub pool: Option<PoolId>,
     pub classes: ClassSet,

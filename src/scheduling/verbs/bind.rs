@@ -1,13 +1,13 @@
-//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written, and records what became of the
-//! write.
+//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written. [`binding`](super::binding) tells what
+//! follows from the write.
 
 use super::{Change, Cluster};
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Placement;
-use std::sync::Arc;
+use crate::units::Moment;
 
 /// kube-scheduler asks to bind the pod to the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct BindDecision {
     pub policy: Digest,
     /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
     pub is_new: bool,
+    /// When the write begins.
+    pub begun: Moment,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,18 +45,6 @@ pub enum BindRefusal {
     /// The pod requests VRAM in shadow mode.
     InShadow,
 }
-
-/// The pod is bound: its Binding was written, or a read shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BindingWritten {
-    pub uid: PodUid,
-    pub node: NodeName,
-    pub devices: Option<Arc<[GpuUuid]>>,
-}
-
-/// The Binding was not written, and cannot be written any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BindingFailed(pub PodUid);
 
 impl BindAsked {
     /// For a pod of the ledger; `None` if it is not there.
@@ -75,30 +65,17 @@ impl Change for BindAsked {
         if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
             return Err(BindRefusal::InShadow);
         }
+        let begun = ledger.now();
         let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
         let decision = |placement, is_new| {
-            BindAnswer::Write(BindDecision { placement, demand, is_reserved, policy, is_new })
+            BindAnswer::Write(BindDecision { placement, demand, is_reserved, policy, is_new, begun })
         };
-        Ok(match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
-            AssumeResult::Bound => BindAnswer::AlreadyBound,
+        let answer = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
+            AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
             AssumeResult::New(placement) => decision(placement, true),
             AssumeResult::InFlight(placement) => decision(placement, false),
-        })
-    }
-}
-
-impl Change for BindingWritten {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
-    }
-}
-
-impl Change for BindingFailed {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.forget(&self.0);
+        };
+        cluster.bindings.begin(&self.uid);
+        Ok(answer)
     }
 }

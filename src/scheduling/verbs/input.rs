@@ -1,6 +1,9 @@
 //! Every change of a cluster, as one value that can be recorded and applied again.
 
-use super::bind::{BindAsked, BindingFailed, BindingWritten};
+use super::bind::BindAsked;
+use super::binding::{
+    BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
+};
 use super::filter::{FilterAsked, FilterDecided};
 use super::observe::{
     BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
@@ -51,7 +54,7 @@ inputs! {
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
     DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
-    BindAsked, BindingWritten, BindingFailed,
+    BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
     EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved,

@@ -12,13 +12,15 @@
 //! - [`observe`]: what the watches and the agents show. [`tick`]: time, leadership, the policy and the packing model.
 //! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
 //! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
-//!   shadow mode reports of them.
+//!   shadow mode reports of them; [`binding`] and [`open_bindings`]: what follows from the write of a Binding.
 //! - [`wait`]: pending pods, their reservations and the evictions for them, as the planner works them off.
 
 pub mod bind;
+pub mod binding;
 pub mod filter;
 mod input;
 pub mod observe;
+mod open_bindings;
 pub mod preempt;
 pub mod preempt_device_plugin;
 pub mod prioritize;
@@ -33,6 +35,7 @@ use super::kube_filters::ClusterFilters;
 use super::ledger::Ledger;
 use super::placing::snapshot::Snapshot;
 use super::policy::Policy;
+use open_bindings::OpenBindings;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -41,6 +44,7 @@ use std::sync::Arc;
 pub struct Cluster {
     ledger: Ledger,
     kube_filters: ClusterFilters,
+    bindings: OpenBindings,
 }
 
 /// One kind of change of a [`Cluster`].
@@ -53,7 +57,12 @@ pub trait Change {
 
 impl Cluster {
     pub fn new(policy: Arc<Policy>) -> Self {
-        Self { ledger: Ledger::new(policy), kube_filters: ClusterFilters::default() }
+        Self { ledger: Ledger::new(policy), ..Self::default() }
+    }
+
+    /// An empty cluster under the same policy, with the Bindings that may still land.
+    pub fn emptied(&self) -> Self {
+        Self { bindings: self.bindings.clone(), ..Self::new(self.ledger.policy().clone()) }
     }
 
     /// The only way in which a cluster changes.
@@ -64,6 +73,11 @@ impl Cluster {
     /// The cluster as it stands, to decide on outside the lock. It changes nothing that a decision depends on.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         self.ledger.snapshot()
+    }
+
+    /// Pods with a Binding whose result is unknown.
+    pub fn unsettled_bindings(&self) -> usize {
+        self.bindings.unsettled()
     }
 
     /// The cluster as kube-scheduler's default filters see it.

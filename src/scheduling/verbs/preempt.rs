@@ -140,7 +140,7 @@ impl Change for PreemptAsked {
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let Self { mut request, wants, offered } = self;
-        let Cluster { ledger, kube_filters } = cluster;
+        let Cluster { ledger, kube_filters, .. } = cluster;
         request.come_under(ledger.policy());
         request.enter(ledger);
         if ledger.reserved_placement(&request.uid).is_some() {

@@ -14,7 +14,7 @@ pub const MAX_TENANTS: usize = u16::MAX as usize;
 
 /// All that classes and tenants may look at. Annotations and the name are left out: labels, namespaces and priorities can
 /// be guarded by admission, and replicas of one workload are judged once.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PodTraits {
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
@@ -63,7 +63,7 @@ pub struct Classification {
     pub version: u64,
 }
 
-/// What a class asks of a GPU beside room, as decisions read it.
+/// What a class asks of a GPU beside free VRAM, as decisions read it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassTerms {
     /// It profiles the GPU's memory at its start: two that do so at once break each other.

@@ -5,12 +5,12 @@
 
 use super::classification::PodTraits;
 use super::label_selector::Selector;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A PodDisruptionBudget as its owner and its controller last left it.
 ///
 /// The Eviction API refuses a pod that two budgets cover, whatever they allow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisruptionBudget {
     pub namespace: String,
     pub name: String,
@@ -22,7 +22,7 @@ pub struct DisruptionBudget {
 }
 
 /// Whether the cluster's budgets can be seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BudgetVisibility {
     /// The ledger's are all there are.
     #[default]
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_with_an_empty_selector_covers_its_whole_namespace_and_one_with_none_nobody() {
+    fn a_budget_with_an_empty_selector_covers_its_whole_namespace_and_one_with_none_no_pod() {
         assert!(budget(Selector::EVERYTHING).covers(&pod("serving", "chat")));
         assert!(!budget(Selector::EVERYTHING).covers(&pod("other", "chat")));
         assert!(!budget(Selector::Nothing).covers(&pod("serving", "chat")));

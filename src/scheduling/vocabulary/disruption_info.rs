@@ -1,22 +1,22 @@
-//! What a pod shows that its eviction depends on: when it last saved its work, with whom it leaves, and who asks that it be
-//! left alone.
+//! What a pod shows that its eviction depends on: its last checkpoint, the group it leaves with, and what asks that it be left
+//! alone.
 //!
-//! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no room is counted by it. Whose
-//! price it makes is `preempt`'s.
+//! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no VRAM is counted by it. `evicting`
+//! computes the price.
 
 use crate::ids::OwnerUid;
 use crate::units::{Millis, Moment};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
 /// Wall clocks that differ by less than this are one clock: a stamp of the next minute was written now.
 const SAME_CLOCK: Millis = Millis::seconds(60);
 
-/// Moments that are told by wall time waver by some milliseconds each time they are read.
+/// Moments that are computed from wall time waver by some milliseconds each time they are read.
 const SAME_MOMENT: Millis = Millis::seconds(1);
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DisruptionInfo {
     pub checkpoint: Checkpoint,
@@ -30,30 +30,30 @@ pub struct DisruptionInfo {
     pub group_size: Option<u32>,
     /// Its controller: what makes a new pod when this one is evicted.
     pub owner: Option<OwnerUid>,
-    /// Kueue counts its quota: nobody evicts it behind Kueue's back.
+    /// Kueue counts its quota: Stowage does not evict it.
     pub queue_managed: bool,
 }
 
 /// When a pod last saved its work.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpoint {
-    /// Not that anyone knows.
+    /// None is known.
     #[default]
     Never,
     At(Moment),
 }
 
 /// Pods of one namespace that belong together, by the label that says so.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GroupKey {
     pub namespace: Arc<str>,
     pub kind: GroupKind,
     pub name: Arc<str>,
 }
 
-/// Whose words make a group: two that have the same name by different words are two groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+/// The API that names a group: two of one name by different APIs are two groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupKind {
     Stowage,
@@ -89,7 +89,7 @@ impl fmt::Display for GroupKey {
 }
 
 /// The disruption info as a pod shows it, with ages instead of moments: the caller, which knows the time, makes moments of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedDisruptionInfo {
     /// All but the checkpoint.
     pub disruption_info: DisruptionInfo,
@@ -98,7 +98,7 @@ pub struct ObservedDisruptionInfo {
 }
 
 /// What a pod writes of its last checkpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckpointAge {
     #[default]
     None,
@@ -110,7 +110,7 @@ pub enum CheckpointAge {
 }
 
 /// A pod that is being deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodDeletion {
     pub asked_ago: Millis,
     /// What it was given to leave.
@@ -118,7 +118,7 @@ pub struct PodDeletion {
 }
 
 impl ObservedDisruptionInfo {
-    /// The stake as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
+    /// The disruption info as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
     pub fn at(&self, now: Moment) -> DisruptionInfo {
         let checkpoint = match self.stamp {
             CheckpointAge::None | CheckpointAge::Unreadable => Checkpoint::Never,
@@ -130,7 +130,7 @@ impl ObservedDisruptionInfo {
 }
 
 impl ObservedDisruptionInfo {
-    /// What a pod would have to show at `now` to have this stake.
+    /// What a pod would have to show at `now` to have this disruption info.
     pub fn of(disruption_info: &DisruptionInfo, leaving: Option<Moment>, now: Moment) -> Self {
         let stamp = match disruption_info.checkpoint {
             Checkpoint::Never => CheckpointAge::None,

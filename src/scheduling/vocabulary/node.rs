@@ -13,20 +13,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Who hands out a node's GPUs.
+/// What hands out a node's GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
     /// Stowage chooses the GPU, and the container gets it by CDI.
     #[default]
     Stowage,
-    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU promised here could be handed out twice.
+    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU assumed here could be handed out twice.
     DevicePlugin,
 }
 
 /// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
 /// same one that has registered anew.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// The Node object's UID.
     pub uid: Arc<str>,
@@ -54,7 +54,7 @@ pub struct Node {
     pub plugin: Arc<[PluginShare]>,
     /// How far what was measured here can be believed.
     pub freshness: Freshness,
-    /// The policy places nothing on a node nobody sees.
+    /// The policy places nothing on a node without a recent report.
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
@@ -64,7 +64,7 @@ pub struct Node {
     pub holdings: NodeModelSet,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
-    /// CPU and memory that pods may still have here; `None` if nobody said.
+    /// CPU and memory that pods may still have here; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_host: Option<HostResources>,
 }

@@ -1,7 +1,7 @@
 //! What an agent measured on one node, and how far it may be believed by its age.
 //!
-//! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
-//! what a GPU is worth right now (`ledger::node_state`).
+//! A reading is a fact about the past. The ledger knows what is allocated; here is what was found, and together they say
+//! what is free on a GPU right now (`ledger::node_state`).
 
 use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};
@@ -9,7 +9,7 @@ use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
 
 /// One node, measured once.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReading {
     /// On the receiver's clock: when the report came, less the age its sender measured.
     pub sampled: Moment,
@@ -20,7 +20,7 @@ pub struct NodeReading {
 }
 
 /// One GPU or MIG slice.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuReading {
     pub uuid: GpuUuid,
     /// What is allocated on it, without the driver's reserve; `None` if the driver does not say.

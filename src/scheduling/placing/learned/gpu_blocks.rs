@@ -4,7 +4,7 @@
 //! D_k = R·d_k ÷ k                         R: free GPUs; d_k: the share of the demand that comes in pods of k GPUs
 //! n_k = Σ_nodes min(⌊whole ÷ k⌋, ⌊CPU ÷ c_k⌋)                                    c_k: the CPU that such pods want
 //! P_k = B·k·Φ((D_k − n_k + s_k) ÷ s_k)                                the price of one block, by how scarce they are
-//! s_k = √((R + c·(all GPUs − R))·d_k ÷ k)                              c: from 0, nobody leaves, to 1, as many as come
+//! s_k = √((R + c·(all GPUs − R))·d_k ÷ k)                              c: from 0, no pod ends, to 1, as many as come
 //! ```
 //!
 //! Each k has two blocks: what the median pod wants, with the demand of all such pods; and what the largest wants, with the
@@ -14,20 +14,24 @@
 //! others replace them, their number varies by the square root of all of them.
 
 use super::demand_history::{DemandHistory, DemandShape};
+use super::exact;
 use super::host_demand::at_most;
 use crate::units::MilliCpu;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// GPU counts of which blocks are priced: the most wanted ones. Pods request two, four or eight GPUs, rarely another number.
 const MOST: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GpuBlock {
     pub gpus: usize,
     /// The CPU that a pod for this block wants beside them, in thousandths of a core.
+    #[serde(with = "exact")]
     pub cpu: f64,
     /// The share of the demand for GPUs that such pods make up.
+    #[serde(with = "exact")]
     pub share: f64,
 }
 

@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -24,6 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A ledger beside a plain record of what was allocated, and of what the API server would show.
+#[derive(Clone)]
 pub struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,
@@ -37,8 +39,11 @@ pub struct LedgerHistory {
 
 impl LedgerHistory {
     pub fn new() -> Self {
+        // A byte of the weights takes a second, so that small differences count.
+        let mut policy = Policy::default();
+        policy.loading = LoadingSpeeds { network: Bytes(1), disk: Bytes(1), ..LoadingSpeeds::default() };
         let mut bench = Self {
-            ledger: Ledger::new(Arc::new(Policy::default())),
+            ledger: Ledger::new(Arc::new(policy)),
             now: Moment(0),
             promised: BTreeMap::new(),
             on_devices: BTreeMap::new(),

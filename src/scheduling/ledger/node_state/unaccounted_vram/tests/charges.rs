@@ -1,4 +1,4 @@
-//! What a reading charges: to the pods it names, to the GPU where nobody explains it, and to wherever a pod may be.
+//! What a reading charges: to the pods it names, to the GPU if no pod explains it, and to all GPUs where a pod may be.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What readings do to the books, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
+//! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
 
 mod charges;
 mod leaving;
@@ -22,7 +22,7 @@ use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be promised; a margin is 5 GiB.
+/// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be allocated; a margin is 5 GiB.
 struct MeasurementFixture {
     ledger: Ledger,
     now: Moment,
@@ -75,7 +75,7 @@ impl MeasurementFixture {
         self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
     }
 
-    /// A reading sampled now; each GPU as (used, who has what).
+    /// A reading sampled now; each GPU as (used, attributed to pods).
     fn read(&mut self, gpus: [(u64, &[(&str, u64)]); 2]) {
         self.read_with(gpus, EngineLoad::NONE);
     }

@@ -73,7 +73,7 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         state,
         observed: None,
     });
-    assert!(!bench.ledger.reservation_status()[0].is_free, "nobody has looked");
+    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading yet");
     bench.pass(9);
     assert!(!bench.ledger.reservation_status()[0].is_free);
     bench.pass(2);
@@ -98,7 +98,7 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
     bench.ledger.release(&uid("job"));
     bench.pass(60);
-    assert!(!bench.ledger.reservation_status()[0].is_free, "nobody has looked since it ended");
+    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading since it ended");
     bench.read([(0, &[]), (0, &[])]);
     assert!(bench.ledger.reservation_status()[0].is_free);
 }
@@ -135,8 +135,8 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
-    let found = cheapest_victims(&room, &whole, BudgetRules::Keep).unwrap();
+    let candidate = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
+    let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
     let reservation = Reservation {

@@ -1,4 +1,4 @@
-//! Who is asked again when a reading shows room.
+//! Which pods are woken when a reading shows free VRAM.
 
 use super::*;
 use crate::scheduling::ledger::SchedulingGate;
@@ -24,15 +24,15 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         [uid("c")],
         "two engines cannot start there at once, and the first comes first"
     );
-    assert!(woken(&mut bench).is_empty(), "the seat is for the one who was woken");
+    assert!(woken(&mut bench).is_empty(), "the free VRAM is for the pod that was woken");
     bench.ledger.release_reservation(&uid("c"));
     bench.ledger.begin_attempt(&uid("c"));
     bench.pass(4);
     bench.read([(0, &[]), (85, &[("other", 85)])]);
-    assert_eq!(woken(&mut bench), [uid("a")], "who has asked has no claim any more");
+    assert_eq!(woken(&mut bench), [uid("a")], "a pod that has asked is not on its way any more");
     bench.ledger.begin_attempt(&uid("a"));
     bench.ledger.begin_attempt(&uid("b"));
-    assert!(woken(&mut bench).is_empty(), "who asks is not waiting to be woken");
+    assert!(woken(&mut bench).is_empty(), "a pod that asks does not wait to be woken");
 }
 
 #[test]

@@ -1,38 +1,39 @@
-//! What was measured on a node, held against what was promised there.
+//! What was measured on a node, compared with what is allocated there.
 //!
 //! `free = total − driver's reserve − headroom − Σ max(reserved, attributed) − unexplained`: the ledger's sum counts the
-//! promises, and what is found here is what processes have beyond them. It changes no promise.
+//! allocations, and what is found here is what processes have beyond them. It changes no allocation.
 
-use super::node_state::{NodeState, ResidentPod};
+use super::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::policy::{Policy, TelemetryRules};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading};
 use crate::units::{Bytes, Moment};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What readings in a row could not explain of a GPU's use. Believed is the least of the last three: an engine that starts
 /// or a process that ends between two samples is over by then.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct UnaccountedVram {
     last: [Bytes; 3],
 }
 
 impl UnaccountedVram {
-    pub fn add(&mut self, rest: Bytes) {
+    fn add(&mut self, rest: Bytes) {
         self.last.rotate_right(1);
         self.last[0] = rest;
     }
 
-    pub fn believed(&self) -> Bytes {
+    fn believed(&self) -> Bytes {
         self.last.into_iter().min().unwrap_or_default()
     }
 }
 
 impl NodeState {
     /// How far the reading may be believed at `now`.
-    pub fn freshness_at(&self, now: Moment, rules: &TelemetryRules) -> Freshness {
+    pub(super) fn freshness_at(&self, now: Moment, rules: &TelemetryRules) -> Freshness {
         match self.reading.as_ref().map(|reading| now.since(reading.sampled)) {
             None => Freshness::Unreported,
             Some(age) if age < rules.fresh => Freshness::Fresh,
@@ -42,7 +43,7 @@ impl NodeState {
     }
 
     /// When it will be believed less than now.
-    pub fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
+    pub(in crate::scheduling::ledger) fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
         let sampled = self.reading.as_ref()?.sampled;
         match self.freshness {
             Freshness::Fresh => Some(sampled + rules.fresh),
@@ -51,8 +52,8 @@ impl NodeState {
         }
     }
 
-    /// Answers when the reading would have aged.
-    pub fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
+    /// Forgets the reading. Answers when it would have aged.
+    pub(in crate::scheduling::ledger) fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
         let due = self.ages_at(rules);
         self.reading = None;
         self.freshness = Freshness::Unreported;
@@ -60,8 +61,8 @@ impl NodeState {
         due
     }
 
-    /// What was measured, as far as it may be believed: what is taken beyond the promises, and how busy the engines are.
-    pub fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
+    /// Adds what was measured, as far as it may be believed: VRAM used beyond the allocations, and the load of engines.
+    pub(super) fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
         for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
             let margin = rules.margin.of(device.total);
             let observation =
@@ -81,8 +82,8 @@ impl NodeState {
         }
     }
 
-    /// VRAM of a GPU that is used although nobody was promised it: by pods beyond their promise, by pods that were
-    /// promised nothing here, and by nobody that is known.
+    /// VRAM of a GPU that is used although it is not allocated: by pods beyond their grant, by pods that have no grant here, and
+    /// by processes of which no pod is known.
     fn unaccounted_vram(
         &self,
         place: usize,
@@ -97,10 +98,14 @@ impl NodeState {
         (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)
     }
 
-    /// What a pod's processes have beyond its promise on each of these GPUs, at least.
-    pub fn used_beyond_grant(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
-        let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
-        let Some(reading) = self.reading.as_ref().filter(|_| is_believed) else { return Bytes::ZERO };
+    /// What a pod's processes have beyond its grant on each of these GPUs, at least.
+    pub(in crate::scheduling::ledger) fn used_beyond_grant(
+        &self,
+        uid: &PodUid,
+        per_gpu: Bytes,
+        gpus: GpuSet,
+    ) -> Bytes {
+        let Some(reading) = self.believed_reading() else { return Bytes::ZERO };
         let on = |place: usize| {
             let observation = observation(reading, place, &self.devices[place].uuid)?;
             Some(observation.attributed_to(uid)?.minus(per_gpu))
@@ -108,10 +113,9 @@ impl NodeState {
         gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
     }
 
-    /// What a pod was promised on a GPU; nothing, if it is not charged there.
+    /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
     fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
-        let tenant = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)).ok();
-        tenant.map_or(Bytes::ZERO, |found| self.tenants[found].reserved_on(place, capacity))
+        self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))
     }
 
     fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
@@ -122,7 +126,7 @@ impl NodeState {
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub(in crate::scheduling) fn read(
+    pub(in crate::scheduling::ledger) fn read(
         &mut self,
         mut reading: NodeReading,
         policy: &Policy,
@@ -153,14 +157,14 @@ impl NodeState {
                 gpu.uuid = device.uuid.clone();
             }
             for (uid, _) in &mut gpu.attributed {
-                if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
-                    *uid = self.tenants[found].uid.clone();
+                if let Some(resident) = self.resident_of(uid) {
+                    *uid = resident.uid.clone();
                 }
             }
         }
         for (uid, _) in &mut reading.in_flight {
-            if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
-                *uid = self.tenants[found].uid.clone();
+            if let Some(resident) = self.resident_of(uid) {
+                *uid = resident.uid.clone();
             }
         }
         if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
@@ -169,7 +173,7 @@ impl NodeState {
     }
 
     /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
-    /// pod that has not allocated all it was promised explains nothing beyond what it has.
+    /// pod that does not use its whole grant yet explains nothing beyond what it has.
     fn rest(
         &self,
         place: usize,
@@ -180,11 +184,11 @@ impl NodeState {
     ) -> Bytes {
         let attributed: Bytes = observation.attributed.iter().map(|(_, bytes)| *bytes).sum();
         let capacity = self.devices[place].capacity(&policy.headroom);
-        let classified =
-            self.tenants.iter().filter(|tenant| tenant.bound.is_some_and(|since| since <= sampled));
-        let growing = classified.filter(|tenant| tenant.gpus.contains(place)).map(|tenant| {
-            let reserved = tenant.reserved_on(place, capacity);
-            reserved.minus(observation.attributed_to(&tenant.uid).unwrap_or_default())
+        let bound_before = |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= sampled);
+        let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
+        let growing = here.filter(bound_before).map(|resident| {
+            let reserved = resident.reserved_on(place, capacity);
+            reserved.minus(observation.attributed_to(&resident.uid).unwrap_or_default())
         });
         used.minus(attributed).minus(growing.sum())
     }
@@ -192,12 +196,12 @@ impl NodeState {
     /// Pods of which no record names GPUs by UUID, and the GPUs on which the reading shows all of them.
     fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
-        for tenant in &self.tenants {
-            let Some(wanted) = tenant.wanted_on else { continue };
-            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&tenant.uid).is_some());
+        for resident in self.residents() {
+            let Some(wanted) = resident.wanted_on else { continue };
+            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&resident.uid).is_some());
             let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
             if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {
-                found.push((tenant.uid.clone(), gpus.into()));
+                found.push((resident.uid.clone(), gpus.into()));
             }
         }
         found
