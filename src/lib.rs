@@ -28,6 +28,10 @@ pub mod policy_file;
 pub mod scheduling;
 pub mod units;
 
+#[cfg(test)]
+#[path = "../tests/it/needs.rs"]
+mod needs;
+
 #[cfg(feature = "service")]
 pub mod agent;
 #[cfg(feature = "service")]

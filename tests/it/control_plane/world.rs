@@ -6,6 +6,7 @@
 
 use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
 use super::processes::{Ran, TestProcess, eventually, free_ports, run};
+use crate::needs;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -326,11 +327,11 @@ fn binaries() -> Option<PathBuf> {
     if missing.is_empty() {
         return Some(folder);
     }
-    println!(
-        "skipped: no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
+    needs::skipped(format_args!(
+        "no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
         folder.display(),
         missing.join(", ")
-    );
+    ));
     None
 }
 
