@@ -29,7 +29,7 @@ use stowage::units::{Bytes, Millis, Moment};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::served::without_engines;
+use crate::served::{gpu_labels, without_engines};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -156,10 +156,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 async fn server_with_nodes(names: &[&str]) -> ApiServer {
     let server = ApiServer::start().await.unwrap();
     for name in names {
-        let labels = json!({
-            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-        });
-        server.create("nodes", json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
+        server.create("nodes", json!({ "metadata": { "name": name, "labels": gpu_labels(2) } })).unwrap();
     }
     server
 }

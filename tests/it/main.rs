@@ -39,5 +39,6 @@ mod stand_in_nominations;
 mod stand_in_scheduler;
 mod stand_in_shapes;
 mod tls;
+mod upgrade;
 mod wake;
 mod whole_way;

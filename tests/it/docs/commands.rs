@@ -76,7 +76,8 @@ fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)>
 fn untimed(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_count = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let is_time = |at: usize| is_count(words[at]) && words.get(at + 1).is_some_and(|unit| unit.starts_with("ms"));
+    let is_time =
+        |at: usize| is_count(words[at]) && words.get(at + 1).is_some_and(|unit| unit.starts_with("ms"));
     let kept: Vec<&str> = (0..words.len()).map(|at| if is_time(at) { "N" } else { words[at] }).collect();
     kept.join(" ")
 }
@@ -122,7 +123,9 @@ impl Clone {
         let command = match line.strip_prefix(BUILD_AND_RUN) {
             Some(arguments) => format!("stowage {arguments}"),
             None if line.starts_with("stowage ") => line.to_owned(),
-            None => return Err(format!("a runnable line begins with `{}` or `stowage`", BUILD_AND_RUN.trim())),
+            None => {
+                return Err(format!("a runnable line begins with `{}` or `stowage`", BUILD_AND_RUN.trim()));
+            }
         };
         let mut shell = Command::new("sh");
         shell.args(["-e", "-c", &command]).current_dir(self.folder.path()).stdin(Stdio::null());

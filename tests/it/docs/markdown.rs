@@ -128,7 +128,8 @@ fn an_anchor_is_githubs() {
 
 #[test]
 fn links_are_found_outside_of_code_and_headings_outside_of_fences() {
-    let text = "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n";
+    let text =
+        "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n";
     let page = Page { file: "page.md".into(), text: text.into() };
     let links: Vec<_> = page.links().into_iter().map(|link| (link.line, link.target)).collect();
     assert_eq!(links, [(2, "b.md".to_owned()), (3, "g.svg#h".to_owned())]);

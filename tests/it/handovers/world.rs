@@ -8,7 +8,7 @@ use super::fates::{self, between};
 use super::oracle::{could_be_mended, held_twice, holds, name, promised_twice};
 use super::schedulers::Schedulers;
 use super::tally::HandoverTally;
-use crate::served::without_engines;
+use crate::served::{gpu_labels, without_engines};
 use observations::audit;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -347,12 +347,9 @@ fn die(api: &ApiServer, mut replica: RacingReplica) {
 }
 
 fn create_node(api: &ApiServer, n: usize) {
-    let labels = json!({
-        "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-    });
     let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
     let status = json!({ "allocatable": amounts, "capacity": amounts });
-    let node = json!({ "metadata": { "name": node_name(n), "labels": labels }, "status": status });
+    let node = json!({ "metadata": { "name": node_name(n), "labels": gpu_labels(2) }, "status": status });
     api.create("nodes", node).unwrap();
 }
 
