@@ -107,9 +107,20 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
     }
 }
 
-/// A condition that no version knows any more would stay on its pod for ever.
+/// A condition that is not known any more would stay on its pod for ever, and an annotation would mean nothing.
 #[test]
 fn every_condition_and_annotation_is_one_that_is_still_known() {
+    use stowage::kubernetes::objects::{asked, written};
+    let annotations = [
+        asked::GPUS,
+        asked::EXCLUSIVE,
+        written::DEVICES,
+        written::GRANTED,
+        written::EXCLUSIVE,
+        written::MEMORY_FRACTION,
+        written::VISIBLE_DEVICES,
+        written::LEADER_EPOCH,
+    ];
     for version in versions() {
         let mut conditions = 0;
         for (name, object) in version.iter().filter(|(name, _)| name.starts_with("pod-")) {
@@ -118,6 +129,11 @@ fn every_condition_and_annotation_is_one_that_is_still_known() {
                 let is_ours = kind.starts_with("stowage.dev/");
                 assert!(!is_ours || objects::CONDITIONS.contains(&kind), "{name}: {kind}");
                 conditions += usize::from(is_ours);
+            }
+            let keys =
+                object["metadata"]["annotations"].as_object().into_iter().flatten().map(|(key, _)| key);
+            for key in keys.filter(|key| key.starts_with("stowage.dev/")) {
+                assert!(annotations.contains(&key.as_str()), "{name}: {key}");
             }
         }
         assert!(conditions > 8, "{conditions} conditions are recorded");

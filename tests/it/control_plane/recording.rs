@@ -9,7 +9,7 @@ mod versions;
 use super::fleet::{node, pod};
 use super::processes::{PATIENCE, eventually};
 use super::world::RealControlPlane;
-use super::{events_of_stowage, gated, key, submit};
+use super::{events_of_stowage, gated, key, name_of, submit};
 use crate::upgrade::{self, VERSION};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -100,9 +100,10 @@ async fn a_pod_is_evicted_for_another(
 ) {
     let victim = pod("victim", 55, &json!({ termination::TAKES: "4000" }), "stowage-opportunistic");
     let serving = |name, gib| on(pod(name, gib, &json!({}), "stowage-serving"), "node-d");
-    submit(&world.client, &[serving("neighbour", 60), on(victim, "node-d")]).await;
-    for name in ["neighbour", "victim"] {
-        versions.first("is bound", name, is_bound).await;
+    // One after the other, so that each run has them on the same GPUs.
+    for pod in [serving("neighbour", 60), on(victim, "node-d")] {
+        submit(&world.client, std::slice::from_ref(&pod)).await;
+        versions.first("is bound", name_of(&pod), is_bound).await;
     }
     submit(&world.client, &[serving("preemptor", 25)]).await;
     let waits_for_it =

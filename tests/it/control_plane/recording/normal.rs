@@ -14,9 +14,11 @@ const BEFORE_DEADLINE: &str = r#"\"deadline\":\""#;
 pub fn normalised(recording: Recording) -> Recording {
     let mut replaced: Vec<(String, String)> = Vec::new();
     for object in recording.values() {
-        let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-        let number = replaced.len();
-        replace(&mut replaced, uid, format!("00000000-0000-4000-8000-{number:012}"));
+        for uid in [&object["metadata"]["uid"], &object["regarding"]["uid"]] {
+            let number = replaced.len();
+            let normal = format!("00000000-0000-4000-8000-{number:012}");
+            replace(&mut replaced, uid.as_str().unwrap_or_default(), normal);
+        }
         let epoch = object["metadata"]["annotations"][objects::written::LEADER_EPOCH].as_str();
         let nonce = epoch.and_then(|epoch| epoch.rsplit('/').next()).unwrap_or_default();
         replace(&mut replaced, nonce, "nonce".into());
