@@ -14,7 +14,7 @@ use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The report, with pods' names looked up by their UIDs.
+/// The report, with the names of pods in place of their UIDs.
 pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
     let mut text = format!("Node {}\n", report.node);
@@ -229,7 +229,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_known_is_printed_and_what_is_not_is_a_question_mark() {
+    fn known_figures_are_printed_and_unknown_ones_are_a_question_mark() {
         let report: NodeReport = serde_json::from_value(json!({
             "node": "node-a", "bootId": "b", "sequence": 1,
             "gpus": [{

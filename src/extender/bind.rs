@@ -19,8 +19,12 @@ use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, open_bindings, shadow};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
-use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
-use crate::scheduling::policy::Mode;
+use crate::scheduling::ledger::AssumeConflict;
+use crate::scheduling::verbs::bind::{
+    BindAnswer, BindAsked, BindDecision, BindRefusal, BindingFailed, BindingWritten,
+};
+use crate::scheduling::verbs::observe::PodReleased;
+use crate::scheduling::verbs::shadow::Expected;
 use crate::units::Millis;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -96,7 +100,7 @@ enum BindPhase {
 
 impl BindTask {
     async fn run(&self) -> Result<(), Unbound> {
-        let expected = shadow::expected(&self.extender.service.ledger(), &self.uid);
+        let expected = Expected::of(&self.extender.service.cluster(), &self.uid);
         self.bind().await?;
         if let Some(expected) = expected {
             shadow::bound(&self.extender, &self.uid, &self.key, &self.node, &expected);
@@ -146,35 +150,32 @@ impl BindTask {
     fn forget(&self) {
         let Extender { service, control_plane, bindings, .. } = &self.extender;
         let landing = Millis(control_plane.latest_landing().as_millis() as u64);
-        let mut ledger = service.ledger();
-        if bindings.have_landed(&self.uid, ledger.now(), landing) {
-            ledger.forget(&self.uid);
+        let mut cluster = service.cluster();
+        if bindings.have_landed(&self.uid, cluster.now(), landing) {
+            cluster.apply(BindingFailed(self.uid.clone()));
         }
     }
 
     fn assume(&self) -> Result<BindPhase, Unbound> {
-        let mut ledger = self.extender.service.ledger();
-        let entry = ledger.pod_state(&self.uid).filter(|entry| entry.key == self.key);
-        let entry = entry.ok_or(Unbound::Conflict(AssumeConflict::UnknownPod))?;
-        if ledger.policy().mode == Mode::Shadow && entry.node().is_none() && !entry.demand.asks_plugin() {
-            return Err(Unbound::InShadow);
-        }
-        let (demand, held) = (entry.demand.clone(), entry.reservation().is_some());
-        let policy = ledger.policy().digest;
-        let (key, uid) = (self.key.clone(), self.uid.clone());
-        let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
-        Ok(match ledger.assume(&self.uid, &self.node).map_err(Unbound::Conflict)? {
-            AssumeResult::Bound => BindPhase::AlreadyBound,
-            AssumeResult::New(placement) => BindPhase::New(order(placement)),
-            AssumeResult::InFlight(placement) => BindPhase::InFlight(order(placement)),
-        })
+        let (uid, key, node) = (self.uid.clone(), self.key.clone(), self.node.clone());
+        let asked = BindAsked { uid: uid.clone(), key: key.clone(), node };
+        let decision = match self.extender.service.cluster().apply(asked) {
+            Ok(BindAnswer::AlreadyBound) => return Ok(BindPhase::AlreadyBound),
+            Ok(BindAnswer::Write(decision)) => decision,
+            Err(BindRefusal::Conflict(conflict)) => return Err(Unbound::Conflict(conflict)),
+            Err(BindRefusal::InShadow) => return Err(Unbound::InShadow),
+        };
+        let BindDecision { placement, demand, is_reserved, policy, is_new } = decision;
+        let order = BindOrder { key, uid, demand, placement, held: is_reserved, policy };
+        Ok(if is_new { BindPhase::New(order) } else { BindPhase::InFlight(order) })
     }
 
     /// The pod is bound as requested.
     fn written(&self, order: &BindOrder) {
         let devices = order.placement.recorded();
         info!(pod = %self.key, node = %self.node, ?devices, policy = %order.policy, "bound");
-        self.extender.service.ledger().confirm(&self.uid, &self.node, devices);
+        let written = BindingWritten { uid: self.uid.clone(), node: self.node.clone(), devices };
+        self.extender.service.cluster().apply(written);
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();
             // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.
@@ -197,18 +198,19 @@ impl BindTask {
 
     /// Updates the ledger to what a fresh read of a bound or deleted pod shows.
     fn settle(&self, record: Option<PodOnRecord>) -> Result<(), Unbound> {
-        let mut ledger = self.extender.service.ledger();
+        let mut cluster = self.extender.service.cluster();
         match record
             .filter(|record| record.uid == self.uid)
             .and_then(|record| Some((record.node?, record.devices)))
         {
             None => {
-                ledger.release(&self.uid);
+                cluster.apply(PodReleased(self.uid.clone()));
                 Err(Unbound::Gone)
             }
             Some((node, devices)) => {
-                ledger.confirm(&self.uid, &node, devices);
-                if node == self.node { Ok(()) } else { Err(Unbound::OnAnotherNode) }
+                let is_here = node == self.node;
+                cluster.apply(BindingWritten { uid: self.uid.clone(), node, devices });
+                if is_here { Ok(()) } else { Err(Unbound::OnAnotherNode) }
             }
         }
     }
@@ -249,7 +251,7 @@ impl BindTask {
 
     /// Whether the assume is still unsettled: a watch or a later bind may have been faster.
     fn is_open(&self) -> bool {
-        let ledger = self.extender.service.ledger();
+        let ledger = self.extender.service.cluster();
         ledger.pod_state(&self.uid).is_some_and(|entry| entry.is_assumed())
     }
 }

@@ -12,7 +12,6 @@ pub mod open_bindings;
 pub mod operators;
 pub mod page_auth;
 pub mod preempt;
-pub mod preempt_device_plugin;
 pub mod prioritize;
 pub mod reports;
 pub mod request;

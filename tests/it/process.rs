@@ -1,4 +1,4 @@
-//! The command as a person runs it: its output, its exit code, and that it stops cleanly.
+//! The command as a user runs it: its output, its exit code, and that it stops cleanly.
 
 use crate::client::{Client, PATIENCE, post_head};
 use crate::served::{args, bind_args, gpu_labels, node, on, pod};
@@ -140,7 +140,7 @@ fn write(folder: &TempDir, name: &str, text: &str) -> PathBuf {
 /// What kubectl prints with `-o json`.
 pub fn json_dump(folder: &TempDir) -> PathBuf {
     let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
-    // What labels tell of a GPU is its index.
+    // Labels show only the index of a GPU.
     tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
     let items = [labelled("node-a", 2), labelled("node-b", 1), pod("llm", "40Gi"), tenant];
     write(folder, "dump.json", &json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
@@ -208,7 +208,7 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     let dump = dump.to_str().unwrap();
-    // Nobody asks a cluster that is not there: what is wrong is found first.
+    // The wrong argument is found before the cluster, which does not exist, is contacted.
     let nowhere = folder.path().join("kubeconfig");
     let serve = |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
     let cluster = ["--kubeconfig", nowhere.to_str().unwrap(), "--lead-with", "always"];

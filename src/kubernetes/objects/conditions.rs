@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn our_gate_is_told_from_others() {
+    fn the_planners_gate_is_distinguished_from_others() {
         let gated = |names: &[&str]| {
             let gates: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
             gates_of(json!({ "containers": [], "schedulingGates": gates }))

@@ -111,6 +111,30 @@ pub struct ScheduleAttempt<'a> {
     pub allowance: TenantLimit,
 }
 
+impl<'a> ScheduleAttempt<'a> {
+    /// A first attempt, with the policy's shortlist.
+    pub fn of(
+        policy: &'a Policy,
+        reserved_placement: Option<&'a (NodeName, Result<GpuSet, Misfit>)>,
+        allowance: TenantLimit,
+    ) -> Self {
+        let reserved_placement =
+            reserved_placement.map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict });
+        Self {
+            limit: usize::from(policy.shortlist),
+            just_failed: None,
+            reserved_placement,
+            policy,
+            allowance,
+        }
+    }
+
+    /// The same for a pod without a reservation, whose tenant has no limit.
+    pub fn unreserved(policy: &'a Policy) -> Self {
+        Self::of(policy, None, TenantLimit::default())
+    }
+}
+
 /// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
 /// snapshot, in which the pod's own room looks like any other tenant's.
 #[derive(Debug, Clone, Copy)]

@@ -184,17 +184,10 @@ impl CachedScores {
 mod tests {
     use super::*;
     use crate::scheduling::proptests::{cluster_of, demand_of};
-    use crate::scheduling::vocabulary::cluster_share::TenantLimit;
     use crate::scheduling::vocabulary::node::Node;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-        ScheduleAttempt {
-            limit: 4,
-            just_failed: None,
-            reserved_placement: None,
-            policy,
-            allowance: TenantLimit::default(),
-        }
+        ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
         .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
 }
 
-/// Whether a GPU fits, written again from DESIGN's words.
+/// Whether a GPU fits, written again from the definition.
 fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;

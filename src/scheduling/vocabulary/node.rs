@@ -4,10 +4,10 @@ use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
-use super::gpu::{Device, Gpu};
+use super::gpu::{Device, Gpu, GpuSet};
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
-use crate::ids::{ModelId, NodeName};
+use crate::ids::{GpuUuid, ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,11 @@ pub struct Node {
 }
 
 impl Node {
+    /// The UUIDs of the GPUs at these places, without those that the node does not have.
+    pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
+        gpus.iter().filter_map(|place| self.devices.get(place)).map(|device| device.uuid.clone()).collect()
+    }
+
     /// A node of which nothing but its name is known; it takes all classes.
     pub fn named(name: NodeName) -> Self {
         Self {

@@ -66,7 +66,7 @@ impl LedgerHistory {
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
-                    ledger.offer(&uid(pod), view, gpus, self.now);
+                    ledger.offer(&uid(pod), &view.name, &view.uuids(gpus));
                 }
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
@@ -204,7 +204,7 @@ impl LedgerHistory {
         }
     }
 
-    /// Takes in a reading, and computes the unaccounted VRAM from DESIGN's words.
+    /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&name(node)) {
             return self.ledger.read(&name(node), reading);
@@ -257,7 +257,7 @@ impl LedgerHistory {
         }
     }
 
-    /// `free = total − reserved − headroom − Σ max(reserved, attributed) − unexplained`, for nodes whose reading is fresh.
+    /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh.
     pub fn check_free(&mut self) {
         let entries: Vec<(PodUid, PodState)> =
             self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();

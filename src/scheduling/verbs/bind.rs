@@ -1,0 +1,104 @@
+//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written, and records what became of the
+//! write.
+
+use super::{Change, Cluster};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
+use crate::scheduling::policy::{Digest, Mode};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::placement::Placement;
+use std::sync::Arc;
+
+/// kube-scheduler asks to bind the pod to the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindAsked {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub node: NodeName,
+}
+
+/// A Binding to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindDecision {
+    pub placement: Placement,
+    pub demand: Demand,
+    /// The pod has a reservation, whose condition ends with the Binding.
+    pub is_reserved: bool,
+    /// The policy of the decision.
+    pub policy: Digest,
+    /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
+    pub is_new: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindAnswer {
+    Write(BindDecision),
+    AlreadyBound,
+}
+
+/// Why nothing is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindRefusal {
+    Conflict(AssumeConflict),
+    /// The pod requests VRAM in shadow mode.
+    InShadow,
+}
+
+/// The pod is bound: its Binding was written, or a read shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingWritten {
+    pub uid: PodUid,
+    pub node: NodeName,
+    pub devices: Option<Arc<[GpuUuid]>>,
+}
+
+/// The Binding was not written, and cannot be written any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingFailed(pub PodUid);
+
+impl BindAsked {
+    /// For a pod of the ledger; `None` if it is not there.
+    pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
+        let key = ledger.pod_state(uid)?.key.clone();
+        Some(Self { uid: uid.clone(), key, node: node.clone() })
+    }
+}
+
+impl Change for BindAsked {
+    type Output = Result<BindAnswer, BindRefusal>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        let ledger = &mut cluster.ledger;
+        let pod = ledger.pod_state(&self.uid).filter(|pod| pod.key == self.key);
+        let pod = pod.ok_or(BindRefusal::Conflict(AssumeConflict::UnknownPod))?;
+        let policy = ledger.policy();
+        if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
+            return Err(BindRefusal::InShadow);
+        }
+        let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
+        let decision = |placement, is_new| {
+            BindAnswer::Write(BindDecision { placement, demand, is_reserved, policy, is_new })
+        };
+        Ok(match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
+            AssumeResult::Bound => BindAnswer::AlreadyBound,
+            AssumeResult::New(placement) => decision(placement, true),
+            AssumeResult::InFlight(placement) => decision(placement, false),
+        })
+    }
+}
+
+impl Change for BindingWritten {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
+    }
+}
+
+impl Change for BindingFailed {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.forget(&self.0);
+    }
+}
