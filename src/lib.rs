@@ -30,6 +30,10 @@ pub mod units;
 #[cfg(feature = "lab")]
 pub mod lab;
 
+#[cfg(all(test, any(feature = "service", feature = "lab")))]
+#[path = "../tests/it/needs.rs"]
+mod needs;
+
 #[cfg(feature = "service")]
 pub mod agent;
 #[cfg(feature = "service")]

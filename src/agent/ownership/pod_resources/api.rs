@@ -139,7 +139,7 @@ pub mod pod_resources_lister_client {
     }
 }
 /// Generated server implementations.
-#[cfg(test)]
+#[cfg(feature = "lab")]
 pub mod pod_resources_lister_server {
     #![allow(
         unused_variables,
