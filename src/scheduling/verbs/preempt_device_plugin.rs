@@ -11,10 +11,11 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Policy, ViolateBudgets};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// kube-scheduler asks whether it may preempt on one of these nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NarrowAsked {
     pub request: VerbRequest,
     pub offered: Vec<OfferedNode>,
