@@ -51,7 +51,11 @@ impl Announcer {
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
         let digest = self.digest();
-        error!(policy = %digest, "the policy's files are refused, and the policy before them stays in force:\n{}", problems.whole.trim_end());
+        error!(
+            policy = %digest,
+            "the policy's files are refused, and the policy before them stays in force:\n{}",
+            problems.whole.trim_end()
+        );
         self.tell(
             PodEventReason::PolicyRefused,
             format!(

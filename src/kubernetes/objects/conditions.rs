@@ -129,37 +129,68 @@ mod tests {
         assert_eq!(nominated(&Pod::default()), None);
     }
 
+    /// What `kubectl get pod -o json` shows of each.
     #[test]
-    fn a_placed_pod_is_true_and_every_other_state_says_why_it_is_not() {
+    fn a_plan_is_shown_with_its_time_and_only_a_placed_pod_is_true() {
         let node = NodeName::parse("node-a").unwrap();
-        let condition = |state| plan_condition(&state, jiff::Timestamp::UNIX_EPOCH);
-        let placed = condition(PlanState::Placed { node: node.clone() });
-        assert_eq!((placed.status.as_str(), placed.reason.as_deref()), ("True", Some("Placed")));
-        for (state, reason) in [
-            (PlanState::MakingRoom { node: node.clone() }, "MakingRoom"),
-            (PlanState::Waiting { why: "why".into() }, "NoPlaceYet"),
-            (PlanState::Released { why: "why".into() }, "Released"),
-            (PlanState::Refused { node, why: "why".into() }, "RefusedByScheduler"),
-        ] {
-            let condition = condition(state);
-            assert_eq!((condition.status.as_str(), condition.reason.as_deref()), ("False", Some(reason)));
-            assert!(condition.message.unwrap().contains(if reason == "MakingRoom" {
-                "node-a"
-            } else {
-                "why"
-            }));
-        }
+        let why = || "no node that the pod could go to has room".into();
+        let shown = |state| {
+            let now = "2026-03-01T12:00:00.25Z".parse().unwrap();
+            serde_json::to_value(plan_condition(&state, now)).unwrap()
+        };
+        let expected = |status: &str, reason: &str, message: &str| {
+            json!({
+                "type": "stowage.dev/Plan",
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": "2026-03-01T12:00:00Z",
+            })
+        };
+        assert_eq!(
+            shown(PlanState::Placed { node: node.clone() }),
+            expected("True", "Placed", "It is nominated to node node-a.")
+        );
+        assert_eq!(
+            shown(PlanState::MakingRoom { node: node.clone() }),
+            expected("False", "MakingRoom", "It goes to node node-a when others have left.")
+        );
+        assert_eq!(
+            shown(PlanState::Waiting { why: why() }),
+            expected("False", "NoPlaceYet", "no node that the pod could go to has room")
+        );
+        assert_eq!(
+            shown(PlanState::Released { why: why() }),
+            expected("False", "Released", "no node that the pod could go to has room")
+        );
+        assert_eq!(
+            shown(PlanState::Refused { node, why: why() }),
+            expected(
+                "False",
+                "RefusedByScheduler",
+                "The scheduler did not take node node-a: no node that the pod could go to has room"
+            )
+        );
     }
 
     #[test]
-    fn a_reason_written_twice_is_the_same_condition() {
+    fn an_evicted_pod_is_told_for_which_pod_it_leaves_and_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let mark = EvictionCondition::Leaving(EvictionReason::Preempted { by });
-        let condition = evicted_condition(&mark);
-        assert_eq!(condition, evicted_condition(&mark));
-        assert_eq!(condition.last_transition_time, None);
-        assert_eq!(condition.reason.as_deref(), Some("Preempted"));
-        assert!(condition.message.unwrap().contains("team-a/llama"));
-        assert_eq!(evicted_condition(&EvictionCondition::CalledOff).status, "False");
+        let shown = |mark| serde_json::to_value(evicted_condition(&mark)).unwrap();
+        assert_eq!(
+            shown(EvictionCondition::Leaving(EvictionReason::Preempted { by })),
+            json!({
+                "type": "stowage.dev/Evicted",
+                "status": "True",
+                "reason": "Preempted",
+                "message": "It leaves its GPU to pod team-a/llama, which has a higher priority.",
+            })
+        );
+        assert_eq!(
+            shown(EvictionCondition::CalledOff),
+            json!({
+                "type": "stowage.dev/Evicted", "status": "False", "reason": "CalledOff", "message": "It stays.",
+            })
+        );
     }
 }

@@ -91,7 +91,7 @@ impl Ledger {
         let work = self.work_lost(since, class);
         let drain = tenant.grace + class.drain_time;
         let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
-        let cost = self.policy().eviction_costs.per_pod.0;
+        let cost = self.policy().preemption.costs.per_pod.0;
         let cost =
             cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
         Some(EvictionCost { priority: tenant.priority.abs_diff(i32::MIN), cost, ..EvictionCost::default() })

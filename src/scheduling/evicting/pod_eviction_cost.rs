@@ -22,7 +22,7 @@ impl Ledger {
         used: TenantUsage,
         preemptor: &Preemptor,
     ) -> PodEvictionCost {
-        let EvictionCosts { per_pod, per_request, .. } = self.policy().eviction_costs;
+        let EvictionCosts { per_pod, per_request, .. } = self.policy().preemption.costs;
         let part = used.milli_gpus;
         // Whole seconds, so that pods that began together cost the same.
         let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
@@ -45,7 +45,7 @@ impl Ledger {
     }
 
     pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
-        let at_most = class.lost_work_at_most.unwrap_or(self.policy().eviction_costs.work_at_most);
+        let at_most = class.lost_work_at_most.unwrap_or(self.policy().preemption.costs.work_at_most);
         self.now().since(since).min(at_most)
     }
 

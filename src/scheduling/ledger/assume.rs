@@ -148,7 +148,7 @@ impl Ledger {
         // Of a device plugin's GPUs none is offered: kube-scheduler counts them itself.
         let gpus = if devices.is_empty() { Some(GpuSet::EMPTY) } else { node_state.resolve(devices) };
         let Some(gpus) = gpus else { return };
-        let expires = self.now + self.policy.soft_reservation_lifetime;
+        let expires = self.now + self.policy.scoring.soft_reservation_lifetime;
         let soft_reservation =
             (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
         self.set_soft_reservation(uid, soft_reservation);

@@ -132,7 +132,7 @@ impl Ledger {
         reserved: &'l BTreeSet<ScopeKey>,
     ) -> EvictionAllowance<'l> {
         EvictionAllowance {
-            rates: self.policy.eviction_rates,
+            rates: self.policy.preemption.evictions_per_minute,
             counts: &self.evictions.counts,
             reserved,
             larger,

@@ -39,13 +39,13 @@ impl Ledger {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
         }
-        let since = self.now.before(self.policy.eviction_costs.again_within);
+        let since = self.now.before(self.policy.preemption.costs.again_within);
         let lately = self.owner_evictions.when.iter().rev().take_while(|(when, _)| *when > since);
         lately.filter(|(_, of)| of == owner).count() as u64
     }
 
     fn forget_old_evictions(&mut self) {
-        let since = self.now.before(self.policy.eviction_costs.again_within);
+        let since = self.now.before(self.policy.preemption.costs.again_within);
         if self.owner_evictions.when.front().is_some_and(|(when, _)| *when <= since) {
             Arc::make_mut(&mut self.owner_evictions).forget(|when| when <= since);
         }

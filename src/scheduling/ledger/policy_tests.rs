@@ -234,7 +234,7 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
 fn weights_decide_between_a_tight_fit_and_replicas_apart() {
     let order = |weights: Weights| {
         let mut policy = Policy::default();
-        policy.weights = weights;
+        policy.scoring.weights = weights;
         let mut ledger = ledger(policy.clone());
         add_node(&mut ledger, "m");
         let model = Some(ModelId::parse("llama").unwrap());

@@ -182,7 +182,7 @@ impl Ledger {
 
     fn departure(&self, bound: &BoundPod) -> Option<Departure> {
         let by = bound.leaving?;
-        let is_soon = self.now <= by + self.policy.reservation_slack;
+        let is_soon = self.now <= by + self.policy.preemption.reservation_slack;
         Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
     }
 

@@ -149,6 +149,6 @@ impl Ledger {
 
     /// By when a reservation ends at the latest, whatever deadline was written down.
     pub(super) fn latest_deadline(&self) -> Moment {
-        self.now + LONGEST_GRACE + self.policy.reservation_slack
+        self.now + LONGEST_GRACE + self.policy.preemption.reservation_slack
     }
 }

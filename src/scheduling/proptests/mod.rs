@@ -11,6 +11,8 @@ mod histories;
 mod plans;
 mod stored;
 mod tenants;
+// Draws its clusters with the simulators' random numbers.
+#[cfg(feature = "lab")]
 mod victims;
 
 use super::ledger::Ledger;

@@ -147,7 +147,7 @@ impl Change for PreemptAsked {
             return None;
         }
         ledger.note_offered_to_preempt(&request.uid, offered.len());
-        let (uid, violate_budgets) = (&request.uid, ledger.policy().violate_budgets);
+        let (uid, violate_budgets) = (&request.uid, ledger.policy().preemption.violate_budgets);
         let query = kube_filters.ask(None, &wants);
         let survey = CandidateSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
         let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
@@ -242,7 +242,7 @@ impl Change for PreemptDecided {
             node: victims.node.clone(),
             devices,
             victims: leaving.clone().into(),
-            deadline: ledger.now() + victims.longest_grace + policy.reservation_slack,
+            deadline: ledger.now() + victims.longest_grace + policy.preemption.reservation_slack,
         };
         ledger.reserve(&uid, reservation.clone())?;
         ledger.note_ordered(&leaving);

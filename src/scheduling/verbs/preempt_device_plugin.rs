@@ -47,7 +47,7 @@ impl Change for NarrowAsked {
             return refused("already-placed");
         }
         let preemptor = ledger.preemptor(&request.uid);
-        let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
+        let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
         let allowed = offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
         let with_eviction_cost = allowed.filter_map(|(place, node)| {
             let eviction_cost = eviction_cost(ledger, &preemptor, node)?;

@@ -221,7 +221,7 @@ impl NodeState {
     pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
         let (known, gpus) = (&self.view, self.gpus(policy));
         let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
-        let replicas = if policy.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
+        let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {
             name: known.name.clone(),
             kind: policy.kind_of(self.kind, self.admission),

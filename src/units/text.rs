@@ -1,7 +1,27 @@
-//! Numbers with a unit. Each can be rendered, so that a shown policy can be parsed again.
+//! The grammar of quantities in policies and command lines: `10%`, `1h30m`, `40Gi`, `3GB/s`. Each can be rendered, so that what
+//! Stowage prints can be parsed again.
+//!
+//! Nothing here knows where a value is or what it is for.
 
-use super::Malformed;
-use crate::units::{Bytes, Millis, Percent, QuantityError};
+use super::{Bytes, Millis, Percent, QuantityError};
+use std::ops::Range;
+
+/// What is wrong with a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    /// The affected bytes of the text, if not all.
+    pub at: Option<Range<usize>>,
+    /// The problem, as the end of "`…` is …"; for a CEL expression a whole sentence.
+    pub is: String,
+    /// The fix.
+    pub help: String,
+}
+
+impl Malformed {
+    pub fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { at: None, is: is.into(), help: help.into() }
+    }
+}
 
 /// A year: longer than any intended wait, and safe to add up.
 const LONGEST: Millis = Millis::seconds(365 * 24 * 3600);
@@ -73,7 +93,7 @@ pub fn quantity(text: &str) -> Result<Bytes, Malformed> {
     })
 }
 
-/// `40GB`, `40 GiB` and `40gi` are common mistakes of people who rarely write Kubernetes manifests.
+/// `40GB`, `40 GiB` and `40gi` are common mistakes.
 fn quantity_help(text: &str) -> String {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -17,6 +17,19 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
 }
 
 #[test]
+fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/policies.md")).unwrap();
+    let shown = page.split("```text\n").find(|block| block.starts_with("error[")).unwrap();
+    let shown = shown.split_once("\n```").unwrap().0.replace("--> policy.yaml", "--> 10-base.yaml");
+    let golden = root.join("tests/golden/policy/broken/many-at-once/expected.txt");
+    let printed = std::fs::read_to_string(golden).unwrap();
+    let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    let (shown, printed) = (lines(&shown), lines(&printed));
+    assert!(printed.windows(shown.len()).any(|window| window == shown), "{}", shown.join("\n"));
+}
+
+#[test]
 fn the_readmes_pictures_exist_and_have_descriptions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
