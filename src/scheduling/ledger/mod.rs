@@ -22,7 +22,7 @@
 //! | [`packing`] | demand history and packing model | generations of models |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
-//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, and [`state`]
+//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
 //! stores and loads all parts. The other files say what a change means for several parts:
 //!
 //! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
