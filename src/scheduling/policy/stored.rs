@@ -5,10 +5,11 @@ use super::{Class, Digest, Policy, PolicyError, Pool, Settings, Tenant};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct StoredPolicy {
     version: u64,
     digest: Digest,
+    #[serde(flatten)]
     settings: Settings,
     classes: Vec<Class>,
     tenants: Vec<Tenant>,
