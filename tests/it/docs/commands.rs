@@ -1,7 +1,7 @@
 //! Every line of a block marked `sh runnable` runs as it is written and succeeds, and a block `text output` behind it shows what
 //! it prints.
 //!
-//! Where a reader's `cargo run --release --` builds the binary first, the one that this test was built with runs. A line that is
+//! Where a reader's `cargo run --` builds the binary first, the one that this test was built with runs. A line that is
 //! neither this nor `stowage` is not runnable: it might not end, or need what not every machine has.
 
 use super::markdown::{Fence, Page};
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 
 const RUNNABLE: &str = "sh runnable";
 const OUTPUT: &str = "text output";
-const BUILD_AND_RUN: &str = "cargo run --release -- ";
+/// With any profile: the lines say the same.
+const BUILD_AND_RUN: [&str; 2] = ["cargo run -- ", "cargo run --release -- "];
 
 /// Folders that the commands read.
 const READ: [&str; 3] = ["policies", "manifests", "tests"];
@@ -120,11 +121,14 @@ impl Clone {
     }
 
     fn run_once(&self, line: &str) -> Result<String, String> {
-        let command = match line.strip_prefix(BUILD_AND_RUN) {
+        let command = match BUILD_AND_RUN.iter().find_map(|prefix| line.strip_prefix(prefix)) {
             Some(arguments) => format!("stowage {arguments}"),
             None if line.starts_with("stowage ") => line.to_owned(),
             None => {
-                return Err(format!("a runnable line begins with `{}` or `stowage`", BUILD_AND_RUN.trim()));
+                return Err(format!(
+                    "a runnable line begins with `{}` or `stowage`",
+                    BUILD_AND_RUN[0].trim()
+                ));
             }
         };
         let mut shell = Command::new("sh");
