@@ -103,11 +103,14 @@ fn a_line_that_is_not_printed_in_order_is_found() {
     assert_eq!(not_printed(printed, &fence(&["after 12 ms  y"])), Some((2, "after 12 ms  y")));
 }
 
+/// What a command prints, or why it does not succeed.
+type Printed = Result<String, String>;
+
 /// A folder as a fresh clone is, with `stowage` on the path: what a command writes stays out of the repository.
 struct Clone {
     folder: TempDir,
     /// By command: pages may show the same one.
-    ran: Mutex<BTreeMap<String, Arc<OnceLock<Result<String, String>>>>>,
+    ran: Mutex<BTreeMap<String, Arc<OnceLock<Printed>>>>,
 }
 
 impl Clone {
