@@ -38,7 +38,7 @@ pub fn time_filter_beside_planner() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let mut policy = Policy::default();
-    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
     let cluster = BenchCluster::new(NODES, FILTERS);
     let service = Service::new(policy);
     let mut index = ClusterIndex::default();

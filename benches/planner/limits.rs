@@ -35,7 +35,7 @@ pub fn time_limits() {
 fn by_default() -> Policy {
     let mut policy = Policy::default();
     // What a run costs is the question, and not when a pod is let through.
-    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
     assert_eq!(policy.eviction_rates, EvictionRates { cluster: 60, node: 10, tenant: 30 });
     policy
 }

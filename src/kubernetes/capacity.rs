@@ -293,7 +293,7 @@ mod tests {
         let due = |mode| {
             let pool = Pool {
                 selector: BTreeMap::from([("pool".into(), "plugin".into())]),
-                nodes: NodeKind::DevicePlugin,
+                allocator: NodeKind::DevicePlugin,
                 ..Pool::named("plugin")
             };
             let mut policy = Policy::default().with_pools(vec![pool]).unwrap();

@@ -90,7 +90,7 @@ fn preemption(policy: &Policy) -> file::Preemption {
         reservation_slack: Some(Duration(policy.reservation_slack)),
         costs: Some(file::Costs {
             per_pod: Some(Duration(policy.eviction_costs.per_pod)),
-            work_at_most: Some(Duration(policy.eviction_costs.work_at_most)),
+            max_lost_work: Some(Duration(policy.eviction_costs.max_lost_work)),
             per_request: Some(Duration(policy.eviction_costs.per_request)),
             again_within: Some(Duration(policy.eviction_costs.again_within)),
         }),
@@ -113,22 +113,22 @@ fn class(class: &Class) -> file::ClassSpec {
         may_share_with: class.shares_with.as_deref().map(|names| words(names, Name)),
         limits: (limits != file::EngineLimitsSpec::default()).then_some(limits),
         start_gate: Some(file::KeptRange {
-            at_least: Some(Duration(class.start_gate.at_least)),
-            at_most: Some(Duration(class.start_gate.at_most)),
+            min: Some(Duration(class.start_gate.min)),
+            max: Some(Duration(class.start_gate.max)),
         }),
         preemptible: Some(class.eviction == Preemptibility::ForHigherPriority),
         min_runtime: Some(Duration(class.min_runtime)),
         drain_time: Some(Duration(class.drain_time)),
         do_not_disrupt: Some(class.do_not_disrupt),
         disruption_budgets: Some(class.disruption_budgets),
-        lost_work_at_most: class.lost_work_at_most.map(Duration),
+        max_lost_work: class.max_lost_work.map(Duration),
     }
 }
 
 fn matches(matches: &Match) -> file::MatchSpec {
     let range = |range: &std::ops::RangeInclusive<i32>| PriorityRange {
-        at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
-        at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
+        min: Some(*range.start()).filter(|&least| least != i32::MIN),
+        max: Some(*range.end()).filter(|&most| most != i32::MAX),
     };
     file::MatchSpec {
         namespaces: some_words(&matches.namespaces, Name),
@@ -161,7 +161,7 @@ fn pool(pool: &Pool) -> file::NodePool {
     file::NodePool {
         name: Name(pool.name.clone()),
         selector: labels(&pool.selector),
-        nodes: Some(pool.nodes),
+        allocator: Some(pool.allocator),
         classes: pool.classes.as_deref().map(|names| words(names, Name)),
         mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
         capacity: pool.capacity.map(|all| PoolCapacitySpec { gpus: whole_gpus(all), vram: vram(all) }),

@@ -194,7 +194,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
 fn pools_and_tenants() -> Policy {
     let pool = Pool {
         selector: [("pool".to_owned(), "serving-only".to_owned())].into(),
-        nodes: NodeKind::DevicePlugin,
+        allocator: NodeKind::DevicePlugin,
         classes: Some(vec!["serving".into()]),
         ..Pool::named("serving-only")
     };

@@ -6,7 +6,7 @@ use super::reservation_progress::ReservationProgress;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
-use crate::scheduling::policy::WhenBroken;
+use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -108,7 +108,7 @@ impl Planner {
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
         let mut ledger = self.service.ledger();
         let Some(broken) = broken(&ledger, group) else { return };
-        let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
+        let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken.holding.iter().for_each(|(uid, _)| ledger.release_reservation(uid));
         drop(ledger);
         let BrokenGroup { holding, bound, .. } = broken;
@@ -117,7 +117,7 @@ impl Planner {
             holding.len(),
             bound.len(),
             if bound.len() == 1 { "is" } else { "are" },
-            if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
+            if leaves { "are evicted" } else { "stay, as planning.groups.whenIncomplete says" },
         );
         self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));

@@ -40,7 +40,7 @@ impl Planner {
         };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = ledger.now().since(waiting.since);
-        let has_waited = waited >= ledger.policy().planning.gated_at_most;
+        let has_waited = waited >= ledger.policy().planning.max_gated_time;
         let (is_gated, is_grouped) =
             (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
         drop(ledger);

@@ -37,7 +37,7 @@ pub struct ClassSpec {
     /// use this.
     pub disruption_budgets: Option<Protection>,
     /// The maximum cost of the work that one of its pods loses since its last checkpoint.
-    pub lost_work_at_most: Option<Duration>,
+    pub max_lost_work: Option<Duration>,
 }
 
 /// Which pods: all given conditions must hold.
@@ -66,8 +66,8 @@ pub struct MatchSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PriorityRange {
-    pub at_least: Option<i32>,
-    pub at_most: Option<i32>,
+    pub min: Option<i32>,
+    pub max: Option<i32>,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
@@ -85,7 +85,7 @@ pub struct EngineLimitsSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KeptRange {
     /// It stays closed at least this long, however soon the engine is ready.
-    pub at_least: Option<Duration>,
+    pub min: Option<Duration>,
     /// It opens at the latest then, whatever the engine does.
-    pub at_most: Option<Duration>,
+    pub max: Option<Duration>,
 }

@@ -1,7 +1,7 @@
 //! The planner's settings in the file format.
 
 use super::{Duration, Percentage};
-use crate::scheduling::policy::{GroupPlacement, WhenBroken};
+use crate::scheduling::policy::{GroupPlacement, WhenIncomplete};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PlanningSpec {
     /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
-    pub gated_at_most: Option<Duration>,
+    pub max_gated_time: Option<Duration>,
     pub groups: Option<Groups>,
     pub pressure: Option<PressureSpec>,
     pub consolidation: Option<ConsolidationSpec>,
@@ -23,7 +23,7 @@ pub struct Groups {
     /// How close together they are placed.
     pub placement: Option<GroupPlacement>,
     /// What happens to the bound pods of a group if the others could not be bound in time.
-    pub when_broken: Option<WhenBroken>,
+    pub when_incomplete: Option<WhenIncomplete>,
 }
 
 /// Preemptible pods are evicted from a GPU whose engine is this busy.
@@ -37,7 +37,7 @@ pub struct PressureSpec {
     /// Number of waiting requests.
     pub queue: Option<CountThreshold>,
     /// How long the pressure must last before a pod is evicted, and before the next one is.
-    pub lasts: Option<Duration>,
+    pub evict_after: Option<Duration>,
 }
 
 /// Two thresholds, so that it does not begin and end with each report.
@@ -45,9 +45,9 @@ pub struct PressureSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PercentageThreshold {
     /// At this value or more it begins.
-    pub from: Option<Percentage<100>>,
+    pub high: Option<Percentage<100>>,
     /// At this value or less it ends.
-    pub to: Option<Percentage<100>>,
+    pub low: Option<Percentage<100>>,
 }
 
 /// Two thresholds, so that it does not begin and end with each report.
@@ -55,9 +55,9 @@ pub struct PercentageThreshold {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CountThreshold {
     /// At this value or more it begins.
-    pub from: Option<u32>,
+    pub high: Option<u32>,
     /// At this value or less it ends.
-    pub to: Option<u32>,
+    pub low: Option<u32>,
 }
 
 /// Preemptible pods are evicted to run elsewhere if that makes a pod fit that did not fit before.

@@ -48,7 +48,7 @@ pub struct Loading {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StartGateSpec {
-    pub at_most: Option<Duration>,
+    pub max: Option<Duration>,
 }
 
 /// How the nodes that fit are ranked.
@@ -131,7 +131,7 @@ pub struct Costs {
     /// For a victim's restart.
     pub per_pod: Option<Duration>,
     /// The maximum cost of the work lost since a victim's last checkpoint, unless its class sets one.
-    pub work_at_most: Option<Duration>,
+    pub max_lost_work: Option<Duration>,
     /// For each request that a victim's engine is processing.
     pub per_request: Option<Duration>,
     /// For this long an eviction makes the next one from the same owner more expensive.

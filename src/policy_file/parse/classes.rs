@@ -15,10 +15,10 @@ fn built_in(name: &str) -> Option<Class> {
 
 pub fn parse(file: &file::PolicySpec) -> Vec<DraftClass> {
     let written: Vec<(usize, &file::ClassSpec)> = file.classes.iter().flatten().enumerate().collect();
-    let gate = file.start_gate.as_ref().and_then(|gate| gate.at_most);
+    let gate = file.start_gate.as_ref().and_then(|gate| gate.max);
     let parse = |class: Class, entry: Option<(usize, &file::ClassSpec)>| {
         let mut class = class;
-        set(&mut class.start_gate.at_most, gate.map(|time| time.0));
+        set(&mut class.start_gate.max, gate.map(|time| time.0));
         if let Some((_, file)) = entry {
             overlay(&mut class, file);
         }
@@ -44,15 +44,15 @@ fn overlay(class: &mut Class, file: &file::ClassSpec) {
         set(&mut class.queue_limit, limits.queue.map(Some));
     }
     if let Some(gate) = &file.start_gate {
-        set(&mut class.start_gate.at_least, gate.at_least.map(|time| time.0));
-        set(&mut class.start_gate.at_most, gate.at_most.map(|time| time.0));
+        set(&mut class.start_gate.min, gate.min.map(|time| time.0));
+        set(&mut class.start_gate.max, gate.max.map(|time| time.0));
     }
     set(&mut class.eviction, file.preemptible.map(eviction));
     set(&mut class.min_runtime, file.min_runtime.map(|time| time.0));
     set(&mut class.drain_time, file.drain_time.map(|time| time.0));
     set(&mut class.do_not_disrupt, file.do_not_disrupt);
     set(&mut class.disruption_budgets, file.disruption_budgets);
-    set(&mut class.lost_work_at_most, file.lost_work_at_most.map(|time| Some(time.0)));
+    set(&mut class.max_lost_work, file.max_lost_work.map(|time| Some(time.0)));
 }
 
 fn eviction(preemptible: bool) -> Preemptibility {
@@ -73,5 +73,5 @@ fn matches(file: &file::MatchSpec) -> Match {
 }
 
 fn range(file: &PriorityRange) -> RangeInclusive<i32> {
-    file.at_least.unwrap_or(i32::MIN)..=file.at_most.unwrap_or(i32::MAX)
+    file.min.unwrap_or(i32::MIN)..=file.max.unwrap_or(i32::MAX)
 }

@@ -126,7 +126,7 @@ fn preemption(file: &file::PolicySpec, policy: &mut Policy) {
         let costs = &mut policy.eviction_costs;
         for (cost, said) in [
             (&mut costs.per_pod, said.per_pod),
-            (&mut costs.work_at_most, said.work_at_most),
+            (&mut costs.max_lost_work, said.max_lost_work),
             (&mut costs.per_request, said.per_request),
             (&mut costs.again_within, said.again_within),
         ] {
@@ -181,7 +181,7 @@ fn pool(file: &file::NodePool) -> Pool {
     let named = Pool::named(&file.name.0);
     Pool {
         selector: texts(&file.selector),
-        nodes: file.nodes.unwrap_or(named.nodes),
+        allocator: file.allocator.unwrap_or(named.allocator),
         classes: file.classes.as_ref().map(|names| names.iter().map(|name| name.0.clone()).collect()),
         mig: file.mig.as_ref().map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
         capacity: file.capacity.as_ref().map(|capacity| usage(capacity.vram, capacity.gpus)),

@@ -7,10 +7,10 @@ use crate::scheduling::policy::{Consolidation, Planning, Policy, PressureRules};
 pub fn parse(file: &file::PolicySpec, policy: &mut Policy) {
     let Some(said) = &file.planning else { return };
     let planning = &mut policy.planning;
-    set(&mut planning.gated_at_most, said.gated_at_most.map(|time| time.0));
+    set(&mut planning.max_gated_time, said.max_gated_time.map(|time| time.0));
     if let Some(groups) = &said.groups {
         set(&mut planning.groups.placement, groups.placement);
-        set(&mut planning.groups.when_broken, groups.when_broken);
+        set(&mut planning.groups.when_incomplete, groups.when_incomplete);
     }
     if let Some(said) = &said.pressure {
         planning.pressure = said.enabled.unwrap_or(true).then(|| pressure(said));
@@ -24,24 +24,24 @@ pub fn parse(file: &file::PolicySpec, policy: &mut Policy) {
 fn pressure(said: &file::PressureSpec) -> PressureRules {
     let mut rules = PressureRules::default();
     if let Some(kv_cache) = &said.kv_cache {
-        set(&mut rules.kv_cache.from, kv_cache.from.map(|percent| percent.0));
-        set(&mut rules.kv_cache.to, kv_cache.to.map(|percent| percent.0));
+        set(&mut rules.kv_cache.high, kv_cache.high.map(|percent| percent.0));
+        set(&mut rules.kv_cache.low, kv_cache.low.map(|percent| percent.0));
     }
     if let Some(queue) = &said.queue {
-        set(&mut rules.queue.from, queue.from);
-        set(&mut rules.queue.to, queue.to);
+        set(&mut rules.queue.high, queue.high);
+        set(&mut rules.queue.low, queue.low);
     }
-    set(&mut rules.lasts, said.lasts.map(|time| time.0));
+    set(&mut rules.evict_after, said.evict_after.map(|time| time.0));
     rules
 }
 
 pub fn render(planning: &Planning) -> file::PlanningSpec {
-    let Planning { gated_at_most, groups, pressure, consolidation } = planning;
+    let Planning { max_gated_time, groups, pressure, consolidation } = planning;
     file::PlanningSpec {
-        gated_at_most: Some(Duration(*gated_at_most)),
+        max_gated_time: Some(Duration(*max_gated_time)),
         groups: Some(file::Groups {
             placement: Some(groups.placement),
-            when_broken: Some(groups.when_broken),
+            when_incomplete: Some(groups.when_incomplete),
         }),
         pressure: Some(raise_pressure(pressure.as_ref())),
         consolidation: Some(file::ConsolidationSpec {
@@ -58,10 +58,10 @@ fn raise_pressure(rules: Option<&PressureRules>) -> file::PressureSpec {
     file::PressureSpec {
         enabled: Some(true),
         kv_cache: Some(file::PercentageThreshold {
-            from: Some(percentage(rules.kv_cache.from)),
-            to: Some(percentage(rules.kv_cache.to)),
+            high: Some(percentage(rules.kv_cache.high)),
+            low: Some(percentage(rules.kv_cache.low)),
         }),
-        queue: Some(file::CountThreshold { from: Some(rules.queue.from), to: Some(rules.queue.to) }),
-        lasts: Some(Duration(rules.lasts)),
+        queue: Some(file::CountThreshold { high: Some(rules.queue.high), low: Some(rules.queue.low) }),
+        evict_after: Some(Duration(rules.evict_after)),
     }
 }

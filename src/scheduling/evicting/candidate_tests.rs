@@ -316,10 +316,10 @@ fn each_part_of_a_loss_has_its_figure() {
 #[test]
 fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
     let mut classes = crate::scheduling::policy::built_in_classes();
-    let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
+    let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
     let mut policy = Policy::default();
-    policy.eviction_costs.work_at_most = Millis::seconds(60);
+    policy.eviction_costs.max_lost_work = Millis::seconds(60);
     let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
     bench.bound("silent", "a", observed());
     bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..observed() });

@@ -411,10 +411,10 @@ pub(super) fn forget_measured(gpus: &mut [Gpu]) {
 pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
     let expected = rank::ready(node, demand, &policy.loading)
         .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
-    let StartGate { at_least, at_most } = policy.class(demand.class).start_gate;
+    let StartGate { min, max } = policy.class(demand.class).start_gate;
     // Twice, because nobody's loading takes exactly as long as it should.
     let is_gated = demand.terms.engine && !demand.asks_plugin();
-    is_gated.then(|| now + expected.times(2).clamp(at_least.min(at_most), at_most))
+    is_gated.then(|| now + expected.times(2).clamp(min.min(max), max))
 }
 
 /// What the pod gets on these GPUs.

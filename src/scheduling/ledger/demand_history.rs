@@ -31,7 +31,7 @@ impl Ledger {
     /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
     pub fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
+        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
         is_wanted && self.demand_history.is_due(self.packing_model.learned_at())
     }
 

@@ -374,7 +374,7 @@ impl Ledger {
         let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.pod_states.get(uid) else {
             return;
         };
-        let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
+        let opens = bound.since + self.policy.class(demand.class).start_gate.min;
         if opens <= self.now {
             return self.open_start_gate(uid);
         }

@@ -176,8 +176,8 @@ fn drain_time_comes_on_top_of_the_grace_period() {
 
 #[test]
 fn the_start_gate_stays_within_its_class_bounds() {
-    let gate = |at_least, at_most| {
-        let bounds = StartGate { at_least: Millis::seconds(at_least), at_most: Millis::seconds(at_most) };
+    let gate = |min, max| {
+        let bounds = StartGate { min: Millis::seconds(min), max: Millis::seconds(max) };
         let policy = with_class(Class { start_gate: bounds, ..Class::named("engines") });
         let policy = policy
             .clone()
@@ -199,7 +199,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let labels = |pool: &str| [("pool".to_owned(), pool.to_owned())].into();
     let pool = |name: &str| Pool { selector: labels(name), ..Pool::named(name) };
     let picky = Pool { classes: Some(vec!["batch".into()]), ..pool("picky") };
-    let plugin = Pool { nodes: NodeKind::DevicePlugin, ..pool("plugin") };
+    let plugin = Pool { allocator: NodeKind::DevicePlugin, ..pool("plugin") };
     let policy = Policy::default().with_pools(vec![picky, plugin]).unwrap();
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
@@ -334,7 +334,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     assert_eq!(taken_under(pool(Pool::named("all"))), None);
     let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
     assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
-    let plugins = Pool { nodes: NodeKind::DevicePlugin, ..Pool::named("plugins") };
+    let plugins = Pool { allocator: NodeKind::DevicePlugin, ..Pool::named("plugins") };
     assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
     let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
     assert_eq!(taken_under(pool(cut)), Some(Misfit::Miscut));
@@ -399,7 +399,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
 
 #[test]
 fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_ready() {
-    let start_gate = StartGate { at_least: Millis::seconds(30), at_most: Millis::seconds(600) };
+    let start_gate = StartGate { min: Millis::seconds(30), max: Millis::seconds(600) };
     let policy =
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
     let mut ledger = ledger(policy.clone());

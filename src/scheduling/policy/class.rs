@@ -31,15 +31,15 @@ pub struct Class {
     /// What the disruption budgets that cover its pods count for.
     pub disruption_budgets: Protection,
     /// The most that work lost by its pods counts for; `None` for what the policy says of all.
-    pub lost_work_at_most: Option<Millis>,
+    pub max_lost_work: Option<Millis>,
 }
 
 /// How long an engine that starts keeps others from starting on its GPUs. It opens earlier when the engine is
-/// ready, but not before `at_least`.
+/// ready, but not before `min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartGate {
-    pub at_least: Millis,
-    pub at_most: Millis,
+    pub min: Millis,
+    pub max: Millis,
 }
 
 /// Whether a pod of higher priority may take a class's place.
@@ -125,7 +125,7 @@ impl Class {
             drain_time: Millis::default(),
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
-            lost_work_at_most: None,
+            max_lost_work: None,
         }
     }
 
@@ -148,7 +148,7 @@ impl Class {
 impl Default for StartGate {
     /// Twice what loading should take, but no longer than ten minutes: by then an engine that is not ready never will be.
     fn default() -> Self {
-        Self { at_least: Millis::default(), at_most: Millis::seconds(600) }
+        Self { min: Millis::default(), max: Millis::seconds(600) }
     }
 }
 

@@ -11,7 +11,7 @@ pub struct EvictionCosts {
     /// On one GPU, for stopping and starting again.
     pub per_pod: Millis,
     /// The most that the work it loses counts for, on its part of its GPUs, where its class says nothing else.
-    pub work_at_most: Millis,
+    pub max_lost_work: Millis,
     /// On one GPU, for each request that its engine works on.
     pub per_request: Millis,
     /// For so long an eviction makes the next one from the same owner dearer.
@@ -57,7 +57,7 @@ impl Default for EvictionCosts {
     fn default() -> Self {
         Self {
             per_pod: Millis::seconds(60),
-            work_at_most: Millis::seconds(3600),
+            max_lost_work: Millis::seconds(3600),
             per_request: Millis::seconds(1),
             again_within: Millis::seconds(3600),
         }

@@ -20,7 +20,7 @@ pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
-    Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,
+    Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenIncomplete,
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::Weights;
@@ -247,7 +247,7 @@ impl Policy {
 
     /// Who hands a node's GPUs out, by what it shows and what its pool says: a device plugin, if either says so.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
-        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.nodes);
+        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
         if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
     }
 }

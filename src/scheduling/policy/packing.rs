@@ -21,7 +21,7 @@ pub struct PackingRules {
 pub enum PackingPolicy {
     /// That least is lost of what free VRAM is worth to the pods seen lately. Best fit until some were seen.
     #[default]
-    Worth,
+    Learned,
     /// That least stays free on the GPU.
     BestFit,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Planning {
     /// How long a single pod stays behind the planner's gate without a place, before it goes the scheduler's ordinary way:
     /// autoscalers and people see only what the scheduler has refused.
-    pub gated_at_most: Millis,
+    pub max_gated_time: Millis,
     pub groups: GroupRules,
     /// `None`: nobody leaves an engine's GPU because the engine is busy.
     pub pressure: Option<PressureRules>,
@@ -19,7 +19,7 @@ pub struct Planning {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct GroupRules {
     pub placement: GroupPlacement,
-    pub when_broken: WhenBroken,
+    pub when_incomplete: WhenIncomplete,
 }
 
 /// How close together a group's pods go.
@@ -38,12 +38,12 @@ pub enum GroupPlacement {
 /// What becomes of a group's bound pods when others of it could not be bound in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum WhenBroken {
+pub enum WhenIncomplete {
     /// They stay.
     #[default]
-    Stay,
+    Keep,
     /// They are evicted: a part of a group that keeps GPUs and does no work is waste.
-    Leave,
+    Evict,
 }
 
 /// When an engine is so busy that its preemptible neighbours leave its GPU, and when it is not any more.
@@ -52,16 +52,16 @@ pub struct PressureRules {
     pub kv_cache: Threshold<Percent>,
     pub queue: Threshold<u32>,
     /// For how long, before anyone leaves; and how long the leaving of one has time to help before the next leaves.
-    pub lasts: Millis,
+    pub evict_after: Millis,
 }
 
 /// Pressure begins at one figure and ends at another, so that it does not come and go with each report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Threshold<T> {
     /// At this or more it begins.
-    pub from: T,
+    pub high: T,
     /// At this or less it is over.
-    pub to: T,
+    pub low: T,
 }
 
 /// Pods of preemptible classes may be evicted to run elsewhere, where that lets a pod fit that could not.
@@ -75,7 +75,7 @@ impl Default for Planning {
     /// Thirty seconds is what autoscalers wait between looks at pending pods, or less.
     fn default() -> Self {
         Self {
-            gated_at_most: Millis::seconds(30),
+            max_gated_time: Millis::seconds(30),
             groups: GroupRules::default(),
             pressure: Some(PressureRules::default()),
             consolidation: None,
@@ -89,11 +89,11 @@ impl Default for PressureRules {
     fn default() -> Self {
         Self {
             kv_cache: Threshold {
-                from: const { Percent::new(95).unwrap() },
-                to: const { Percent::new(80).unwrap() },
+                high: const { Percent::new(95).unwrap() },
+                low: const { Percent::new(80).unwrap() },
             },
-            queue: Threshold { from: 64, to: 16 },
-            lasts: Millis::seconds(10),
+            queue: Threshold { high: 64, low: 16 },
+            evict_after: Millis::seconds(10),
         }
     }
 }

@@ -111,7 +111,7 @@ fn where_no_pod_serves_nobody_can_be_evicted_for_one() {
 
 #[test]
 fn who_is_told_the_mix_is_not_played_where_pods_end() {
-    let error = args(&["--policy", "stowage-told", "--churn", "0.9"]).unwrap().stage().err().unwrap();
+    let error = args(&["--policy", "stowage-known-demand", "--churn", "0.9"]).unwrap().stage().err().unwrap();
     assert!(error.to_string().contains("leave it or --churn out"), "{error}");
 }
 
