@@ -108,7 +108,12 @@ impl UnreadablePod {
     /// Records an Event on the pod.
     pub fn tell(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
-        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
+        extender.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind: PodEventReason::InvalidRequest,
+            text,
+        });
     }
 }
 
@@ -237,7 +242,7 @@ fn refuse(
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());
     let text = refusal_text(nodes, list);
-    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Refused, text });
+    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 
 /// `0 of 40 nodes fit. 38 × no single GPU has room now, such as node-3: …`

@@ -13,7 +13,7 @@ use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, 
 use super::{Extender, shadow};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kubernetes::objects;
-use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, SearchEffort, Shortfall, VictimSet};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
@@ -82,7 +82,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         return Ok(PreemptionResult::default());
     }
     let Some(offers) = offers(extender, &mut asking, &args.pod, &offered) else {
-        count("none", "already-holds");
+        count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
@@ -240,7 +240,7 @@ async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet)
             .write_status(&key, &uid, &StatusChange::reservation(reservation.clone()))
             .await;
         if let Err(error) = &written {
-            warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
+            warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
             extender.service.ledger().release_reservation(&uid);
         }
         // The write may have taken so long that the reservation was released meanwhile.
@@ -251,19 +251,14 @@ async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet)
             let ended =
                 extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
             if let Err(error) = ended {
-                warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
+                warn!(pod = %key, %error, "could not clear the condition of a reservation; it may stay until its deadline");
             }
             return false;
         }
-        let gpus = reservation.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
-        let text = format!(
-            "{} pod(s) leave {} for this pod; it gets {gpus}",
-            reservation.victims.len(),
-            reservation.node
-        );
+        let text = reserved_text(&reservation);
         let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
-        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
-        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
+        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "GPUs reserved");
+        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Reserved, text });
         true
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.

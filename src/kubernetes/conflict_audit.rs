@@ -120,7 +120,7 @@ impl ConflictAudit {
     fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
         self.unreported.extend(begun);
         let events = &self.service.metrics.events;
-        let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
+        let dropped = events.with_label_values(&[PodEventReason::GpuConflict.reason(), "dropped"]);
         let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
         dropped.inc_by(self.unreported.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
     }
@@ -134,7 +134,7 @@ impl ConflictAudit {
                 self.control_plane.record_event(PodEvent {
                     key,
                     uid,
-                    kind: PodEventReason::Conflict,
+                    kind: PodEventReason::GpuConflict,
                     text: text.clone(),
                 });
             }

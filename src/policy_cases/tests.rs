@@ -58,7 +58,7 @@ fn a_case_that_holds_has_no_differences() {
         "pod": {"name": "bot", "namespace": "chat", "priority": 10, "vram": "40Gi"},
         "expect": {
             "class": "chat", "tenant": "talk", "nodes": [],
-            "refused": {"a": "no-room", "b": "engines-busy"}, "victims": ["old"],
+            "refused": {"a": "insufficient-vram", "b": "engines-busy"}, "victims": ["old"],
         },
     }));
     assert_eq!(differences, []);
@@ -77,7 +77,7 @@ fn each_thing_that_comes_out_otherwise_is_told_with_its_reason() {
         "pod": {"name": "bot", "namespace": "other", "vram": "70Gi"},
         "expect": {
             "class": "chat", "tenant": "talk", "nodes": ["a"], "gpus": [1],
-            "refused": {"a": "too-large", "c": "no-room"}, "victims": ["old"],
+            "refused": {"a": "too-large", "c": "insufficient-vram"}, "victims": ["old"],
         },
     }));
     let what: Vec<&str> = differences.iter().map(|difference| difference.what).collect();

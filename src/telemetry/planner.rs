@@ -57,7 +57,7 @@ impl PlannerMetrics {
         for outcome in ["complete", "cut-short", "given-up"] {
             metrics.runs.with_label_values(&[outcome]);
         }
-        for kind in ["reason", "wake", "release"] {
+        for kind in ["reason", "requeue", "release"] {
             metrics.postponed.with_label_values(&[kind]);
         }
         metrics

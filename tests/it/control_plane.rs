@@ -378,7 +378,10 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane
         Some(events_of_stowage(&world.client, "too-large").await).filter(|events| !events.is_empty())
     });
     let ours = ours.await;
-    assert_eq!(ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(), [Some("StowageNoRoom")]);
+    assert_eq!(
+        ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(),
+        [Some("StowageUnschedulable")]
+    );
     api.delete("too-large", &DeleteParams::default().grace_period(0)).await.unwrap();
 }
 

@@ -91,7 +91,7 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
-    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::NotUnderstood));
+    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest));
     assert_eq!(served.events().len(), 3);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });

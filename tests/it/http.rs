@@ -153,7 +153,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
             json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
         assert_eq!((answer.status, answer.json()), (200, refused), "{quantity:?}");
         let (name, kind, text) = served.events().swap_remove(events);
-        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::NotUnderstood));
+        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::InvalidRequest));
         assert!(text.contains("stowage.dev/vram is"), "{text}");
         assert_eq!(
             served.prioritize(&pod, &["node-a", "node-b"]),

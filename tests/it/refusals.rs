@@ -108,7 +108,7 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
     let owner = exclusive(pod("own", "40Gi"));
     assert_eq!(refusals(owner, &nodes[..2]), json!({ "full": taken, "owned": taken }));
     for code in [
-        "no-room",
+        "insufficient-vram",
         "no-empty-gpu",
         "too-few-gpus",
         "too-large",
@@ -268,7 +268,7 @@ fn preempt_answers_one_node_and_reserves_it() {
 
     let told = (
         "urgent".to_owned(),
-        PodEventReason::RoomHeld,
+        PodEventReason::Reserved,
         "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
     );
     assert!(served.events().contains(&told), "{:?}", served.events());

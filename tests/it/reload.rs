@@ -367,7 +367,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     assert_eq!(reloading.served.metric("stowage_policy_refused"), 1);
     let said = reloading.told();
     let (kind, text) = &said[said.len() - 1];
-    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRefused), "{what}: it is said once");
+    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRejected), "{what}: it is said once");
     assert!(text.contains(part) && text.contains("stays in force"), "{text}");
     let passed = reloading.served.passed(&reloading.pods[0], &NODES);
     assert_eq!(one_side(passed.iter().map(String::as_str)), "a", "{what}");
@@ -401,7 +401,7 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     assert_eq!(reloading.readyz().text(), "ok\n");
     assert_eq!(reloading.served.metric("stowage_policy_refused"), 0);
     let (kind, text) = reloading.told().pop().unwrap();
-    assert_eq!(kind, PodEventReason::PolicyInForce);
+    assert_eq!(kind, PodEventReason::PolicyApplied);
     for side in SIDES {
         assert!(text.contains(&digest_of(&one_sided(side)).to_string()), "{text}");
     }

@@ -103,7 +103,7 @@ impl ControlPlane for Scripted {
                 service.ledger().release_reservation(&uid);
             }
             let reservation = match reservation {
-                ReservationChange::Held(reservation) => Some(reservation.clone()),
+                ReservationChange::Set(reservation) => Some(reservation.clone()),
                 ReservationChange::Ended => None,
             };
             self.holds.lock().push((key.clone(), reservation));

@@ -89,7 +89,7 @@ async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_sta
     assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
     bench.lead();
     bench.looks(1).await;
-    assert_eq!(bench.recorder.told(), ["StowageConflict", "StowageConflict"]);
+    assert_eq!(bench.recorder.told(), ["StowageGpuConflict", "StowageGpuConflict"]);
     assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"]);
     bench.looks(1).await;
     assert!(bench.recorder.told().is_empty(), "it is told once");
@@ -185,7 +185,7 @@ async fn what_waits_to_be_told_is_bounded_and_what_is_dropped_is_counted() {
     bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
     assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
     let events = &bench.audit.service.metrics.events;
-    assert_eq!(events.with_label_values(&["StowageConflict", "dropped"]).get(), 10);
+    assert_eq!(events.with_label_values(&["StowageGpuConflict", "dropped"]).get(), 10);
     bench.recorder.told();
     bench.audit.tell();
     assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);

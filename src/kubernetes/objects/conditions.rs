@@ -2,7 +2,7 @@
 //!
 //! Texts and shapes only. Which of them are written, and when, is decided elsewhere.
 
-use super::{RESERVED_CONDITION, RETRY_CONDITION};
+use super::{REQUEUED_CONDITION, RESERVED_CONDITION};
 use crate::ids::NodeName;
 use crate::kubernetes::port::{EvictionCondition, PlanState};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -12,14 +12,16 @@ use serde_json::{Value, json};
 /// The scheduling gate under which a pod waits for the planner.
 pub const PLAN_GATE: &str = "stowage.dev/plan";
 
-/// The pod condition that shows the planner's progress with a gated pod.
-pub const PLAN_CONDITION: &str = "stowage.dev/Plan";
+/// The pod condition that shows the planner's progress with a gated pod: `True` once it is nominated to a node.
+pub const PLACED_CONDITION: &str = "stowage.dev/Placed";
 
-/// The pod condition that shows a victim's owner why it is evicted.
-pub const EVICTED_CONDITION: &str = "stowage.dev/Evicted";
+/// The pod condition that shows a victim's owner why it is evicted: written before the eviction, as Kubernetes' own
+/// `DisruptionTarget` is, which the Eviction API and kube-scheduler write beside it.
+pub const DISRUPTION_TARGET_CONDITION: &str = "stowage.dev/DisruptionTarget";
 
 /// All conditions that Stowage writes. The admission policy keeps others from writing the first two.
-pub const CONDITIONS: [&str; 4] = [RESERVED_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
+pub const CONDITIONS: [&str; 4] =
+    [RESERVED_CONDITION, PLACED_CONDITION, DISRUPTION_TARGET_CONDITION, REQUEUED_CONDITION];
 
 /// The scheduling gates of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,20 +56,20 @@ pub fn without_our_gate() -> Value {
     json!({ "schedulingGates": [{ "$patch": "delete", "name": PLAN_GATE }] })
 }
 
-pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
+pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
     let (is_placed, reason, message) = match state {
-        PlanState::Placed { node } => (true, "Placed", format!("It is nominated to node {node}.")),
-        PlanState::MakingRoom { node } => {
-            (false, "MakingRoom", format!("It goes to node {node} when others have left."))
+        PlanState::Nominated { node } => (true, "Nominated", format!("Nominated to node {node}.")),
+        PlanState::Preempting { node } => {
+            (false, "Preempting", format!("Waiting for victims on node {node} to terminate."))
         }
-        PlanState::Waiting { why } => (false, "NoPlaceYet", why.to_string()),
-        PlanState::Released { why } => (false, "Released", why.to_string()),
-        PlanState::Refused { node, why } => {
-            (false, "RefusedByScheduler", format!("The scheduler did not take node {node}: {why}"))
+        PlanState::Unschedulable { why } => (false, "Unschedulable", why.to_string()),
+        PlanState::GateRemoved { why } => (false, "GateRemoved", why.to_string()),
+        PlanState::Rejected { node, why } => {
+            (false, "RejectedByScheduler", format!("kube-scheduler did not bind it to node {node}: {why}"))
         }
     };
     PodCondition {
-        type_: PLAN_CONDITION.into(),
+        type_: PLACED_CONDITION.into(),
         status: if is_placed { "True" } else { "False" }.into(),
         reason: Some(reason.into()),
         message: Some(message),
@@ -77,13 +79,13 @@ pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
 }
 
 /// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.
-pub fn evicted_condition(mark: &EvictionCondition) -> PodCondition {
+pub fn disruption_target_condition(mark: &EvictionCondition) -> PodCondition {
     let (status, reason, message) = match mark {
-        EvictionCondition::Leaving(why) => ("True", why.reason(), why.to_string()),
-        EvictionCondition::CalledOff => ("False", "CalledOff", "It stays.".to_owned()),
+        EvictionCondition::Evicting(why) => ("True", why.reason(), why.to_string()),
+        EvictionCondition::Cancelled => ("False", "Cancelled", "It is not evicted.".to_owned()),
     };
     PodCondition {
-        type_: EVICTED_CONDITION.into(),
+        type_: DISRUPTION_TARGET_CONDITION.into(),
         status: status.into(),
         reason: Some(reason.into()),
         message: Some(message),
@@ -132,18 +134,18 @@ mod tests {
     #[test]
     fn a_placed_pod_is_true_and_every_other_state_says_why_it_is_not() {
         let node = NodeName::parse("node-a").unwrap();
-        let condition = |state| plan_condition(&state, jiff::Timestamp::UNIX_EPOCH);
-        let placed = condition(PlanState::Placed { node: node.clone() });
-        assert_eq!((placed.status.as_str(), placed.reason.as_deref()), ("True", Some("Placed")));
+        let condition = |state| placed_condition(&state, jiff::Timestamp::UNIX_EPOCH);
+        let placed = condition(PlanState::Nominated { node: node.clone() });
+        assert_eq!((placed.status.as_str(), placed.reason.as_deref()), ("True", Some("Nominated")));
         for (state, reason) in [
-            (PlanState::MakingRoom { node: node.clone() }, "MakingRoom"),
-            (PlanState::Waiting { why: "why".into() }, "NoPlaceYet"),
-            (PlanState::Released { why: "why".into() }, "Released"),
-            (PlanState::Refused { node, why: "why".into() }, "RefusedByScheduler"),
+            (PlanState::Preempting { node: node.clone() }, "Preempting"),
+            (PlanState::Unschedulable { why: "why".into() }, "Unschedulable"),
+            (PlanState::GateRemoved { why: "why".into() }, "GateRemoved"),
+            (PlanState::Rejected { node, why: "why".into() }, "RejectedByScheduler"),
         ] {
             let condition = condition(state);
             assert_eq!((condition.status.as_str(), condition.reason.as_deref()), ("False", Some(reason)));
-            assert!(condition.message.unwrap().contains(if reason == "MakingRoom" {
+            assert!(condition.message.unwrap().contains(if reason == "Preempting" {
                 "node-a"
             } else {
                 "why"
@@ -154,12 +156,12 @@ mod tests {
     #[test]
     fn a_reason_told_twice_is_the_same_condition() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let mark = EvictionCondition::Leaving(EvictionReason::Preempted { by });
-        let condition = evicted_condition(&mark);
-        assert_eq!(condition, evicted_condition(&mark));
+        let mark = EvictionCondition::Evicting(EvictionReason::Preempted { by });
+        let condition = disruption_target_condition(&mark);
+        assert_eq!(condition, disruption_target_condition(&mark));
         assert_eq!(condition.last_transition_time, None);
         assert_eq!(condition.reason.as_deref(), Some("Preempted"));
         assert!(condition.message.unwrap().contains("team-a/llama"));
-        assert_eq!(evicted_condition(&EvictionCondition::CalledOff).status, "False");
+        assert_eq!(disruption_target_condition(&EvictionCondition::Cancelled).status, "False");
     }
 }

@@ -212,8 +212,8 @@ impl Planner {
             node,
             &AssumedNodeChange { leaving: victims, coming: &coming },
         ) {
-            FilterVerdict::Refuses(reason) => Some(reason),
-            FilterVerdict::Accepts | FilterVerdict::CannotJudge(_) => None,
+            FilterVerdict::Rejects(reason) => Some(reason),
+            FilterVerdict::Accepts | FilterVerdict::Unsupported(_) => None,
         }
     }
 
@@ -226,7 +226,7 @@ impl Planner {
         let why = match (&victim.reclaimed_by, &victim.with_group) {
             _ if moves => EvictionReason::Consolidated { to_fit: by },
             (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
-            (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
+            (None, Some(group)) => EvictionReason::GroupEvicted { group: group.to_string().into(), by },
             (None, None) => EvictionReason::Preempted { by },
         };
         let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
@@ -251,7 +251,7 @@ impl Planner {
         let is_gated = reservation_status.gate == SchedulingGate::Planned;
         if is_gated {
             progress.placed_on = Some(node.clone());
-            change.plan = Some(PlanState::Placed { node });
+            change.plan = Some(PlanState::Nominated { node });
         }
         let (control_plane, key, uid) =
             (self.control_plane.clone(), reservation_status.key.clone(), reservation_status.uid.clone());
@@ -318,9 +318,9 @@ impl Planner {
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: PodEventReason::HoldEnded,
+            kind: PodEventReason::ReservationEnded,
             text: format!(
-                "The room held for the pod on {} is given up: {because}.",
+                "Released the reservation on node {}: {because}.",
                 reservation_status.reservation.node
             ),
         });
@@ -336,7 +336,7 @@ impl Planner {
     /// Records that a pod that was to be evicted stays.
     pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
         let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
-        let change = StatusChange::eviction(EvictionCondition::CalledOff);
+        let change = StatusChange::eviction(EvictionCondition::Cancelled);
         self.writes.add(uid.clone(), async move {
             // If it fails, the condition shows an eviction that did not happen; the pod keeps running.
             let _ = control_plane.write_status(&key, &uid, &change).await;

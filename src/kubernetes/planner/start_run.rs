@@ -6,7 +6,7 @@ use super::outcome::WriteOutcome;
 use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
@@ -123,17 +123,16 @@ impl Planner {
             let reservation_status = self.service.ledger().reservation_of(&uid);
             return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
         }
-        let gpus = reservation.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
-        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", reservation.victims.len());
+        let text = reserved_text(&reservation);
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: PodEventReason::RoomHeld,
+            kind: PodEventReason::Reserved,
             text,
         });
         let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::MakingRoom { node: reservation.node });
+            change.plan = Some(PlanState::Preempting { node: reservation.node });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.is_writing = true;
@@ -163,7 +162,7 @@ impl Planner {
         }
         if self.writes.are_too_many() {
             drop(ledger);
-            return self.put_off("wake");
+            return self.put_off("requeue");
         }
         ledger.note_woken(&uid);
         drop(ledger);

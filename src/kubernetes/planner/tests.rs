@@ -101,7 +101,7 @@ fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
     let devices = [crate::ids::GpuUuid::from_index(0)];
     let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
-    json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }])
+    json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }])
 }
 
 fn uid(name: &str) -> PodUid {
@@ -187,7 +187,7 @@ async fn a_hold_that_cannot_be_written_evicts_nobody() {
     *bench.recorder.deaf.lock() = true;
     assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
     assert_eq!(bench.service.ledger().totals().reservations, 0);
-    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
+    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageReservationEnded"]);
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn another_replica_goes_on_where_the_last_one_stopped() {
         "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-job"], "deadline": deadline,
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
     bench.pass(4);
@@ -251,7 +251,7 @@ async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
         "deadline": "2999-01-01T00:00:00Z",
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     bench.pass(0);
     assert_eq!(bench.tick().await, ["greedy: end hold"]);
@@ -307,7 +307,7 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
         "deadline": "2999-01-01T00:00:00Z",
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     assert_eq!(bench.service.ledger().totals().reservations, 1);
     bench.pass(2 * 3600);
@@ -425,7 +425,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
         "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
     });
     late["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.show(late);
     assert_eq!(bench.service.ledger().totals().reservations, 0);
     for _ in 0..3 {

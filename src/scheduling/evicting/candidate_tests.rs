@@ -135,7 +135,7 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     bench.bound("leaves", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
     bench.bound("stays", "b", observed());
     assert_eq!(bench.group_victims(), three("", "", "leaves"));
-    assert_eq!(bench.why("leaves"), Some(KeepReason::Leaving));
+    assert_eq!(bench.why("leaves"), Some(KeepReason::Deleting));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
@@ -144,7 +144,7 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
-    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimStays));
+    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn what_protects_a_pod_is_said_and_keeps_it() {
     bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
     assert_eq!(
         bench.reserve(&set, set.all_victims()),
-        Err(AssumeConflict::VictimStays),
+        Err(AssumeConflict::VictimProtected),
         "the hold looks again"
     );
 }
@@ -190,7 +190,7 @@ fn who_may_not_preempt_asks_nobody_to_leave() {
         victims: Arc::from([uid("x")]),
         deadline: NOW,
     };
-    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimStays));
+    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_group_leaves_whole_or_not_at_all() {
     assert_eq!(bench.group_victims(), three("g-1", "g-2", ""));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.eviction_cost.victims, 2);
-    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimStays), "half of it");
+    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimProtected), "half of it");
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
     // Both are spoken for, on either node.
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
@@ -217,7 +217,7 @@ fn a_group_leaves_whole_or_not_at_all() {
     }
     assert_eq!(
         bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
-        Some(KeepReason::SpokenFor)
+        Some(KeepReason::VictimOfAnother)
     );
 }
 

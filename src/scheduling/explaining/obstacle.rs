@@ -17,7 +17,7 @@ pub enum Obstacle {
     /// A process cannot span MIG slices, and the pod wants several GPUs.
     Slice,
     /// Too small even if it were empty.
-    TooSmall { needs_bytes: Bytes, capacity_bytes: Bytes, short_bytes: Bytes },
+    TooSmall { needs_bytes: Bytes, allocatable_bytes: Bytes, short_bytes: Bytes },
     /// Too little is free.
     Short { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
     /// A resident pod has the GPU exclusively.
@@ -63,10 +63,10 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
 }
 
 fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
-    let (needs_bytes, free_bytes, capacity_bytes) = (demand.per_gpu, gpu.free(), gpu.capacity);
-    if needs_bytes > capacity_bytes {
-        let short_bytes = needs_bytes.minus(capacity_bytes);
-        return Some(Obstacle::TooSmall { needs_bytes, capacity_bytes, short_bytes });
+    let (needs_bytes, free_bytes, allocatable_bytes) = (demand.per_gpu, gpu.free(), gpu.capacity);
+    if needs_bytes > allocatable_bytes {
+        let short_bytes = needs_bytes.minus(allocatable_bytes);
+        return Some(Obstacle::TooSmall { needs_bytes, allocatable_bytes, short_bytes });
     }
     let short_bytes = needs_bytes.minus(free_bytes);
     (needs_bytes > free_bytes).then_some(Obstacle::Short { needs_bytes, free_bytes, short_bytes })
@@ -74,7 +74,7 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
 
 fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
     let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
-    let names = || gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered);
+    let names = || gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved);
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
@@ -122,21 +122,21 @@ impl fmt::Display for Obstacle {
             Self::Unhealthy { health: Health::Lost } => write!(f, "it is lost"),
             Self::Unhealthy { .. } => write!(f, "it is draining and takes no more pods"),
             Self::Slice => write!(f, "it is a MIG slice, and a pod over several GPUs gets whole ones"),
-            Self::TooSmall { needs_bytes, capacity_bytes, short_bytes } => write!(
+            Self::TooSmall { needs_bytes, allocatable_bytes, short_bytes } => write!(
                 f,
-                "needs {needs_bytes}, and it can promise {capacity_bytes} even if it is empty: {short_bytes} too small"
+                "needs {needs_bytes}, and it has {allocatable_bytes} allocatable even if it is empty: {short_bytes} too small"
             ),
             Self::Short { needs_bytes, free_bytes, short_bytes } => {
                 write!(f, "needs {needs_bytes}, {free_bytes} free: {short_bytes} short")
             }
-            Self::TakenWhole { by } => write!(f, "{} it to itself", have(by)),
+            Self::TakenWhole { by } => write!(f, "{} it exclusively", have(by)),
             Self::NotEmpty { by } => {
-                write!(f, "the pod wants it to itself, and {} something on it", have(by))
+                write!(f, "the pod requests it exclusively, and {} VRAM on it", have(by))
             }
             Self::EngineStarting { by, opens_in_millis } => {
                 write!(f, "{} an engine that is starting there", have(by))?;
                 match opens_in_millis {
-                    Some(opens_in) => write!(f, "; its gate opens in at most {}", length(*opens_in)),
+                    Some(opens_in) => write!(f, "; its start gate opens in at most {}", length(*opens_in)),
                     None => Ok(()),
                 }
             }
@@ -155,7 +155,7 @@ impl fmt::Display for Obstacle {
 /// The greatest number of pods that a sentence names.
 const NAMED: usize = 3;
 
-/// `a, b and 2 more have`; "someone", if the ledger does not know the pods.
+/// `a, b and 2 more have`; "another pod", if the ledger does not know the pods.
 fn have(names: &[String]) -> String {
     let verb = if names.len() > 1 { "have" } else { "has" };
     format!("{} {verb}", list(names))
@@ -163,7 +163,7 @@ fn have(names: &[String]) -> String {
 
 pub fn list(names: &[String]) -> String {
     match names {
-        [] => "someone".into(),
+        [] => "another pod".into(),
         [one] => one.clone(),
         _ if names.len() > NAMED => {
             format!("{} and {} more", names[..NAMED].join(", "), names.len() - NAMED)

@@ -174,8 +174,8 @@ proptest! {
                 let can_take = usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
                 prop_assert_eq!(gpu.obstacles.is_empty(), can_take, "{:?}", gpu);
                 prop_assert_eq!(gpu.chosen, verdict.is_ok_and(|gpus| gpus.contains(place)));
-                let left = gpu.total_bytes.minus(gpu.reserved_bytes).minus(gpu.headroom_bytes);
-                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.promised_bytes).minus(gpu.unaccounted_bytes));
+                let left = gpu.total_bytes.minus(gpu.driver_reserved_bytes).minus(gpu.headroom_bytes);
+                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.allocated_bytes).minus(gpu.unaccounted_bytes));
                 let named = |obstacle: &Obstacle| match obstacle {
                     Obstacle::TakenWhole { by } | Obstacle::NotEmpty { by } | Obstacle::EngineStarting { by, .. } => !by.is_empty(),
                     _ => true,

@@ -186,7 +186,7 @@ fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
     assert!(!score.contended);
-    assert_eq!(explanation.nodes[0].gpus[0].offered_bytes, Bytes::ZERO);
+    assert_eq!(explanation.nodes[0].gpus[0].soft_reserved_bytes, Bytes::ZERO);
     assert!(matches!(changes(&explanation)[..], [RemedyChange::NotBound { tries: 0, .. }]));
 }
 
@@ -204,8 +204,8 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
     };
     world.ledger.reserve(&uid, reservation).unwrap();
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
-    assert_eq!(explanation.verdict, PodVerdict::Holding);
-    let PodStage::Holding { victims, victims_left: 1, .. } = &explanation.place else { panic!() };
+    assert_eq!(explanation.verdict, PodVerdict::Reserved);
+    let PodStage::Reserved { victims, victims_left: 1, .. } = &explanation.stage else { panic!() };
     assert_eq!(victims[..], ["team/job".to_owned()]);
     world.ledger.release(&job.uid());
     world.report("a", &[], &[]);
@@ -257,7 +257,7 @@ fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
     assert_eq!(explanation.nodes.len(), 11);
     let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
     // The nearest node to fitting stands for all.
-    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
+    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("insufficient-vram", 13, "n12"));
     assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
     assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
     let unknown = world.explained(&wanted, &ShownNodes::Node(name("x")));

@@ -59,7 +59,7 @@ pub enum PodWarning {
     /// Its checkpoint's time cannot be read; it counts as never having saved its work.
     CheckpointUnreadable,
     /// Its checkpoint's time is still to come; it counts as having saved its work just now.
-    CheckpointAhead,
+    CheckpointInFuture,
 }
 
 impl Ledger {
@@ -399,7 +399,7 @@ impl Ledger {
 fn warning_of(stamp: CheckpointAge) -> PodWarning {
     match stamp {
         CheckpointAge::Unreadable => PodWarning::CheckpointUnreadable,
-        stamp if stamp.is_ahead() => PodWarning::CheckpointAhead,
+        stamp if stamp.is_ahead() => PodWarning::CheckpointInFuture,
         _ => PodWarning::Nothing,
     }
 }

@@ -223,9 +223,9 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
-    assert_eq!(says(&mut ledger), Some(Misfit::Miscut), "whole GPUs");
+    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch), "whole GPUs");
     ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
-    assert_eq!(says(&mut ledger), Some(Misfit::Miscut));
+    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
     ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
     assert_eq!(says(&mut ledger), None);
 }
@@ -337,9 +337,9 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     let plugins = Pool { allocator: NodeKind::DevicePlugin, ..Pool::named("plugins") };
     assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
     let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
-    assert_eq!(taken_under(pool(cut)), Some(Misfit::Miscut));
+    assert_eq!(taken_under(pool(cut)), Some(Misfit::MigLayoutMismatch));
     assert_eq!(taken_under(limited(20)), None);
-    assert_eq!(taken_under(limited(19)), Some(Misfit::BeyondLimitHere { left: limit(19) }));
+    assert_eq!(taken_under(limited(19)), Some(Misfit::TenantLimitOnNode { left: limit(19) }));
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     wait(&mut ledger, "pod", shared.clone());
     reserve(&mut ledger, "pod").unwrap();
     wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
-    let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
+    let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
 }
 
@@ -376,7 +376,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
     let reservation = Reservation { node: name("n"), devices, victims, deadline };
-    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimStays));
+    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]

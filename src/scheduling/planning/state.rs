@@ -99,7 +99,7 @@ impl<'a> PlanningState<'a> {
             return false;
         }
         let kind = DemandKey::of(pod, self.kube_filters);
-        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
+        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
         let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
         let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
         is_full && (reach == PlanReach::Free || is_hopeless())
@@ -111,7 +111,7 @@ impl<'a> PlanningState<'a> {
         match (pod.demand.asks_plugin(), group) {
             // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
-                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::ByPlugin }]);
+                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::DevicePlugin }]);
             }
             (true, _) => return PodResult::Done(self.devices(pod).into_iter().collect()),
             (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
@@ -128,7 +128,7 @@ impl<'a> PlanningState<'a> {
         let step = match placed {
             Ok(place) => PlanStep::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
-            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
+            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unjudged(pod, &kind) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
             }
@@ -323,10 +323,10 @@ impl<'a> PlanningState<'a> {
         let ranking = self.ranking(kind, &snapshot);
         match (ranking.first_full(), ranking.first_unjudged()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
-                WaitReason::BeyondLimit { vram: pod.demand.vram() }
+                WaitReason::TenantLimit { vram: pod.demand.vram() }
             }
-            (Some(nearest), _) => WaitReason::NoRoom { nodes: ranking.count_full(), nearest },
-            (None, Some(unjudged)) => WaitReason::CannotJudge(unjudged),
+            (Some(nearest), _) => WaitReason::InsufficientVram { nodes: ranking.count_full(), nearest },
+            (None, Some(unjudged)) => WaitReason::UnsupportedFilter(unjudged),
             (None, None) => WaitReason::NoNode,
         }
     }

@@ -20,7 +20,7 @@ async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_even
     }
     bench.pass(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);
-    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageEvictionLimit"]);
+    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageEvictionLimit"]);
     assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
     bench.pass(65);
     let written = bench.tick().await;

@@ -191,7 +191,7 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
-    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::HoldOverBound);
+    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::ReservationOverBound);
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl LiftedObstacle {
             }
             Self::Crowd => RemedyChange::Empty {
                 gpu_candidate,
-                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered),
+                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved),
                 nodes,
             },
         })
@@ -210,8 +210,9 @@ fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNod
     let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
     let engines = |place: usize| {
         let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
-        gpu_occupants
-            .named(|gpu_occupant| gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::Offered)
+        gpu_occupants.named(|gpu_occupant| {
+            gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::SoftlyReserved
+        })
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
     let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
@@ -254,7 +255,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
 
 /// Nodes without a report, or without one that is recent enough for the policy.
 fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
-    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
+    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport);
     let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
     let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
     let first = &facts.snapshot.nodes()[*all.iter().min()?];

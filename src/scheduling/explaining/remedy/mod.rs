@@ -146,7 +146,7 @@ pub fn remedies(
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
         PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
         PodVerdict::Fits => ruled_out(node_states, facts, outline),
-        PodVerdict::Holding => victims_leave(facts).into_iter().collect(),
+        PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
         PodVerdict::DoesNotFit => changes(node_states, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));

@@ -6,7 +6,7 @@ use crate::scheduling::explaining::units::{amount, gpu_list, length, quantity};
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Millis, Percent};
+use crate::units::{Millis, Percent, plural};
 use std::fmt;
 
 impl fmt::Display for GpuCandidate {
@@ -48,45 +48,51 @@ impl fmt::Display for RemedyChange {
     }
 }
 
-const DESCRIBE: &str = "the scheduler's own words are under Events in `kubectl describe pod`";
+const DESCRIBE: &str = "kube-scheduler's own reasons are under Events in `kubectl describe pod`";
+
+fn times(count: u32) -> String {
+    plural(count, "time")
+}
 
 impl RemedyChange {
     fn say_next_step(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAsked => write!(
                 f,
-                "it fits, and the scheduler has not asked: look whether spec.schedulerName is the profile with Stowage's \
-                 extender, whether scheduling gates stand, and whether a volume or quota is awaited; {DESCRIBE}"
+                "it fits, and kube-scheduler has not asked: check that spec.schedulerName is the profile with Stowage's \
+                 extender, and look for scheduling gates, unbound volumes and quotas; {DESCRIBE}"
             ),
             Self::NotBound { node, tries: 0 } => {
-                write!(f, "it was offered {node} a moment ago, and its Binding should follow")
+                write!(f, "kube-scheduler was offered {node} a moment ago; the Binding should follow")
             }
             Self::NotBound { node, tries } => write!(
                 f,
-                "it was offered nodes ({node} first) and came back unbound {tries} time(s): another plugin refuses them, by \
-                 taints, affinity, CPU, memory or volumes; {DESCRIBE}"
+                "kube-scheduler was offered nodes ({node} first) and did not bind the pod {}: another plugin rejects them, for \
+                 taints, affinity, CPU, memory or volumes; {DESCRIBE}",
+                times(*tries)
             ),
             Self::AskAgain { woken: 0, ago_millis } => write!(
                 f,
-                "it was refused {} ago and fits now: it is woken within seconds, and the scheduler asks again",
+                "it was rejected {} ago and fits now: it is requeued within seconds, and kube-scheduler asks again",
                 length(*ago_millis)
             ),
             Self::AskAgain { woken, ago_millis } => write!(
                 f,
-                "it fits now and was woken {woken} time(s), last {} ago, but the scheduler has not asked: something that \
-                 Stowage does not see keeps it back; {DESCRIBE}",
+                "it fits now and was requeued {}, last {} ago, but kube-scheduler has not asked: something that Stowage \
+                 does not see holds it back; {DESCRIBE}",
+                times(*woken),
                 length(*ago_millis)
             ),
             Self::RuledOut { node, nodes } => write!(
                 f,
-                "it fits on {node}{}, and the scheduler does not ask about it: another plugin rules it out, by taints, \
+                "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, \
                  affinity, CPU, memory or volumes; {DESCRIBE}",
                 others(*nodes)
             ),
             Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
                 f,
-                "wait: {left} of {} victim(s) ({}) have not left {node} yet; its room is held for {} more",
-                victims.len(),
+                "wait: {left} of {} ({}) on {node} have not terminated yet; the reservation lasts for {} more",
+                plural(victims.len(), "victim"),
                 list(victims),
                 length(*deadline_in_millis)
             ),
@@ -98,7 +104,7 @@ impl RemedyChange {
         match self {
             Self::AskLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
                 f,
-                "ask for {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
+                "request {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
                 quantity(*vram_bytes),
                 quantity(*instead_of_bytes),
                 fits(gpu_candidate)
@@ -128,20 +134,20 @@ impl RemedyChange {
             Self::RaiseLimit { gpu_candidate, tenant, by } => write!(
                 f,
                 "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have \
-                 ended: {gpu_candidate} {} then",
+                 terminated: {gpu_candidate} {} then",
                 amount(*by, "nothing"),
                 fits(gpu_candidate)
             ),
             Self::AdmitClass { gpu_candidate, class, pool, nodes } => write!(
                 f,
-                "let {} take class {class} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
+                "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
                 fits(gpu_candidate),
                 others(*nodes)
             ),
             Self::Recut { gpu_candidate, pool, nodes } => write!(
                 f,
-                "cut the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
+                "partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
                 gpu_candidate.node,
                 pool_name(pool.as_deref()),
                 gpu_list(&gpu_candidate.gpus),
@@ -151,7 +157,7 @@ impl RemedyChange {
             Self::ShareClasses { gpu_candidate, class, by, nodes } => write!(
                 f,
                 "let class {class} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until \
-                 they have ended: {gpu_candidate} {} then{}",
+                 those pods have terminated: {gpu_candidate} {} then{}",
                 list(by),
                 fits(gpu_candidate),
                 others(*nodes)
@@ -210,19 +216,19 @@ impl RemedyChange {
             Self::FewerDevices { gpu_candidate, resource, devices, instead_of } => {
                 write!(
                     f,
-                    "ask for {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
+                    "request {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
                 )
             }
             Self::FreeDevices { gpu_candidate, resource, missing } => write!(
                 f,
-                "wait until {missing} more of {resource} is free on {gpu_candidate}; the scheduler evicts for it what priorities and \
-                 the policy let it"
+                "wait until {missing} more of {resource} is free on {gpu_candidate}; kube-scheduler preempts pods for it as far as \
+                 priorities and the policy allow"
             ),
             Self::NoNodeWithDevices { resource, asked, most, node } => {
                 write!(f, "waiting will not help: no node's device plugin offers {asked} of {resource}")?;
                 match node {
                     Some(node) => write!(f, "; {node} offers most, {most}"),
-                    None => write!(f, "; is the plugin running, and the resource's name right?"),
+                    None => write!(f, "; check that the plugin is running and the resource's name is right"),
                 }
             }
             _ => Ok(()),
@@ -235,29 +241,29 @@ impl RemedyChange {
                 let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
                 write!(
                     f,
-                    "waiting will not help: no GPU of this cluster can promise {needs_bytes}; the largest ({node}{model}) can \
-                     promise {largest_bytes}"
+                    "waiting will not help: no GPU of this cluster can allocate {needs_bytes}; the largest ({node}{model}) can \
+                     allocate {largest_bytes}"
                 )
             }
             Self::StartAgent { node, nodes, freshness: Freshness::Unreported } => write!(
                 f,
-                "start the agent on {node}: nobody has seen its GPUs; what fits there is known as soon as it reports{}",
+                "start the agent on {node}: its GPUs are unknown until it reports{}",
                 others(*nodes)
             ),
             Self::StartAgent { node, nodes, .. } => write!(
                 f,
-                "look after the agent on {node}: its last report shows no GPU that can be used, or is too old for the \
+                "check the agent on {node}: its last report shows no GPU that can be used, or is too old for the \
                  policy{}",
                 others(*nodes)
             ),
             Self::Heal { gpu_candidate, health, nodes } => write!(
                 f,
-                "{gpu_candidate} {}; in order again, {} the pod{}",
+                "{gpu_candidate} {}; once healthy, {} the pod{}",
                 match health {
                     Health::Lost => "is lost",
                     Health::Draining | Health::Healthy => "is draining",
                 },
-                if gpu_candidate.gpus.len() > 1 { "they hold" } else { "it holds" },
+                if gpu_candidate.gpus.len() > 1 { "they fit" } else { "it fits" },
                 others(*nodes)
             ),
             // A device plugin hands out whole devices, whatever their memory.
@@ -291,19 +297,22 @@ fn say_preempt(
         PreemptionNeeds::Nothing => {
             write!(
                 f,
-                "{names} could leave {gpu_candidate} for it: the scheduler sees to that when it next asks"
+                "{names} could be evicted from {gpu_candidate} for it: kube-scheduler preempts when it next asks"
             )
         }
         PreemptionNeeds::Allowance(limit) => {
-            write!(f, "{names} could leave {gpu_candidate} for it, but {limit}")
+            write!(f, "{names} could be evicted from {gpu_candidate} for it, but {limit}")
         }
         PreemptionNeeds::PreemptionPolicy => {
-            write!(f, "{names} could leave {gpu_candidate} for it, were its preemptionPolicy not Never")
+            write!(
+                f,
+                "{names} could be evicted from {gpu_candidate} for it if its preemptionPolicy were not Never"
+            )
         }
         PreemptionNeeds::Priority(least) => {
             write!(
                 f,
-                "{names} could leave {gpu_candidate} for it, had it a PriorityClass of priority {least} or more"
+                "{names} could be evicted from {gpu_candidate} for it if its priority were {least} or more"
             )
         }
     }
