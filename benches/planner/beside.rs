@@ -68,7 +68,7 @@ pub fn time_filter_beside_planner() {
             (0..GATED).for_each(|n| forget(&service, n));
         }
     }
-    let runs = service.metrics.planner.runs.with_label_values(&["cut-short"]).get()
+    let runs = service.metrics.planner.runs.with_label_values(&["limited"]).get()
         + service.metrics.planner.runs.with_label_values(&["complete"]).get();
     let longest = service.metrics.planner.run_seconds.get_sample_sum() / runs.max(1) as f64;
     println!(

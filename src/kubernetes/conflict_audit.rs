@@ -230,7 +230,7 @@ fn log(look: &AuditRound) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
     if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
-        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_conflicts");
+        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_gpu_conflicts");
     }
     for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");

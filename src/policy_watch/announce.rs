@@ -38,7 +38,7 @@ impl Announcer {
             PodEventReason::PolicyApplied,
             format!("Policy {digest} replaces policy {}.", before.digest),
         );
-        self.good("in-force", warnings);
+        self.good("applied", warnings);
     }
 
     /// The files changed, and their meaning did not.
@@ -65,7 +65,7 @@ impl Announcer {
             problems: problems.whole.as_str().into(),
         }));
         self.service.metrics.policy.refused.set(1);
-        self.count("refused");
+        self.count("rejected");
     }
 
     /// The files have the current policy's content.

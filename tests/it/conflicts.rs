@@ -65,7 +65,7 @@ impl AuditedReplica {
 
     fn gauge(&self, kind: &str) -> Option<String> {
         let text = self.service.metrics.render();
-        let name = format!("stowage_conflicts{{kind=\"{kind}\"}} ");
+        let name = format!("stowage_gpu_conflicts{{kind=\"{kind}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
     }
 

@@ -126,7 +126,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     assert_eq!(pods.len(), 8, "seven fillers and the serving pod");
     no_gpu_is_promised_twice(&pods, &nodes);
     eventually("nothing is held any more", async || {
-        (world.count("stowage_ledger_pods", "holding").await == 0).then_some(())
+        (world.count("stowage_ledger_pods", "reserved").await == 0).then_some(())
     })
     .await;
 }

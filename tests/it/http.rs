@@ -343,7 +343,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
         assert!(notice.text.contains("charged on GPU-node-b-0 of node-b"), "{}", notice.text);
     }
     assert_eq!(served.books(), books);
-    assert_eq!(served.metric("stowage_pod_remarks_total{remark=\"devices-edited\"}"), 1);
+    assert_eq!(served.metric("stowage_pod_warnings_total{warning=\"devices-edited\"}"), 1);
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);

@@ -117,7 +117,7 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
         "no-gpus",
         "unknown-node",
     ] {
-        assert!(served.metric(&format!("stowage_refusals_total{{code=\"{code}\"}}")) > 0, "{code}");
+        assert!(served.metric(&format!("stowage_nodes_rejected_total{{code=\"{code}\"}}")) > 0, "{code}");
     }
 }
 

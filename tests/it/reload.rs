@@ -237,8 +237,8 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
             progress.in_force.store(change, Ordering::SeqCst);
         }
     });
-    eventually("each is counted", || reloading.reloads("in-force") == CHANGES as u64);
-    assert_eq!(reloading.reloads("refused"), 0);
+    eventually("each is counted", || reloading.reloads("applied") == CHANGES as u64);
+    assert_eq!(reloading.reloads("rejected"), 0);
     let orders = reloading.served.control_plane.orders.lock();
     assert!(orders.len() > 10, "{} were bound", orders.len());
     for (order, _) in orders.iter() {
@@ -329,7 +329,7 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
     fs::remove_dir_all(reloading.policies().join("..2026_01")).unwrap();
     reloading.until_in_force(digest_of(&one_sided("b")));
     assert_eq!(passed(), "b");
-    assert_eq!(reloading.reloads("refused"), 0, "nothing of it was seen half done");
+    assert_eq!(reloading.reloads("rejected"), 0, "nothing of it was seen half done");
 }
 
 #[test]
@@ -352,9 +352,9 @@ fn bomb() -> String {
 /// Breaks the policy in one way, and looks at all that must be so.
 fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
     let good = reloading.served.service.ledger().policy().clone();
-    let (refused, told) = (reloading.reloads("refused"), reloading.told().len());
+    let (refused, told) = (reloading.reloads("rejected"), reloading.told().len());
     spoil();
-    eventually(what, || reloading.reloads("refused") == refused + 1);
+    eventually(what, || reloading.reloads("rejected") == refused + 1);
     let ready = reloading.readyz();
     let lines: Vec<&str> = ready.text().lines().collect();
     assert_eq!((ready.status, lines.len(), lines[0]), (200, 2, "ok"), "{what}: {lines:?}");
@@ -364,7 +364,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     }
     assert_eq!(*reloading.served.service.ledger().policy(), good, "{what}");
     assert!(reloading.is_in_force(good.digest), "{what}");
-    assert_eq!(reloading.served.metric("stowage_policy_refused"), 1);
+    assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
     let said = reloading.told();
     let (kind, text) = &said[said.len() - 1];
     assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRejected), "{what}: it is said once");
@@ -396,10 +396,10 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     });
     fs::rename(&away, &policies).unwrap();
     reloading.write(&one_sided("b"));
-    eventually("the policy is in force", || reloading.reloads("in-force") == 1);
+    eventually("the policy is in force", || reloading.reloads("applied") == 1);
     assert!(reloading.is_in_force(digest_of(&one_sided("b"))));
     assert_eq!(reloading.readyz().text(), "ok\n");
-    assert_eq!(reloading.served.metric("stowage_policy_refused"), 0);
+    assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 0);
     let (kind, text) = reloading.told().pop().unwrap();
     assert_eq!(kind, PodEventReason::PolicyApplied);
     for side in SIDES {
@@ -485,7 +485,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
         assert!(ready.text().contains(part), "{}", ready.text());
     }
     assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
-    assert!(client.get("/metrics").text().contains("stowage_policy_refused 1"));
+    assert!(client.get("/metrics").text().contains("stowage_policy_reload_failed 1"));
     // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
     running.line_with("another policy is in force");

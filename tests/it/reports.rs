@@ -152,7 +152,7 @@ fn a_report_without_gpus_keeps_the_known_gpus() {
     assert_eq!(served.report(blind).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(served.books(), books);
     for part in ["gpus", "owners"] {
-        assert_eq!(served.metric(&format!("stowage_agent_missing_total{{part=\"{part}\"}}")), 1);
+        assert_eq!(served.metric(&format!("stowage_agent_missing_parts_total{{part=\"{part}\"}}")), 1);
     }
     let foreign_pod = with(report("node-z", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;

@@ -42,7 +42,7 @@ fn cluster(nodes: &[(&str, u32)]) -> ServedCluster {
 
 impl Served {
     fn shadow(&self, verb: &str, outcome: &str) -> u64 {
-        self.metric(&format!("stowage_shadow_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
+        self.metric(&format!("stowage_shadow_decisions_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
     }
 
     /// Verb, outcome, what would have been and what was, in order.

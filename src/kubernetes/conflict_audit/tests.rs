@@ -85,7 +85,7 @@ async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_sta
     bench.show("b", "Pending");
     bench.looks(5).await;
     let text = bench.audit.service.metrics.render();
-    assert!(text.contains("stowage_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
+    assert!(text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
     assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
     bench.lead();
     bench.looks(1).await;

@@ -86,8 +86,8 @@ impl Planner {
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
         let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
         let outcome = match planned {
-            None => "given-up",
-            Some(_) if left_over > 0 => "cut-short",
+            None => "cancelled",
+            Some(_) if left_over > 0 => "limited",
             Some(_) => "complete",
         };
         metrics.runs.with_label_values(&[outcome]).inc();

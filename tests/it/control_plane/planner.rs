@@ -143,7 +143,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     };
     assert_eq!((calls(&world, "filter").await, calls(&world, "prioritize").await), (32, 0));
     let written = async |world: &RealControlPlane, kind: &str| {
-        world.count("stowage_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
+        world.count("stowage_api_server_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
     };
     for kind in ["nomination", "gate"] {
         // They are counted when their answers are in.

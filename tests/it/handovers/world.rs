@@ -179,7 +179,7 @@ impl HandoverCluster {
         let twice = promised_twice(&self.api.list("pods"));
         let audits = self
             .acting()
-            .map(|host| audit(self.replicas[host].as_ref().expect("it acts"), "stowage_conflicts"));
+            .map(|host| audit(self.replicas[host].as_ref().expect("it acts"), "stowage_gpu_conflicts"));
         if self.broken.is_empty() && !twice.is_empty() && audits.is_none_or(|found| found == 0) {
             self.broken.push(format!("promised twice, and not reported: {twice:?}"));
         }
@@ -454,7 +454,7 @@ impl HandoverCluster {
     // ---- what is seen ----
 
     fn note_audit(&mut self, replica: &RacingReplica) {
-        let found = audit(replica, "stowage_conflicts_found_total");
+        let found = audit(replica, "stowage_gpu_conflicts_detected_total");
         if !self.proxy && found > 0 {
             self.broken.push(format!(
                 "{} reports {found} conflicts between bound pods that are none",
