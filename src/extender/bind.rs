@@ -188,7 +188,7 @@ impl BindTask {
         match self.extender.control_plane.read_pod(&self.key).await {
             Ok(record) if is_settled(record.as_ref(), &self.uid) => self.settle(record),
             outcome => {
-                warn!(pod = %self.key, ?outcome, "a conflict, and the pod does not show with whom");
+                warn!(pod = %self.key, ?outcome, "the Binding conflicts, and the pod shows no other node");
                 self.settle_later(order);
                 Err(Unbound::Unsettled)
             }

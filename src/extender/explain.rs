@@ -37,7 +37,7 @@ enum ExplainError {
     Pod(String),
     #[error("node is {0:?}, which is no node's name")]
     Node(String),
-    #[error("the books are not complete yet: {0}")]
+    #[error("the ledger is not complete yet: {0}")]
     NotSynced(&'static str),
     #[error(
         "Stowage knows no pod {0}. Look whether it exists and has not ended (`kubectl -n {namespace} get pod {name}`), whether \

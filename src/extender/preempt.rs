@@ -104,7 +104,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
     }
     if !reserve(extender, &asking, &victims).await {
-        count("none", "not-held");
+        count("none", "not-reserved");
         leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
     }
@@ -113,7 +113,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "awaited");
         return Ok(PreemptionResult::default());
     }
-    count("held", "");
+    count("reserved", "");
     Ok(answer(others, &victims))
 }
 
@@ -302,7 +302,7 @@ fn reserve_in_ledger(
             Some((reservation, policy.digest))
         }
         Err(conflict) => {
-            info!(%conflict, "the room changed while its price was found");
+            info!(%conflict, "the node changed during the search for victims");
             None
         }
     }

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tracing::info;
 
 /// The rejection of a pod that requests VRAM. The same text each time.
-pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and hands out no stowage.dev/vram";
+pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and allocates no stowage.dev/vram";
 
 /// Maximum records. A pod leaves three or four: enough for the last few hundred pods, in less than a megabyte.
 const KEPT: usize = 1000;
@@ -235,7 +235,7 @@ pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, e
         ExpectedNode::Node(first) if first == node => (ShadowOutcome::Same, first.to_string()),
         ExpectedNode::Node(first) => (ShadowOutcome::Different, first.to_string()),
         ExpectedNode::None => (ShadowOutcome::WouldRefuse, "no node".into()),
-        ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, "nobody asked".into()),
+        ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, "not asked".into()),
     };
     let subject = ShadowSubject { uid, key, verb: "bind", policy: expected.policy };
     record(extender, subject, outcome, would, node.to_string());

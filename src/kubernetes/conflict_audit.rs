@@ -191,9 +191,9 @@ impl ConflictAudit {
         let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
         if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             self.service.ledger().note_evicted(uid);
-            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
+            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
-            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "it is not evicted yet, though its GPU was promised twice");
+            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "not evicted yet, although its GPU was allocated twice");
         }
         let failures = self.tries.get(uid).map_or(0, |one| one.failures);
         let not_before = now + pause(failures);

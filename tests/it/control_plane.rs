@@ -143,7 +143,7 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
     world.stowage = Some(world.serve(
         "stowage",
         world.ports,
-        &["--lead-with", "always", "--write-deadline", "1s", "--agent-auth", "token"],
+        &["--lead-with", "always", "--write-deadline", "1s", "--agents-auth", "token"],
     ));
     let token_file = world.folder().join("token");
     let agents = format!("http://127.0.0.1:{}", world.ports.agents);

@@ -65,9 +65,9 @@ fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
     let (vram, gpu) = (pod("vram", "10Gi"), asks("gpu", GPU, 1));
     assert_eq!(served.passed(&vram, &nodes), ["stowage"]);
     assert_eq!(served.passed(&gpu, &nodes), ["plugin"]);
-    assert_eq!(refusals(&served, &vram, &["plugin"])["plugin"], "a device plugin hands out the node's GPUs");
-    assert_eq!(refusals(&served, &gpu, &["stowage"])["stowage"], "Stowage hands out the node's GPUs");
-    assert_eq!(served.bind(&gpu, "stowage"), "conflict: Stowage hands out the node's GPUs");
+    assert_eq!(refusals(&served, &vram, &["plugin"])["plugin"], "a device plugin allocates the node's GPUs");
+    assert_eq!(refusals(&served, &gpu, &["stowage"])["stowage"], "Stowage allocates the node's GPUs");
+    assert_eq!(served.bind(&gpu, "stowage"), "conflict: Stowage allocates the node's GPUs");
     assert!(!served.is_bound_to(&gpu, "stowage"));
 }
 

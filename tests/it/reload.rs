@@ -300,7 +300,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     assert_eq!(preempted(true), 0);
     assert!(served.entry(&urgent).unwrap().reservation().is_none());
     assert_eq!(
-        served.metric("stowage_answers_total{code=\"not-held\",outcome=\"none\",verb=\"preempt\"}"),
+        served.metric("stowage_answers_total{code=\"not-reserved\",outcome=\"none\",verb=\"preempt\"}"),
         1
     );
     assert_eq!(preempted(false), 1, "the next time it asks, the new policy answers");
@@ -358,7 +358,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     let ready = reloading.readyz();
     let lines: Vec<&str> = ready.text().lines().collect();
     assert_eq!((ready.status, lines.len(), lines[0]), (200, 2, "ok"), "{what}: {lines:?}");
-    assert!(lines[1].starts_with("policy: refused since 2"), "{lines:?}");
+    assert!(lines[1].starts_with("policy: files rejected since 2"), "{lines:?}");
     for said in [part, &good.digest.to_string()] {
         assert!(lines[1].contains(said), "{what}: {lines:?} does not say {said:?}");
     }
@@ -475,7 +475,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("policy.yaml"), "scorring: {shortlist: 8}\n").unwrap();
     let running = start(&folder, &[]);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     // With its diagnostics, each with its place.
     running.line_with("scorring");
     let mut client = Client::connect(running.operators);
@@ -488,7 +488,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     assert!(client.get("/metrics").text().contains("stowage_policy_reload_failed 1"));
     // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
-    running.line_with("another policy is in force");
+    running.line_with("policy applied");
     assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));
 }
 
@@ -501,14 +501,14 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     {
         let running = start(&folder, &kept);
         replace(&policy, &one_sided("b"));
-        running.line_with("another policy is in force");
+        running.line_with("policy applied");
         // The copy is on disk before that is said; a file that is refused changes nothing of it.
         replace(&policy, "");
-        running.line_with("the policy's files are refused");
+        running.line_with("policy files rejected");
     }
     let last_good = json!(digest_of(&one_sided("b")).to_string());
     let running = start(&folder, &kept);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     let ready = Client::connect(running.operators).get("/readyz");
     assert!(ready.text().contains("the file is empty (the last good policy decides)"), "{}", ready.text());
     assert_eq!(in_force(&running), last_good);
@@ -522,7 +522,7 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     fs::write(&copy, &whole[..whole.len() - 20]).unwrap();
     fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
     let running = start(&folder, &kept);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     let page = Client::connect(running.operators).get("/debug/policy").json();
     assert_eq!(page["policy"]["mode"], "shadow", "what was to be watched only is not enforced");
 }
@@ -534,7 +534,7 @@ fn a_service_logs_that_it_took_over_a_changed_file() {
     fs::write(&policy, one_sided("a")).unwrap();
     let running = RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
     replace(&policy, &one_sided("b"));
-    let line = running.line_with("another policy is in force");
+    let line = running.line_with("policy applied");
     for side in SIDES {
         assert!(line.contains(&digest_of(&one_sided(side)).to_string()), "{line}");
     }

@@ -140,8 +140,8 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
         ["bind", "same", "c", "c"],
         ["bind", "different", "c", "a"],
         ["bind", "would-refuse", "no node", "a"],
-        ["bind", "not-asked", "nobody asked", "b"],
-        ["bind", "not-asked", "nobody asked", "unheard-of"],
+        ["bind", "not-asked", "not asked", "b"],
+        ["bind", "not-asked", "not asked", "unheard-of"],
     ];
     assert_eq!(served.journal()[3..], expected);
     assert_eq!(served.bind(&same, "c"), "", "idempotent, and written down once");

@@ -162,7 +162,7 @@ impl Planner {
             .iter()
             .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
         {
-            let text = format!("pod {} would not have left in time any more", late.key);
+            let text = format!("pod {} would not have terminated in time", late.key);
             return self.call_off(reservation_status, &text);
         }
         let due: Vec<&RemainingVictim> = reservation_status

@@ -101,7 +101,7 @@ impl Planner {
         let took = ledger.now().since(began.at);
         places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
         if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
-            info!(pod = %place.key, %conflict, "the room changed while the plan was made");
+            info!(pod = %place.key, %conflict, "a node changed while the plan was made");
             return places.iter().for_each(|place| ledger.note_no_placement(&place.uid, began.generation));
         }
         places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims));
@@ -174,7 +174,7 @@ impl Planner {
         self.writes.add(uid.clone(), async move {
             // If it fails, the pod is tried again.
             if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
-                warn!(pod = %key, %error, "a pod was not told that there is room for it");
+                warn!(pod = %key, %error, "could not requeue a pod");
             }
             None
         });

@@ -254,10 +254,10 @@ pub enum AuthError {
     Invalid(String),
     #[error(
         "the token is for {actual:?}, and reports need one for audience {expected:?}: see the projected token in the \
-         agent's manifest, and --agent-audience"
+         agent's manifest, and --agents-audience"
     )]
     WrongAudience { expected: String, actual: Vec<String> },
-    #[error("the token is of {actual}, and reports come from {expected} (--agent-service-account)")]
+    #[error("the token is of {actual}, and reports come from {expected} (--agents-service-account)")]
     WrongAccount { expected: String, actual: String },
     #[error(
         "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer"

@@ -55,7 +55,7 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if let Some(range) = one.class.matches.priority.as_ref().filter(|range| range.is_empty()) {
         let message = format!("no priority is at least {} and at most {}", range.start(), range.end());
         found.push(
-            Diagnostic::error("nobody-matches", span(matches, &["priority"]), message)
+            Diagnostic::error("no-pod-matches", span(matches, &["priority"]), message)
                 .label(format!("no pod is ever of class `{}`", one.class.name))
                 .help("exchange the two"),
         );

@@ -54,7 +54,7 @@ fn shadow(policy: Written<'_>, file: &NodePool, entry: &YamlNode, found: &mut Ve
             Diagnostic::error(
                 "shadow-without-gpu",
                 span(entry, &["allocator"]),
-                "in shadow mode nobody hands out the GPUs of this pool, so its pods would get none",
+                "in shadow mode Stowage allocates no GPUs, so the pods of this pool would get none",
             )
             .other(policy.span(&["mode"]), "nothing is put into force")
             .help("try shadow mode on `device-plugin` nodes, or use `mode: enforce`"),

@@ -97,7 +97,7 @@ fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {
         let at = policy.span(&["preemption", "evictionsPerMinute", field]);
         if rate == 0 {
-            let message = "with no eviction a minute Stowage never makes room by itself";
+            let message = "with no eviction per minute Stowage never preempts by itself";
             found.push(
                 Diagnostic::warning("no-evictions", at, message)
                     .help("write 1 or more; to keep pods, say so of their class: `preemptible: false`"),

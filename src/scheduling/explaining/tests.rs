@@ -167,7 +167,9 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
         ExplainedCluster::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
     let high = pod("p", "60Gi");
     assert!(
-        explained(&mut world, &high).remedies[0].text.contains("could leave a GPU 0 for it: the scheduler")
+        explained(&mut world, &high).remedies[0]
+            .text
+            .contains("could be evicted from a GPU 0 for it: kube-scheduler")
     );
     world.ledger.note_ordered(&[job("two").uid()]);
     let text = explained(&mut world, &high).remedies[0].text.clone();

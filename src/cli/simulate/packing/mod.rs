@@ -162,7 +162,7 @@ impl PackingArgs {
         }
         if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
             bail!(
-                "no pod of {} has a qos that says it serves (LS, Guaranteed), so nobody would be evicted; leave --preempt-best-effort out",
+                "no pod of {} has a qos that says it serves (LS, Guaranteed), so no pod would be evicted; leave --preempt-best-effort out",
                 source.variant
             );
         }

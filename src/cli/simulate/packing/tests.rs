@@ -180,7 +180,7 @@ fn a_bad_trace_is_told_with_file_line_and_way_out() {
     let cases = [
         (PODS.replace("num_gpu,", "gpus,"), "line 1: there is no column \"num_gpu\""),
         (PODS.replace("460", "-460"), "line 2: gpu_milli is -460, less than nothing; write 0 or more"),
-        (PODS.replace("2,1000", "16,1000"), "line 3: pod p1 wants 16 GPU(s)"),
+        (PODS.replace("2,1000", "16,1000"), "line 3: pod p1 wants 16 GPUs"),
         (String::new(), "is empty; it should begin with a line of column names"),
     ];
     for (pods, said) in cases {

@@ -29,9 +29,9 @@ async fn a_group_is_told_when_the_reason_is_another_and_no_more_than_twice_a_min
     assert_eq!(bench.tick().await, ["a: waits: not all pods of its group are there"]);
     bench.show(member("b", 50, "pair", 2));
     bench.pass(5);
-    assert_eq!(bench.tick().await, ["b: waits: there is no room for all of its group"]);
+    assert_eq!(bench.tick().await, ["b: waits: not all pods of its group can be placed"]);
     bench.pass(26);
-    assert_eq!(bench.tick().await, ["a: waits: there is no room for all of its group"]);
+    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group can be placed"]);
 }
 
 #[tokio::test]
