@@ -40,7 +40,7 @@ pub enum ShadowOutcome {
     /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
     Different,
     /// It would have rejected every node.
-    WouldRefuse,
+    WouldReject,
     /// It would have ranked the nodes; kube-scheduler ranked them itself.
     WouldRank,
     /// Of the nodes to preempt on it would have kept one.
@@ -57,7 +57,7 @@ impl ShadowOutcome {
         match self {
             Self::Same => "same",
             Self::Different => "different",
-            Self::WouldRefuse => "would-refuse",
+            Self::WouldReject => "would-reject",
             Self::WouldRank => "would-rank",
             Self::WouldNarrow => "would-narrow",
             Self::WouldNotPreempt => "would-not-preempt",
@@ -134,7 +134,7 @@ pub fn filter<'a>(
     }
     note_in_ledger(extender, nodes, decision);
     let outcome = match (list.best.is_empty(), list.refused.is_empty()) {
-        (true, _) => ShadowOutcome::WouldRefuse,
+        (true, _) => ShadowOutcome::WouldReject,
         (_, true) => ShadowOutcome::Same,
         _ => ShadowOutcome::Different,
     };
@@ -156,14 +156,14 @@ pub fn filter_unclear<'a>(
     VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting: ObservedWaiting::default() }
         .enter(&mut extender.service.ledger());
     let subject = ShadowSubject { uid, key, verb: "filter", policy };
-    record(extender, subject, ShadowOutcome::WouldRefuse, error.to_string(), passed_on(nodes));
+    record(extender, subject, ShadowOutcome::WouldReject, error.to_string(), passed_on(nodes));
     Some(pass_all(nodes))
 }
 
 /// Records how the nodes would have been ranked.
 pub fn prioritize(extender: &Extender, decision: &FilterDecision) {
     let FilterDecision { asking, view, list } = decision;
-    let outcome = if list.best.is_empty() { ShadowOutcome::WouldRefuse } else { ShadowOutcome::WouldRank };
+    let outcome = if list.best.is_empty() { ShadowOutcome::WouldReject } else { ShadowOutcome::WouldRank };
     let subject = of(asking, "prioritize", view.policy.digest);
     record(extender, subject, outcome, placed(&view.snapshot, list), "all nodes scored 0".into());
 }
@@ -234,7 +234,7 @@ pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, e
     let (outcome, would) = match &expected.first {
         ExpectedNode::Node(first) if first == node => (ShadowOutcome::Same, first.to_string()),
         ExpectedNode::Node(first) => (ShadowOutcome::Different, first.to_string()),
-        ExpectedNode::None => (ShadowOutcome::WouldRefuse, "no node".into()),
+        ExpectedNode::None => (ShadowOutcome::WouldReject, "no node".into()),
         ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, "not asked".into()),
     };
     let subject = ShadowSubject { uid, key, verb: "bind", policy: expected.policy };

@@ -19,15 +19,15 @@ pub enum Obstacle {
     /// Too small even if it were empty.
     TooSmall { needs_bytes: Bytes, allocatable_bytes: Bytes, short_bytes: Bytes },
     /// Too little is free.
-    Short { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
+    InsufficientVram { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
     /// A resident pod has the GPU exclusively.
-    TakenWhole { by: Vec<String> },
+    Exclusive { by: Vec<String> },
     /// The pod wants the GPU exclusively, and other pods are on it.
     NotEmpty { by: Vec<String> },
     /// Two engines that start at once break each other.
     EngineStarting { by: Vec<String>, opens_in_millis: Option<Millis> },
     /// The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
-    Barred { by: Vec<String> },
+    ClassExcluded { by: Vec<String> },
     /// The engines' KV cache is fuller than the pod's class allows.
     KvCacheFull { percent: Percent, limit_percent: Percent, above_points: u8 },
     /// More requests wait than the pod's class allows.
@@ -38,7 +38,7 @@ pub enum Obstacle {
 pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Vec<Obstacle> {
     let unhealthy = (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health });
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
-    let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: gpu_occupants.alone() });
+    let taken_whole = gpu.exclusive.then(|| Obstacle::Exclusive { by: gpu_occupants.alone() });
     // An exclusive GPU has nothing free: a shortage would say nothing more.
     let room = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
     let starting = demand.terms.engine && gpu.starting;
@@ -49,7 +49,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let excluded_classes = gpu
         .excluded_classes
         .contains(demand.class)
-        .then(|| Obstacle::Barred { by: gpu_occupants.excluding(demand) });
+        .then(|| Obstacle::ClassExcluded { by: gpu_occupants.excluding(demand) });
     let all = [
         unhealthy,
         slice,
@@ -69,7 +69,7 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
         return Some(Obstacle::TooSmall { needs_bytes, allocatable_bytes, short_bytes });
     }
     let short_bytes = needs_bytes.minus(free_bytes);
-    (needs_bytes > free_bytes).then_some(Obstacle::Short { needs_bytes, free_bytes, short_bytes })
+    (needs_bytes > free_bytes).then_some(Obstacle::InsufficientVram { needs_bytes, free_bytes, short_bytes })
 }
 
 fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
@@ -100,9 +100,9 @@ impl Obstacle {
             Self::EngineStarting { .. } => 1,
             Self::QueueLong { .. } => 2,
             Self::KvCacheFull { .. } => 3,
-            Self::Short { .. } => 4,
-            Self::NotEmpty { .. } | Self::TakenWhole { .. } => 5,
-            Self::Barred { .. } => 6,
+            Self::InsufficientVram { .. } => 4,
+            Self::NotEmpty { .. } | Self::Exclusive { .. } => 5,
+            Self::ClassExcluded { .. } => 6,
             Self::Unhealthy { .. } => 7,
             Self::TooSmall { .. } | Self::Slice => 8,
         }
@@ -110,7 +110,7 @@ impl Obstacle {
 
     pub fn short(&self) -> Bytes {
         match self {
-            Self::TooSmall { short_bytes, .. } | Self::Short { short_bytes, .. } => *short_bytes,
+            Self::TooSmall { short_bytes, .. } | Self::InsufficientVram { short_bytes, .. } => *short_bytes,
             _ => Bytes::ZERO,
         }
     }
@@ -126,10 +126,10 @@ impl fmt::Display for Obstacle {
                 f,
                 "needs {needs_bytes}, and it has {allocatable_bytes} allocatable even if it is empty: {short_bytes} too small"
             ),
-            Self::Short { needs_bytes, free_bytes, short_bytes } => {
+            Self::InsufficientVram { needs_bytes, free_bytes, short_bytes } => {
                 write!(f, "needs {needs_bytes}, {free_bytes} free: {short_bytes} short")
             }
-            Self::TakenWhole { by } => write!(f, "{} it exclusively", have(by)),
+            Self::Exclusive { by } => write!(f, "{} it exclusively", have(by)),
             Self::NotEmpty { by } => {
                 write!(f, "the pod requests it exclusively, and {} VRAM on it", have(by))
             }
@@ -140,7 +140,7 @@ impl fmt::Display for Obstacle {
                     None => Ok(()),
                 }
             }
-            Self::Barred { by } => write!(f, "{} a class that shares no GPU with the pod's", have(by)),
+            Self::ClassExcluded { by } => write!(f, "{} a class that shares no GPU with the pod's", have(by)),
             Self::KvCacheFull { percent, limit_percent, above_points } => write!(
                 f,
                 "its engines' KV cache is at {percent}, {above_points} points above the class's limit of {limit_percent}"

@@ -69,7 +69,7 @@ pub enum Misfit {
     #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
     MigLayoutMismatch,
     #[error(
-        "of {} with enough free VRAM {excluded_classes} have pods whose classes share no GPU with the pod's; the pod requests {asked}", plural(*usable, "GPU")
+        "on {excluded_classes} of {} with enough free VRAM are pods whose classes share no GPU with the pod's; the pod requests {asked}", plural(*usable, "GPU")
     )]
     ClassExcluded { usable: u32, excluded_classes: u32, asked: u32 },
     #[error("the pod requests {vram}, and its tenant's limit leaves {}", said(*left))]

@@ -12,7 +12,8 @@ async fn a_gated_pod_without_a_place_is_told_why_once() {
     bench.pass(3);
     let told = bench.tick().await;
     assert!(
-        told.len() == 1 && told[0].starts_with("a: waits: no node that the pod could go to has room"),
+        told.len() == 1
+            && told[0].starts_with("a: waits: no node that matches the pod's constraints can take it"),
         "{told:?}"
     );
     for _ in 0..4 {
@@ -26,7 +27,7 @@ async fn a_group_is_told_when_the_reason_is_another_and_no_more_than_twice_a_min
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(member("a", 50, "pair", 2));
     bench.pass(3);
-    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group are there"]);
+    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group exist"]);
     bench.show(member("b", 50, "pair", 2));
     bench.pass(5);
     assert_eq!(bench.tick().await, ["b: waits: not all pods of its group can be placed"]);

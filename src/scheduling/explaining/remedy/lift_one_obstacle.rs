@@ -18,21 +18,21 @@ use crate::units::{Bytes, Millis, Percent};
 enum LiftedObstacle {
     Gate,
     Pressure,
-    Bars,
+    ClassExclusions,
     Pool,
-    Cut,
+    MigLayout,
     Health,
-    Crowd,
+    Residents,
 }
 
 const ALL: [LiftedObstacle; 7] = [
     LiftedObstacle::Gate,
     LiftedObstacle::Pressure,
-    LiftedObstacle::Bars,
+    LiftedObstacle::ClassExclusions,
     LiftedObstacle::Pool,
-    LiftedObstacle::Cut,
+    LiftedObstacle::MigLayout,
     LiftedObstacle::Health,
-    LiftedObstacle::Crowd,
+    LiftedObstacle::Residents,
 ];
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
@@ -134,14 +134,14 @@ impl LiftedObstacle {
                 }
             }
             Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
-            Self::Cut => RemedyChange::Recut { gpu_candidate, pool: known.pool, nodes },
+            Self::Cut => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
                 let health =
                     health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
-                RemedyChange::Heal { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
+                RemedyChange::RepairGpu { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
             }
-            Self::Crowd => RemedyChange::Empty {
+            Self::Crowd => RemedyChange::WaitForEmptyGpu {
                 gpu_candidate,
                 by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved),
                 nodes,
@@ -185,7 +185,7 @@ fn earliest_start_gate(
     };
     let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
     let nearest_models = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
-    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForGate {
+    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForStartGate {
         gpu_candidate,
         by,
         opens_in_millis,
@@ -216,7 +216,7 @@ fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNod
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
     let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
-    Some(RemedyChange::CalmEngines {
+    Some(RemedyChange::WaitForEngines {
         by: busy.flat_map(engines).collect(),
         gpu_candidate: gpu_candidate(node, calmest.1),
         kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
@@ -236,7 +236,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, GpuOccupants::nobody(facts))[..]
         {
             [] => Some((Bytes::ZERO, place)),
-            [Obstacle::Short { short_bytes, .. }] => Some((*short_bytes, place)),
+            [Obstacle::InsufficientVram { short_bytes, .. }] => Some((*short_bytes, place)),
             _ => None,
         };
         let mut short: Vec<(Bytes, usize)> = node.gpus.iter().enumerate().filter_map(short).collect();
@@ -250,7 +250,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
     let is_allowed = crate::scheduling::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
-    is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
+    is_allowed.then(|| RemedyChange::FreeVram { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 
 /// Nodes without a report, or without one that is recent enough for the policy.

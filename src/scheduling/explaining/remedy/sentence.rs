@@ -24,25 +24,27 @@ impl fmt::Display for RemedyChange {
         match self {
             Self::NotAsked
             | Self::NotBound { .. }
-            | Self::AskAgain { .. }
-            | Self::RuledOut { .. }
-            | Self::VictimsLeave { .. } => self.say_next_step(f),
-            Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
+            | Self::Requeued { .. }
+            | Self::RejectedByOthers { .. }
+            | Self::WaitForVictims { .. } => self.say_next_step(f),
+            Self::RequestLess { .. } | Self::ChangeGpuCount { .. } | Self::Share { .. } => {
+                self.say_request(f)
+            }
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
-            | Self::Recut { .. }
+            | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
-            Self::WaitForGate { .. }
-            | Self::CalmEngines { .. }
-            | Self::FreeMore { .. }
-            | Self::Empty { .. } => self.say_occupancy(f),
+            Self::WaitForStartGate { .. }
+            | Self::WaitForEngines { .. }
+            | Self::FreeVram { .. }
+            | Self::WaitForEmptyGpu { .. } => self.say_occupancy(f),
             Self::FewerDevices { .. } | Self::FreeDevices { .. } | Self::NoNodeWithDevices { .. } => {
                 self.say_devices(f)
             }
             Self::NoGpuLargeEnough { .. }
             | Self::StartAgent { .. }
-            | Self::Heal { .. }
+            | Self::RepairGpu { .. }
             | Self::AddGpu { .. } => self.say_hardware(f),
         }
     }
@@ -62,36 +64,36 @@ impl RemedyChange {
                 "it fits, and kube-scheduler has not asked: check that spec.schedulerName is the profile with Stowage's \
                  extender, and look for scheduling gates, unbound volumes and quotas; {DESCRIBE}"
             ),
-            Self::NotBound { node, tries: 0 } => {
+            Self::NotBound { node, attempts: 0 } => {
                 write!(f, "kube-scheduler was offered {node} a moment ago; the Binding should follow")
             }
-            Self::NotBound { node, tries } => write!(
+            Self::NotBound { node, attempts } => write!(
                 f,
                 "kube-scheduler was offered nodes ({node} first) and did not bind the pod {}: another plugin rejects them, for \
                  taints, affinity, CPU, memory or volumes; {DESCRIBE}",
-                times(*tries)
+                times(*attempts)
             ),
-            Self::AskAgain { woken: 0, ago_millis } => write!(
+            Self::Requeued { woken: 0, ago_millis } => write!(
                 f,
                 "it was rejected {} ago and fits now: it is requeued within seconds, and kube-scheduler asks again",
                 length(*ago_millis)
             ),
-            Self::AskAgain { woken, ago_millis } => write!(
+            Self::Requeued { woken, ago_millis } => write!(
                 f,
                 "it fits now and was requeued {}, last {} ago, but kube-scheduler has not asked: something that Stowage \
                  does not see holds it back; {DESCRIBE}",
                 times(*woken),
                 length(*ago_millis)
             ),
-            Self::RuledOut { node, nodes } => write!(
+            Self::RejectedByOthers { node, nodes } => write!(
                 f,
                 "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, \
                  affinity, CPU, memory or volumes; {DESCRIBE}",
                 others(*nodes)
             ),
-            Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
+            Self::WaitForVictims { node, victims, left, deadline_in_millis } => write!(
                 f,
-                "wait: {left} of {} ({}) on {node} have not terminated yet; the reservation lasts for {} more",
+                "wait: {left} of {} ({}) on {node} not terminated yet; the reservation lasts for {} more",
                 plural(victims.len(), "victim"),
                 list(victims),
                 length(*deadline_in_millis)
@@ -102,19 +104,19 @@ impl RemedyChange {
 
     fn say_request(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AskLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
+            Self::RequestLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
                 f,
                 "request {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
                 quantity(*vram_bytes),
                 quantity(*instead_of_bytes),
                 fits(gpu_candidate)
             ),
-            Self::OtherCount { gpu_candidate, gpus: 1, .. } => write!(
+            Self::ChangeGpuCount { gpu_candidate, gpus: 1, .. } => write!(
                 f,
                 "put it on one GPU (leave the annotation stowage.dev/gpus out): {gpu_candidate} {} then",
                 fits(gpu_candidate)
             ),
-            Self::OtherCount { gpu_candidate, gpus, .. } => write!(
+            Self::ChangeGpuCount { gpu_candidate, gpus, .. } => write!(
                 f,
                 "split it over {gpus} GPUs (annotation stowage.dev/gpus: \"{gpus}\", and tell the engine, such as with \
                  --tensor-parallel-size {gpus}): {gpu_candidate} {} then",
@@ -145,7 +147,7 @@ impl RemedyChange {
                 fits(gpu_candidate),
                 others(*nodes)
             ),
-            Self::Recut { gpu_candidate, pool, nodes } => write!(
+            Self::Repartition { gpu_candidate, pool, nodes } => write!(
                 f,
                 "partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
                 gpu_candidate.node,
@@ -168,11 +170,11 @@ impl RemedyChange {
 
     fn say_occupancy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaitForGate { gpu_candidate, by, opens_in_millis } => {
+            Self::WaitForStartGate { gpu_candidate, by, opens_in_millis } => {
                 write!(f, "wait: the engine of {} is starting on {gpu_candidate}; ", list(by))?;
                 say_gate(f, *opens_in_millis)
             }
-            Self::CalmEngines { gpu_candidate, by, .. } => {
+            Self::WaitForEngines { gpu_candidate, by, .. } => {
                 write!(f, "no VRAM is missing on {gpu_candidate}, but ")?;
                 self.say_pressure(f)?;
                 write!(
@@ -181,10 +183,10 @@ impl RemedyChange {
                     list(by)
                 )
             }
-            Self::FreeMore { gpu_candidate, short_bytes } => {
+            Self::FreeVram { gpu_candidate, short_bytes } => {
                 write!(f, "free {short_bytes} more on {gpu_candidate}: nothing else is missing there")
             }
-            Self::Empty { gpu_candidate, by, nodes } => write!(
+            Self::WaitForEmptyGpu { gpu_candidate, by, nodes } => write!(
                 f,
                 "wait until {} {} left {gpu_candidate}: empty, {}{}",
                 list(by),
@@ -197,7 +199,7 @@ impl RemedyChange {
     }
 
     fn say_pressure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::CalmEngines { kv_cache_percent, kv_cache_limit_percent, queue, queue_limit, .. } = self
+        let Self::WaitForEngines { kv_cache_percent, kv_cache_limit_percent, queue, queue_limit, .. } = self
         else {
             return Ok(());
         };
@@ -256,14 +258,13 @@ impl RemedyChange {
                  policy{}",
                 others(*nodes)
             ),
-            Self::Heal { gpu_candidate, health, nodes } => write!(
+            Self::RepairGpu { gpu_candidate, health, nodes } => write!(
                 f,
-                "{gpu_candidate} {}; once healthy, {} the pod{}",
+                "{gpu_candidate} {}; once healthy, the pod fits{}",
                 match health {
                     Health::Lost => "is lost",
                     Health::Draining | Health::Healthy => "is draining",
                 },
-                if gpu_candidate.gpus.len() > 1 { "they fit" } else { "it fits" },
                 others(*nodes)
             ),
             // A device plugin hands out whole devices, whatever their memory.
@@ -378,7 +379,7 @@ mod tests {
     #[test]
     fn several_gpus_are_named_and_counted() {
         let gpu_candidate = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
-        let text = RemedyChange::OtherCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
+        let text = RemedyChange::ChangeGpuCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
         assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
     }
 }
