@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
-/// The longest name Kubernetes gives to an object (a DNS subdomain), and more than any other name we meet.
+/// The longest name Kubernetes gives to an object (a DNS subdomain), and more than any other name read here.
 const MAX_LENGTH: usize = 253;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ name!(
     /// A node's `metadata.name`.
     NodeName, "node name");
 name!(
-    /// A pod's `metadata.uid`: what tells a pod from its successor of the same name.
+    /// A pod's `metadata.uid`: it distinguishes a pod from its successor of the same name.
     PodUid, "pod UID");
 name!(
     /// The `metadata.uid` of a pod's controller.
@@ -81,7 +81,7 @@ name!(
     ModelId, "model id");
 
 name!(
-    /// One term of one leader: `LEASE-UID/TRANSITIONS/NONCE`. No two terms share it, and a process that starts anew begins another.
+    /// One term of one leader: `LEASE-UID/TRANSITIONS/NONCE`. No two terms share it, and a process that restarts begins another.
     LeaderEpoch, "leader epoch");
 
 impl LeaderEpoch {

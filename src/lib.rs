@@ -1,7 +1,7 @@
 //! Stowage places LLM pods on single GPUs, as an extender of the stock kube-scheduler.
 //!
-//! From the pure core outwards, in floors. A room imports from the floors above it in this list, never from its own or from one
-//! below; `tests/it/floors.rs` reads the list.
+//! From the pure core outwards, in floors. A module imports from the floors above it in this list, never from its own or from
+//! one below; `tests/it/floors.rs` reads the list.
 //!
 //! - [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has floors of its own.
@@ -11,11 +11,11 @@
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
-//! - [`telemetry`]: the metrics of all rooms.
+//! - [`telemetry`]: the metrics of all modules.
 //! - [`service`]: the ledger behind its lock, the clock, leadership.
-//! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger; Bindings,
-//!   reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched, applied) and
-//!   [`agent`] (on the node: NVML, pods, engines and models into reports).
+//! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger;
+//!   Bindings, reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched,
+//!   applied) and [`agent`] (on the node: NVML, pods, engines and models into reports).
 //! - [`serve`]: the edges put together and run.
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.

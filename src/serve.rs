@@ -38,7 +38,7 @@ pub struct ServeOptions {
     pub policy: PolicyOptions,
 }
 
-/// What decides.
+/// The policy's files, and where their state is reported.
 #[derive(Debug, Default)]
 pub struct PolicyOptions {
     /// A file or a directory, watched from the start on; without one, the built-in policy.
@@ -54,7 +54,7 @@ pub struct PolicyOptions {
 pub struct AgentsOptions {
     pub listen: SocketAddr,
     pub tls: Option<ServerFiles>,
-    /// The service account whose tokens are admitted; without it, every client is.
+    /// The service account whose tokens are admitted; without one, every client is admitted.
     pub account: Option<AgentAccount>,
 }
 
@@ -105,7 +105,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
 
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
-    info!(policy = %service.ledger().policy().digest, "the policy in force");
+    info!(policy = %service.cluster().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
@@ -216,7 +216,7 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     let mut index = ClusterIndex::default();
     let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
     drop(dump);
-    let totals = service.ledger().totals();
+    let totals = service.cluster().totals();
     info!(
         "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",
         path.display(),

@@ -1,8 +1,8 @@
-//! What a node agent costs its node: `cargo bench --bench agent_cost`.
+//! The cost of a node agent to its node: `cargo bench --bench agent_cost`.
 //!
 //! The real `stowage agent`, once a second, on one core: NVML is a library that plays a script, the API server is the demo's,
-//! `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. Those all live in this process; what
-//! is counted is the agent's own CPU time and memory. An agent whose report is incomplete is not timed.
+//! `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. All of these are in this process;
+//! measured are the agent's own CPU time and memory. An agent whose report is incomplete is not timed.
 
 #[path = "../common/cores.rs"]
 mod cores;
@@ -22,11 +22,11 @@ use stowage::report::NodeReport;
 use stowage::units::Bytes;
 use world::{AgentHost, ENGINES};
 
-/// Not counted: the pods are listed, the engines found, the models looked for.
+/// Reports that are not measured: meanwhile the agent lists its pods, finds the engines and scans for models.
 const WARM_UP: usize = 5;
 const ROUNDS: usize = 30;
-/// The thread that waits for the driver's events. A driver lets it sleep; the library that plays a script looks at the file
-/// again and again, which is no cost of the agent's.
+/// The thread that waits for the driver's events. A driver lets it sleep; the library that plays a script reads the file again
+/// and again, which is no cost of the agent.
 const EVENTS: &str = "nvml-events";
 
 fn main() {

@@ -19,7 +19,7 @@ impl Sink {
     pub async fn start() -> Self {
         let (taken, bodies) = channel();
         let take = move |body: Bytes| async move {
-            // Nobody may be there any more.
+            // The receiver may have been dropped.
             let _ = taken.send(body);
             r#"{"accepted":1,"dropped":0}"#
         };

@@ -84,7 +84,7 @@ impl BenchCluster {
     }
 }
 
-/// The shortlist of a filter's answer, after a look whether it is one.
+/// The shortlist in a filter's answer; panics if it is none.
 pub fn passed_names(answer: &[u8]) -> Vec<String> {
     let answer: Value = serde_json::from_slice(answer).expect("JSON");
     let names: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).expect("a shortlist");

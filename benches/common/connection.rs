@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-/// Tells the floor how large an answer to write.
+/// The request header that says how large an answer the floor's server writes.
 pub const ANSWER_SIZE: &str = "x-answer-size";
 
 pub struct KeptConnection {

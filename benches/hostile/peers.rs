@@ -14,7 +14,7 @@ pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r
 
 /// From 127.0.1.1 and so on: a single source would only reach its own limit.
 const SOURCES: usize = 20;
-/// How often each looks whether its connection is still there.
+/// How often each peer checks whether its connection is still open.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Attack {
@@ -78,7 +78,7 @@ impl Attack {
             1 => &self.asks[..self.asks.len() / 2],
             _ => self.asks,
         };
-        // It may be closed already; the next look shows it.
+        // It may be closed already; the next check shows it.
         let _ = stream.write_all(says.as_bytes());
         Some(stream)
     }

@@ -1,4 +1,4 @@
-//! What it costs to score a large cluster: `cargo bench --bench packing [-- NODES]`.
+//! The time to score a large cluster: `cargo bench --bench packing [-- NODES]`.
 //!
 //! By the packing model and by best fit, in one run and on the same nodes. Cold: no such demand was filtered before, and each
 //! node is evaluated. Warm: one node has changed since. First: no node was evaluated since the packing model changed, for any
@@ -13,14 +13,18 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use stowage::scheduling::placing::learned::PackingModel;
 use stowage::scheduling::placing::rank;
 use stowage::scheduling::placing::rank::{ScheduleAttempt, Score, shortlist};
 use stowage::scheduling::placing::score_cache::ScoreCache;
 use stowage::scheduling::placing::snapshot::Snapshot;
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::vocabulary::cluster_share::TenantLimit;
+use stowage::scheduling::verbs::Cluster;
+use stowage::scheduling::verbs::bind::BindAsked;
+use stowage::scheduling::verbs::binding::BindingWritten;
+use stowage::scheduling::verbs::observe::{DevicesReported, FreeHostKnown, NodeObserved, PodObserved};
+use stowage::scheduling::verbs::tick::PackingModelLearned;
 use stowage::scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };
@@ -30,7 +34,7 @@ use stowage::units::{Bytes, MilliCpu, Millis};
 
 const GPUS: u32 = 8;
 const ROUNDS: usize = 300;
-/// What pods ask for, in GiB on one GPU: sizes that do not add up by themselves.
+/// The requests of pods, in GiB on one GPU: sizes that do not fill a GPU by chance.
 const SIZES: [u64; 8] = [6, 10, 14, 18, 24, 30, 40, 60];
 
 fn main() {
@@ -45,7 +49,7 @@ fn main() {
 }
 
 struct PackedCluster {
-    ledger: Ledger,
+    ledger: Cluster,
     nodes: Vec<NodeName>,
     pods: usize,
 }
@@ -53,15 +57,20 @@ struct PackedCluster {
 impl PackedCluster {
     /// Each GPU about half full, each another way.
     fn new(nodes: usize) -> Self {
-        let mut ledger = Ledger::new(Arc::new(Policy::default()));
+        let mut ledger = Cluster::new(Arc::new(Policy::default()));
         let name = |n| NodeName::parse(&format!("node-{n:05}")).expect("a name");
-        let mut cluster = Self { nodes: (0..nodes).map(name).collect(), ledger: Ledger::default(), pods: 0 };
+        let mut cluster = Self { nodes: (0..nodes).map(name).collect(), ledger: Cluster::default(), pods: 0 };
         for (n, name) in cluster.nodes.iter().enumerate() {
-            ledger.set_node(name, NodeKind::Stowage, None);
-            ledger.report_devices(name, (0..GPUS).map(|gpu| device(n, gpu)).collect()).expect("eight GPUs");
+            ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
+            ledger
+                .apply(DevicesReported {
+                    node: name.clone(),
+                    devices: (0..GPUS).map(|gpu| device(n, gpu)).collect(),
+                })
+                .expect("eight GPUs");
             let left =
                 HostResources { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
-            ledger.set_free_host(name, Some(left));
+            ledger.apply(FreeHostKnown { node: name.clone(), free_host: Some(left) });
         }
         cluster.ledger = ledger;
         for n in 0..nodes * GPUS as usize {
@@ -75,16 +84,17 @@ impl PackedCluster {
     fn place(&mut self, demand: &Demand, node: &NodeName) {
         let uid = PodUid::parse(&format!("pod-{}", self.pods)).expect("a UID");
         self.pods += 1;
-        self.ledger.see(PodObservation {
+        self.ledger.apply(PodObserved(PodObservation {
             key: PodKey::parse("llm", uid.as_str()).expect("a key"),
             uid: uid.clone(),
             demand: demand.clone(),
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
             observed: None,
-        });
-        if self.ledger.assume(&uid, node).is_ok() {
+        }));
+        let asked = BindAsked::of(&self.ledger, &uid, node).expect("it waits");
+        if self.ledger.apply(asked).is_ok() {
             let devices = self.ledger.pod_state(&uid).and_then(|entry| entry.devices().cloned());
-            self.ledger.confirm(&uid, node, devices);
+            self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices });
         }
     }
 
@@ -96,7 +106,7 @@ impl PackedCluster {
         println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
         assert!(packing_model.is_learned());
         drop(snapshot);
-        self.ledger.set_packing_model(packing_model);
+        self.ledger.apply(PackingModelLearned(packing_model));
     }
 
     fn measure(&mut self, policy_name: &str, names: &[String]) {
@@ -116,7 +126,10 @@ impl PackedCluster {
             drop(snapshot);
             let node = self.nodes[round * 17 % self.nodes.len()].clone();
             let cpu = MilliCpu(5000 + round as u64);
-            self.ledger.set_free_host(&node, Some(HostResources { cpu, memory: Bytes::gib(500) }));
+            self.ledger.apply(FreeHostKnown {
+                node: node.clone(),
+                free_host: Some(HostResources { cpu, memory: Bytes::gib(500) }),
+            });
             let snapshot = self.ledger.snapshot();
             warm.add(timed(|| score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
             pass.add(timed(|| score_cache.best(&snapshot, &demand, &policy)));
@@ -139,16 +152,10 @@ fn asked(names: &[String]) -> impl ExactSizeIterator<Item = &str> {
 }
 
 fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-    ScheduleAttempt {
-        limit: 4,
-        just_failed: None,
-        reserved_placement: None,
-        policy,
-        allowance: TenantLimit::default(),
-    }
+    ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
 }
 
-/// The best node, without anything remembered or looked up.
+/// The best node, computed without any cache.
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
     let mut best: Option<(Score, usize)> = None;
     for place in 0..snapshot.nodes().len() {

@@ -1,5 +1,5 @@
-//! Filter beside an idle planner, and beside one for which fifty thousand gated pods wait: the very code that `stowage serve`
-//! runs, in one process, the two in turn.
+//! Filter beside an idle planner, and beside one with fifty thousand pending gated pods: the code that `stowage serve` runs, in
+//! one process, the two in turn.
 
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -21,6 +21,7 @@ use stowage::kubernetes::tick;
 use stowage::scheduling::kube_filters::Requirements;
 use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{Planning, Policy};
+use stowage::scheduling::verbs::observe::{FilterPod, FilterPodObserved, PodDeleted, PodObserved};
 use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -54,7 +55,7 @@ pub fn time_filter_beside_planner() {
         if round % 2 == 1 {
             (0..GATED).for_each(|n| gate(&service, n));
         }
-        // The planner is at it.
+        // Long enough for the planner to be in a run.
         std::thread::sleep(Duration::from_millis(600));
         for n in 0..FILTERS {
             let body = cluster.filter_body(n);
@@ -64,7 +65,7 @@ pub fn time_filter_beside_planner() {
             std::thread::sleep(PACE.saturating_sub(start.elapsed()));
         }
         if round % 2 == 1 {
-            assert!(service.ledger().pending_count() >= GATED * 9 / 10, "they still wait");
+            assert!(service.cluster().pending_count() >= GATED * 9 / 10, "they still wait");
             (0..GATED).for_each(|n| forget(&service, n));
         }
     }
@@ -100,22 +101,22 @@ fn gate(service: &Service, n: usize) {
     let vram = ((40u64 << 30) + ((n % KINDS) as u64 * (1 << 28))).to_string();
     let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
     let request = PodRequest { priority: -1000, ..PodRequest::plain("llm", &containers) };
-    let mut ledger = service.ledger();
+    let mut ledger = service.cluster();
     let demand = Demand::of(&request, ledger.policy()).expect("a pod that can be understood");
     let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
     let key = PodKey::parse("llm", &format!("gated-{n}")).expect("a name");
-    ledger.see(PodObservation {
+    ledger.apply(PodObserved(PodObservation {
         uid: uid(n),
         key,
         demand,
         state: ObservedPhase::Waiting(waiting),
         observed: None,
-    });
+    }));
     drop(ledger);
-    service.kube_filters().set_waiting(uid(n), Requirements::default());
+    let pod = FilterPod::Waiting(Requirements::default());
+    service.cluster().apply(FilterPodObserved { uid: uid(n), pod });
 }
 
 fn forget(service: &Service, n: usize) {
-    service.ledger().release(&uid(n));
-    service.kube_filters().remove_pod(&uid(n));
+    service.cluster().apply(PodDeleted(uid(n)));
 }

@@ -5,8 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
 use stowage::lab::simulate::random::Random;
-use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{EvictionRates, Policy};
+use stowage::scheduling::verbs::Cluster;
+use stowage::scheduling::verbs::observe::{
+    BudgetObserved, DevicesReported, NodeObserved, PodObserved, ReadingReported,
+};
+use stowage::scheduling::verbs::tick::{ClockAdvanced, Tick};
 use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use stowage::scheduling::vocabulary::disruption_info::{
@@ -26,7 +31,7 @@ const CAPACITY: u64 = 72 * GIB;
 const NOW: Moment = Moment(1_000_000_000_000);
 
 pub struct FullCluster {
-    pub ledger: Ledger,
+    pub ledger: Cluster,
     pub nodes: Vec<NodeName>,
     pub residents: usize,
     policy: Policy,
@@ -42,20 +47,25 @@ impl FullCluster {
     /// Filled until `load` hundredths of the VRAM are allocated, with jobs of `least` to `most` GiB.
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
-        // How fast it decides is not a question of how many may be evicted.
+        // Eviction limits have a bench of their own.
         policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
         Self::by(policy, nodes, load, sizes, seed)
     }
 
     /// The same by a policy.
     pub fn by(policy: Policy, nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy.clone()));
-        ledger.set_now(NOW);
+        let mut ledger = Cluster::new(Arc::new(policy.clone()));
+        ledger.apply(ClockAdvanced(NOW));
         let names: Vec<NodeName> =
             (0..nodes).map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name")).collect();
         for (n, name) in names.iter().enumerate() {
-            ledger.set_node(name, NodeKind::Stowage, None);
-            ledger.report_devices(name, (0..GPUS).map(|g| device(n, g)).collect()).expect("eight GPUs");
+            ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
+            ledger
+                .apply(DevicesReported {
+                    node: name.clone(),
+                    devices: (0..GPUS).map(|g| device(n, g)).collect(),
+                })
+                .expect("eight GPUs");
         }
         let mut cluster = Self { ledger, nodes: names, residents: 0, policy, dice: Random::seeded(seed, 0) };
         (0..nodes).for_each(|node| (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most))));
@@ -66,7 +76,7 @@ impl FullCluster {
 
     pub fn pass(&mut self, time: Millis) {
         let later = self.ledger.now() + time;
-        self.ledger.expire(later);
+        self.ledger.apply(Tick { now: later, is_leading: true });
     }
 
     fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {
@@ -108,14 +118,26 @@ impl FullCluster {
         let devices = Some(Arc::from([uuid(node, gpu)]));
         let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
         let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving: None });
-        self.ledger.see(PodObservation { uid: uid(n), key: key(n), demand, state, observed: shown });
+        self.ledger.apply(PodObserved(PodObservation {
+            uid: uid(n),
+            key: key(n),
+            demand,
+            state,
+            observed: shown,
+        }));
     }
 
     /// A pending pod.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
+        self.ledger.apply(PodObserved(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            state,
+            observed: None,
+        }));
         uid(name)
     }
 
@@ -137,7 +159,13 @@ impl FullCluster {
         });
         let disruption_info = DisruptionInfo { group, group_size, ..DisruptionInfo::default() };
         let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: shown });
+        self.ledger.apply(PodObserved(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            state,
+            observed: shown,
+        }));
     }
 
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
@@ -176,7 +204,7 @@ impl FullCluster {
                 holdings: models.into_iter().map(holding).collect(),
                 in_flight: Vec::new(),
             };
-            self.ledger.read(name, reading);
+            self.ledger.apply(ReadingReported { node: name.clone(), reading: reading });
         }
     }
 
@@ -184,7 +212,12 @@ impl FullCluster {
         for app in (0..self.residents / 20).step_by(10) {
             let selector = Selector::All(vec![Requirement::is("app", &format!("app-{app}"))]);
             let name = format!("budget-{app}");
-            self.ledger.set_budget(DisruptionBudget { namespace: "llm".into(), name, selector, allowed: 1 });
+            self.ledger.apply(BudgetObserved(DisruptionBudget {
+                namespace: "llm".into(),
+                name,
+                selector,
+                allowed: 1,
+            }));
         }
     }
 }

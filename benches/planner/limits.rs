@@ -13,6 +13,8 @@ use stowage::ids::PodUid;
 use stowage::scheduling::kube_filters::FilterSnapshot;
 use stowage::scheduling::planning::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
 use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
+use stowage::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use stowage::scheduling::verbs::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
@@ -34,7 +36,7 @@ pub fn time_limits() {
 
 fn by_default() -> Policy {
     let mut policy = Policy::default();
-    // What a run costs is the question, and not when a pod is let through.
+    // The bench measures runs: no pod's gate is to be lifted meanwhile.
     policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
     assert_eq!(policy.eviction_rates, EvictionRates { cluster: 60, node: 10, tenant: 30 });
     policy
@@ -47,7 +49,10 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
     let waiting: BTreeSet<PodUid> = (0..pods).map(|n| cluster.wait(FIRST + n, vram, gpus, 100)).collect();
     let snapshot = cluster.ledger.snapshot();
     for uid in &waiting {
-        cluster.ledger.note_refused(uid, Some(snapshot.set_of(0..nodes)));
+        cluster.ledger.apply(FilterDecided {
+            uid: uid.clone(),
+            answer: FilterAnswer::Refused { asked: Some(snapshot.set_of(0..nodes)) },
+        });
     }
     drop(snapshot);
     cluster.pass(Millis::seconds(2));
@@ -102,7 +107,7 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
         (Samples::default(), Samples::default(), BTreeSet::new(), Samples::default());
     for _ in 0..60 {
         let start = Instant::now();
-        let queue = cluster.ledger.pending(PODS_PER_RUN);
+        let queue = cluster.ledger.apply(TakePending { limit: PODS_PER_RUN });
         let scratch = cluster.ledger.scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
@@ -133,7 +138,7 @@ fn bounds() -> PlanBounds<'static> {
 
 fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
-    let queue = cluster.ledger.pending(PODS_PER_RUN);
+    let queue = cluster.ledger.apply(TakePending { limit: PODS_PER_RUN });
     let scratch = cluster.ledger.scratch();
     let plan = plan_within(scratch, kube_filters, &queue, bounds());
     (plan, start.elapsed())
@@ -143,17 +148,15 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
 fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
     let generation = ledger.generation();
-    ledger.put_back(&plan.left_over);
+    ledger.apply(PutBack(plan.left_over.clone()));
     for step in &plan.steps {
         match step {
             PlanStep::Place(places) => {
-                for place in places {
-                    place.take(ledger).expect("nothing has changed since");
-                    ledger.note_ordered(&place.reservation.victims);
-                }
+                let taken = ledger.apply(ReservePlaces { places: places.clone(), generation });
+                taken.expect("nothing has changed since");
             }
-            PlanStep::Wake { uid, .. } => ledger.note_woken(uid),
-            PlanStep::Wait { uid, .. } => ledger.note_no_placement(uid, generation),
+            PlanStep::Wake { uid, .. } => ledger.apply(PodRequeued(uid.clone())),
+            PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound { uid: uid.clone(), generation }),
         }
     }
 }

@@ -24,6 +24,7 @@ use stowage::scheduling::evicting::{
     BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest, cheapest_among, seen,
 };
 use stowage::scheduling::ledger::{PotentialVictim, discharge};
+use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve};
 use stowage::scheduling::vocabulary::demand::Demand;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::units::{Bytes, Millis};
@@ -86,7 +87,7 @@ fn time_decisions() {
         claims.add(claimed);
         prospects_only.add(gathered - claimed);
         searches.add(took - gathered);
-        // Nobody's priority is lower.
+        // No pod has a lower priority.
         let low = cluster.wait(FIRST_WAITING + n, vram.max(Bytes::gib(40)), 1, -1000);
         let start = Instant::now();
         assert_eq!(black_box(decide(&cluster, &low)), None);
@@ -127,8 +128,8 @@ fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool
         victims: set.all_victims().into(),
         deadline: cluster.ledger.now() + Millis::seconds(60),
     };
-    let is_held = cluster.ledger.reserve(uid, reservation).is_ok();
-    cluster.ledger.release_reservation(uid);
+    let is_held = cluster.ledger.apply(Reserve { uid: uid.clone(), reservation: reservation }).is_ok();
+    cluster.ledger.apply(ReleaseReservation(uid.clone()));
     is_held
 }
 

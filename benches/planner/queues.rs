@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
 use stowage::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use stowage::scheduling::planning::{PlanStep, plan};
+use stowage::scheduling::verbs::wait::TakePending;
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
@@ -97,7 +98,7 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     let kube_filters = kube_filters(cluster);
     cluster.ledger.snapshot();
     let start = Instant::now();
-    let queue = cluster.ledger.pending(1000);
+    let queue = cluster.ledger.apply(TakePending { limit: 1000 });
     let scratch = cluster.ledger.scratch();
     let copied = start.elapsed();
     let steps = black_box(plan(scratch, &kube_filters, &queue));

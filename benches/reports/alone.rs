@@ -1,5 +1,5 @@
-//! What a report costs without its way: the same bodies as function calls, all nodes in turn, so that each finds the memory
-//! as cold as after a second. The fastest round counts, as the one the machine disturbed least.
+//! The cost of a report without the network: the same bodies as function calls, all nodes in turn, so that the caches are as
+//! cold for each as after a second. The fastest round counts, as the one the machine disturbed least.
 
 use crate::cluster::BenchCluster;
 use crate::node::{Caches, ReportingNode};

@@ -46,7 +46,7 @@ impl Fleet {
                 }
                 ready.send(()).expect("somebody waits");
                 while let Some(ended) = agents.join_next().await {
-                    // An agent that fails makes the whole bench wrong.
+                    // With a failed agent, every figure of the bench would be wrong.
                     if ended.is_err() {
                         std::process::exit(1);
                     }

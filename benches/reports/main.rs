@@ -1,8 +1,8 @@
 //! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
-//! one run, so that what the machine does meanwhile happens to both; a filter is asked all the while at a steady pace,
-//! now about some of the nodes, now about all. The ratio is what travels.
+//! one run, so that other load on the machine affects both; filter requests come at a steady pace all the while, in turn about
+//! some of the nodes and about all. The ratio is comparable between machines.
 
 mod alone;
 #[path = "../common/cluster.rs"]

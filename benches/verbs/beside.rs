@@ -3,8 +3,8 @@
 //! Every round starts the other build, this one, and this one a second time, each a `stowage serve` over the same dump; every
 //! request goes to all three before the next is made, and the order of the three changes from request to request. Other load on
 //! the machine affects all; the luck of a process's memory layout changes with the round. A round gives one ratio of medians per
-//! verb, this build to the other, and one of this build to itself. Of all rounds it prints the median ratio with the interval
-//! that order statistics give it, which supposes nothing about how the ratios are distributed.
+//! verb, this build to the other, and one of this build to itself. The bench prints the median ratio of all rounds with the
+//! interval that order statistics give it, which supposes nothing about how the ratios are distributed.
 //!
 //! "Within 5 %" means: the interval's upper end is at most 1.05, or at most that of this build against itself where that is
 //! larger. The exit code is 0 if every verb is.

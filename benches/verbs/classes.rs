@@ -38,7 +38,7 @@ pub fn beside_default(cluster: &BenchCluster) {
             }
             answer
         };
-        // Who comes first finds the body cold: they take turns.
+        // The first of the two finds the request body in no cache, so they take turns.
         let (one, other) = match round % 2 {
             0 => (time(&default, &mut by_default), time(&ruled, &mut by_rules)),
             _ => (time(&ruled, &mut by_rules), time(&default, &mut by_default)),
@@ -75,7 +75,7 @@ fn ruled() -> Policy {
 
 /// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let class =
         |traits: &PodTraits| ledger.policy().class(ledger.policy().classify(traits).class).name.clone();
     let asked =
@@ -104,9 +104,9 @@ fn report(by_default: &Samples, by_rules: &Samples) {
     );
 }
 
-/// What the first pod of its kind waits for beside the rest.
+/// Prints how much longer the first pod of its kind waits: for its classification.
 fn report_judging(extender: &Extender) {
-    let policy = extender.service.ledger().policy().clone();
+    let policy = extender.service.cluster().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };

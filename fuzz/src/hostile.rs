@@ -1,4 +1,4 @@
-//! Pods with as much content as possible, to be classified by any policy. Nothing here knows what a policy says.
+//! Pods with as much content as possible, to be classified by any policy. Nothing here reads the policy.
 
 use stowage::scheduling::vocabulary::classification::PodTraits;
 use stowage::units::Bytes;

@@ -11,8 +11,19 @@ use stowage::kubernetes::objects;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::audit::ledger::{Violation, audit};
 use stowage::scheduling::evicting::{BudgetRules, cheapest_victims};
-use stowage::scheduling::ledger::{AssumeResult, Classifications, Ledger};
+use stowage::scheduling::ledger::{Classifications, ObservedWaiting};
 use stowage::scheduling::policy::Policy;
+use stowage::scheduling::verbs::Cluster;
+use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use stowage::scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
+use stowage::scheduling::verbs::observe::{
+    BudgetDeleted, BudgetObserved, DevicesReported, NodeDeleted, NodeObserved, PodObserved, PodReleased,
+    ReadingReported,
+};
+use stowage::scheduling::verbs::request::VerbRequest;
+use stowage::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
+use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
 use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use stowage::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
@@ -54,7 +65,7 @@ enum FuzzedEvent {
 
 /// One process of Stowage.
 struct FuzzedReplica {
-    ledger: Ledger,
+    ledger: Cluster,
     events: VecDeque<FuzzedEvent>,
 }
 
@@ -97,9 +108,9 @@ pub fn ledger(data: &[u8]) {
 impl LedgerRace {
     fn new() -> Self {
         let replica =
-            || FuzzedReplica { ledger: Ledger::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
+            || FuzzedReplica { ledger: Cluster::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
         let mut first = replica();
-        first.ledger.begin_leading(epoch(0));
+        first.ledger.apply(LeadershipBegan(epoch(0)));
         Self {
             now: Moment(0),
             policy: 0,
@@ -125,7 +136,7 @@ impl LedgerRace {
         let uid = self.uid(pod);
         let name = NodeName::parse(&format!("node-{}", node % NODES)).expect("a name");
         let (now, acting) = (self.now, self.acting);
-        self.replicas.iter_mut().for_each(|replica| replica.ledger.set_now(now));
+        self.replicas.iter_mut().for_each(|replica| replica.ledger.apply(ClockAdvanced(now)));
         let ledger = &mut self.replicas[acting].ledger;
         match verb % 22 {
             0 | 1 => self.arrive(pod, amount),
@@ -148,15 +159,23 @@ impl LedgerRace {
             18 => self.hand_over(amount),
             19 => self.deliver(usize::from(amount) % REPLICAS, usize::from(pod) + 1),
             20 => {
-                ledger.begin_attempt(&uid);
-                let snapshot = ledger.snapshot();
+                let Some(pod) = ledger.pod_state(&uid) else { return };
+                let request = VerbRequest {
+                    uid: uid.clone(),
+                    key: pod.key.clone(),
+                    demand: pod.demand.clone(),
+                    waiting: ObservedWaiting::default(),
+                };
+                let snapshot = ledger.apply(FilterAsked(request)).snapshot;
                 if let Some(view) = snapshot.node(name.as_str()).filter(|view| !view.devices.is_empty()) {
                     let place = usize::from(amount) % view.devices.len();
-                    ledger.offer(&uid, view, GpuSet::one(place), now);
+                    let (node, devices) = (view.name.clone(), view.uuids(GpuSet::one(place)));
+                    let answer = FilterAnswer::Offered { node, devices };
+                    ledger.apply(FilterDecided { uid, answer });
                 }
             }
             _ => {
-                ledger.release_reservation(&uid);
+                ledger.apply(ReleaseReservation(uid.clone()));
                 self.end_reservation(&uid);
             }
         }
@@ -197,7 +216,10 @@ impl LedgerRace {
     fn assume(&mut self, uid: &PodUid, node: &NodeName) {
         let (by, term) = (self.acting, self.term);
         let ledger = &mut self.replicas[by].ledger;
-        let Ok(AssumeResult::New(placement)) = ledger.assume(uid, node) else { return };
+        let Some(asked) = BindAsked::of(ledger, uid, node) else { return };
+        let Ok(BindAnswer::Write(BindDecision { placement, is_new: true, .. })) = ledger.apply(asked) else {
+            return;
+        };
         let entry = ledger.pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
         let binding = objects::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
@@ -218,7 +240,7 @@ impl LedgerRace {
         let reservation =
             Reservation { node: node.clone(), devices, victims: set.all_victims().into(), deadline };
         // Refused if the pod does not wait, or has a reservation already.
-        if ledger.reserve(uid, reservation.clone()).is_ok() {
+        if ledger.apply(Reserve { uid: uid.clone(), reservation: reservation.clone() }).is_ok() {
             self.writes.push_back(Write::Hold { term, uid: uid.clone(), reservation });
         }
     }
@@ -259,25 +281,29 @@ impl LedgerRace {
             (node, objects::recorded_devices(pod))
         });
         match bound {
-            None => drop(ledger.release(uid)),
+            None => drop(ledger.apply(PodReleased(uid.clone()))),
             Some((Some(node), devices)) => {
-                ledger.confirm(uid, &NodeName::parse(&node).expect("a name"), devices);
+                ledger.apply(BindingWritten {
+                    uid: uid.clone(),
+                    node: NodeName::parse(&node).expect("a name"),
+                    devices,
+                });
             }
             Some((None, _)) => {}
         }
     }
 
-    /// A write never arrives. The one that sent it finds out, if it is still there.
+    /// A write never arrives. The process that sent it finds out, if it still runs.
     fn lose(&mut self, place: usize) {
         if self.writes.is_empty() {
             return;
         }
         match self.writes.remove(place % self.writes.len()).expect("there is one") {
             Write::Binding { by, term, uid, .. } if term == self.term => {
-                self.replicas[by].ledger.forget(&uid)
+                self.replicas[by].ledger.apply(BindingFailed(uid.clone()))
             }
             Write::Hold { term, uid, .. } if term == self.term => {
-                self.replicas[self.acting].ledger.release_reservation(&uid);
+                self.replicas[self.acting].ledger.apply(ReleaseReservation(uid.clone()));
             }
             _ => {}
         }
@@ -286,17 +312,17 @@ impl LedgerRace {
     fn pass(&mut self, time: Millis) {
         self.now = self.now + time;
         let ledger = &mut self.replicas[self.acting].ledger;
-        let mut ended = ledger.expire(self.now);
+        let mut ended = ledger.apply(Tick { now: self.now, is_leading: true });
         // A reservation of another leader that this one did not adopt is ended by a write.
-        ended.extend(ledger.take_unknown_reservations());
-        self.replicas[(self.acting + 1) % REPLICAS].ledger.expire_except_reservations(self.now);
+        ended.extend(ledger.apply(TakeUnknownReservations));
+        self.replicas[(self.acting + 1) % REPLICAS].ledger.apply(Tick { now: self.now, is_leading: false });
         ended.iter().for_each(|uid| self.end_reservation(uid));
     }
 
     fn describe(&mut self, name: NodeName, number: u8, amount: u8) {
         if amount == 0 {
             self.nodes.remove(&name);
-            self.replicas.iter_mut().for_each(|replica| replica.ledger.remove_node(&name));
+            self.replicas.iter_mut().for_each(|replica| replica.ledger.apply(NodeDeleted(name.clone())));
             return;
         }
         // Now and then another machine takes the name.
@@ -313,7 +339,10 @@ impl LedgerRace {
     fn reload(&mut self, policy: usize) {
         self.policy = policy % POLICIES.len();
         for replica in &mut self.replicas {
-            replica.ledger.set_policy(POLICIES[self.policy].clone(), &Classifications::default());
+            replica.ledger.apply(PolicySet {
+                policy: POLICIES[self.policy].clone(),
+                classified: Classifications::default(),
+            });
         }
     }
 
@@ -332,10 +361,12 @@ impl LedgerRace {
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
         };
-        self.replicas.iter_mut().for_each(|replica| replica.ledger.read(name, reading.clone()));
+        self.replicas.iter_mut().for_each(|replica| {
+            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() })
+        });
     }
 
-    /// The pod's owner edits what may be edited of it.
+    /// The pod's owner edits the mutable parts of the pod.
     fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
         let Some((pod, _)) = self.pods.get_mut(uid) else { return };
         let labels = pod.metadata.labels.get_or_insert_default();
@@ -357,8 +388,10 @@ impl LedgerRace {
         self.budget = (amount < 200).then_some(budget);
         for replica in &mut self.replicas {
             match &self.budget {
-                Some(budget) => replica.ledger.set_budget(budget.clone()),
-                None => replica.ledger.remove_budget("default", "b"),
+                Some(budget) => replica.ledger.apply(BudgetObserved(budget.clone())),
+                None => replica
+                    .ledger
+                    .apply(BudgetDeleted { namespace: "default".to_owned(), name: "b".to_owned() }),
             }
         }
     }
@@ -366,8 +399,8 @@ impl LedgerRace {
     /// The process ends; another begins with nothing but what the API server has.
     fn restart(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
-        replica.ledger = Ledger::new(Arc::new(POLICIES[self.policy].clone()));
-        replica.ledger.set_now(self.now);
+        replica.ledger = Cluster::new(Arc::new(POLICIES[self.policy].clone()));
+        replica.ledger.apply(ClockAdvanced(self.now));
         self.list(place);
         if place == self.acting {
             // It acts again, and nothing of the process before it may land.
@@ -375,8 +408,8 @@ impl LedgerRace {
         }
     }
 
-    /// The other one acts from here on: everything is listed anew first. By the chain of times nothing of its predecessor's is
-    /// on its way any more, unless `amount` says that it is all the same.
+    /// The other replica acts from here on, after it has relisted everything. By the write times, no write of its predecessor
+    /// is in flight any more; `amount` may override that.
     fn hand_over(&mut self, amount: u8) {
         self.begin_to_act((self.acting + 1) % REPLICAS, amount);
     }
@@ -391,30 +424,30 @@ impl LedgerRace {
         // While a write of its predecessor is pending, its result is unknown.
         self.promises_may_be_broken |= !self.writes.is_empty();
         self.settle(self.acting);
-        self.replicas[self.acting].ledger.stop_leading();
+        self.replicas[self.acting].ledger.apply(LeadershipEnded);
         self.acting = place;
         self.term += 1;
         self.list(place);
-        self.replicas[place].ledger.begin_leading(epoch(self.term));
+        self.replicas[place].ledger.apply(LeadershipBegan(epoch(self.term)));
     }
 
-    /// A replica that acts no more reads what became of the Bindings it sent.
+    /// A replica that does not act any more reads the outcome of the Bindings it sent.
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
         let assumed = ledger.pod_states().into_iter().filter(|(_, entry)| entry.is_assumed());
         for uid in assumed.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
             self.answer(place, &uid);
-            self.replicas[place].ledger.forget(&uid);
+            self.replicas[place].ledger.apply(BindingFailed(uid.clone()));
         }
     }
 
-    /// Everything anew into a ledger that may know some of it: what is not listed is gone.
+    /// Lists everything again into a ledger that may know some of it: what is not listed is gone.
     fn list(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();
         let known: Vec<PodUid> = replica.ledger.pod_states().into_keys().cloned().collect();
         for uid in known.iter().filter(|uid| !self.pods.contains_key(*uid)) {
-            replica.ledger.release(uid);
+            replica.ledger.apply(PodReleased(uid.clone()));
         }
         for (name, (identity, devices)) in &self.nodes {
             replica.describe(name, identity.clone(), devices.clone());
@@ -422,7 +455,7 @@ impl LedgerRace {
         for (pod, reservation) in self.pods.values() {
             replica.see(pod, reservation.clone());
         }
-        self.budget.iter().for_each(|budget| replica.ledger.set_budget(budget.clone()));
+        self.budget.iter().for_each(|budget| replica.ledger.apply(BudgetObserved(budget.clone())));
     }
 
     fn deliver(&mut self, place: usize, count: usize) {
@@ -430,7 +463,7 @@ impl LedgerRace {
         for event in replica.events.drain(..count.min(replica.events.len())).collect::<Vec<_>>() {
             match event {
                 FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
-                FuzzedEvent::Gone(uid) => drop(replica.ledger.release(&uid)),
+                FuzzedEvent::Gone(uid) => drop(replica.ledger.apply(PodReleased(uid.clone()))),
             }
         }
     }
@@ -440,15 +473,17 @@ impl FuzzedReplica {
     fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
         let seen = objects::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
         if let Some(seen) = seen {
-            self.ledger.see(seen);
+            self.ledger.apply(PodObserved(seen));
         }
     }
 
     fn describe(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
-        self.ledger.identify_node(name, identity);
-        self.ledger.set_node(name, NodeKind::Stowage, None);
+        self.ledger.apply(NodeObserved {
+            identity: Some(identity),
+            ..NodeObserved::new(name.clone(), NodeKind::Stowage)
+        });
         // A node has at most so many, those that it has lost among them.
-        let _ = self.ledger.report_devices(name, devices);
+        let _ = self.ledger.apply(DevicesReported { node: name.clone(), devices });
     }
 }
 

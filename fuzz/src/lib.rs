@@ -72,7 +72,7 @@ pub fn quantity(data: &[u8]) {
     }
 }
 
-/// An engine's metrics page, behind one byte that is the hint: whatever it says, the figures are possible ones.
+/// An engine's metrics page, after one byte that chooses the declared engine: whatever the page says, the figures are possible.
 pub fn engine_page(data: &[u8]) {
     use stowage::engine_metrics::{Engine, read};
     let Some((&soft_reservation, page)) = data.split_first() else { return };

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_beyond_the_grant_is_usual_and_more_is_told() {
+    fn a_cuda_context_beyond_the_grant_is_normal_and_more_is_a_finding() {
         assert_eq!(findings(&[pod(&["GPU-a"], 10)], &gpus(&[10], &[])), []);
         let found = findings(&[pod(&["GPU-a"], 10)], &gpus(&[12], &[]));
         assert!(

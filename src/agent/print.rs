@@ -14,7 +14,7 @@ use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The report, with pods' names looked up by their UIDs.
+/// The report, with the names of pods in place of their UIDs.
 pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
     let mut text = format!("Node {}\n", report.node);
@@ -108,7 +108,7 @@ fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
     Some(format!("\nThe engine of {}: {}\n", pod_name(&engine.pod, names), engine.problem.as_ref()?))
 }
 
-/// `team-a/llama 12.0 GiB, nobody in Kubernetes 0.3 GiB`
+/// `team-a/llama 12.0 GiB, no pod 0.3 GiB`
 fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
     let Some(processes) = processes else { return UNKNOWN.into() };
     let mut by_owner: BTreeMap<String, Option<Bytes>> = BTreeMap::new();
@@ -229,7 +229,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_known_is_printed_and_what_is_not_is_a_question_mark() {
+    fn known_figures_are_printed_and_unknown_ones_are_a_question_mark() {
         let report: NodeReport = serde_json::from_value(json!({
             "node": "node-a", "bootId": "b", "sequence": 1,
             "gpus": [{

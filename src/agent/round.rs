@@ -99,8 +99,8 @@ impl Rounds {
         Round { report, as_of: Instant::now(), pods }
     }
 
-    /// The latest round for a one-time look: where there was no process to find the owner of, also why the owner could not have
-    /// been found.
+    /// The latest round, for a single sample. If no process was there to find the owner of, it also says what would have
+    /// prevented finding it.
     pub async fn look(&mut self) -> Round {
         let mut round = self.next().await;
         let mut gpus = round.report.gpus.iter().flatten();

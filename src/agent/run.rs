@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-/// Duration of a one-time look: the list of pods and an engine's first answer need a few rounds.
+/// Duration of a single sample (`--once`): the list of pods and an engine's first answer need a few rounds.
 const LOOK: (u32, Duration) = (6, Duration::from_millis(250));
 /// A replica's share of the second between two reports; the round needs the rest.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ pub struct AgentOptions {
     pub publisher: Option<Publisher>,
 }
 
-/// What a one-time look prints.
+/// What a single sample prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Print {
     Tables,

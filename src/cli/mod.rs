@@ -205,7 +205,7 @@ impl Cli {
     }
 }
 
-/// They are told to stop beforehand, and check for it at every node.
+/// They are asked to stop beforehand, and check for it at every node.
 const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 
 /// The client's own log repeats at each attempt what the agent logs once.

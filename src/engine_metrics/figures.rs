@@ -237,7 +237,7 @@ impl<'p> Collected<'p> {
         rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
     }
 
-    /// Of each rank that says it.
+    /// The value of each rank that reports it.
     fn values(&self, quantity: MetricQuantity) -> impl Iterator<Item = f64> {
         self.ranks.iter().filter_map(move |rank| self.value(rank, quantity))
     }

@@ -1,4 +1,4 @@
-//! The scanner against a naive reader that splits, copies and looks at one character after the other.
+//! The scanner against a naive reader that splits, copies and reads one character after the other.
 
 use super::scan::{MetricLine, Scan, WantedMetrics, whole_lines};
 use super::{Engine, read};

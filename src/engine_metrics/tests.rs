@@ -1,4 +1,4 @@
-//! Figures of a page of every engine and version, and of pages that lie.
+//! Figures of a page of every engine and version, and of pages with impossible values.
 
 use super::scan::{MetricLine, Scan, WantedMetrics};
 use super::{Engine, Figures, UnknownPage, read};
@@ -87,7 +87,7 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
     ];
     for (page, expected) in pages {
         assert_eq!(read(page, None).unwrap(), expected);
-        // A wrong hint harms nothing.
+        // A wrong engine in the hint changes nothing.
         assert_eq!(read(page, Some(Engine::Lmdeploy)).unwrap(), expected);
     }
 }
@@ -135,7 +135,7 @@ fn a_value_that_cannot_be_gives_no_figure_and_is_named() {
 }
 
 #[test]
-fn one_rank_that_lies_takes_the_whole_figure_with_it() {
+fn an_impossible_value_of_one_rank_invalidates_the_figure() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
         vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} three\n";
     let figures = read(page.as_bytes(), None).unwrap();
@@ -210,7 +210,7 @@ fn an_engine_that_has_not_worked_yet_is_known_by_its_other_metrics() {
 }
 
 #[test]
-fn what_the_format_allows_is_read() {
+fn every_line_that_the_format_allows_is_parsed() {
     let wanted = WantedMetrics::new(&[("a:b", 'a'), ("a:bc", 'c'), ("d", 'd')]);
     let value = |line: &str| {
         let lines: Vec<_> = Scan::new(line.as_bytes(), &wanted).collect();
@@ -242,7 +242,7 @@ fn what_the_format_allows_is_read() {
 }
 
 #[test]
-fn what_the_format_does_not_allow_is_passed_over_and_counted() {
+fn lines_that_the_format_does_not_allow_are_skipped_and_counted() {
     let wanted = WantedMetrics::new(&[("d", ())]);
     for line in [
         "d ",

@@ -1,27 +1,21 @@
-//! The `bind` verb: puts this pod on this node, on GPUs that are still free, with one write.
-//!
-//! ```text
-//!  assume ──► write Binding ──┬─ written ─────────────────────────► confirm, answer OK
-//!  (under the lock)           ├─ refused ─────────────────────────► forget, answer an error
-//!                             ├─ 409 ──► read the pod ──┬─ here ──► confirm, answer OK
-//!                             │                         ├─ else ──► confirm or release, answer an error
-//!                             └─ no answer ─────────────┴─ unread ► answer an error; the assume stays
-//! ```
-//!
-//! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
-//! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
-//! show that the first one had succeeded. One loop per pod does that ([`open_bindings`]).
+//! The `bind` verb on the wire: the core allocates, then this writes the Binding, reads and waits, as the core tells step by
+//! step ([`binding`](crate::scheduling::verbs::binding)).
 //!
 //! Answering OK for a pod that is not bound would strand it until kube-scheduler restarts; that never happens here.
 
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
-use super::{Extender, open_bindings, shadow};
+use super::{Extender, shadow};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::kubernetes::port::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
-use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
-use crate::scheduling::policy::Mode;
-use crate::units::Millis;
+use crate::kubernetes::port::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord, StatusChange};
+use crate::scheduling::ledger::AssumeConflict;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
+use crate::scheduling::verbs::binding::{
+    BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, NotBound, PodRead, SettlingAsked,
+    SettlingEnded,
+};
+use crate::scheduling::verbs::shadow::Expected;
+use crate::units::{Millis, Moment};
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -29,9 +23,7 @@ use tracing::{info, warn};
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unbound {
     Conflict(AssumeConflict),
-    OnAnotherNode,
-    Gone,
-    Refused,
+    Failed(NotBound),
     Unsettled,
     /// It requests VRAM in shadow mode.
     InShadow,
@@ -41,9 +33,9 @@ impl Unbound {
     fn code(&self) -> &'static str {
         match self {
             Self::Conflict(conflict) => conflict.code(),
-            Self::OnAnotherNode => "bound-elsewhere",
-            Self::Gone => "pod-gone",
-            Self::Refused => "refused",
+            Self::Failed(NotBound::OnAnotherNode) => "bound-elsewhere",
+            Self::Failed(NotBound::Gone) => "pod-gone",
+            Self::Failed(NotBound::Refused) => "refused",
             Self::Unsettled => "unsettled",
             Self::InShadow => "shadow",
         }
@@ -52,9 +44,9 @@ impl Unbound {
     fn phrase(&self) -> &'static str {
         match self {
             Self::Conflict(conflict) => conflict.phrase(),
-            Self::OnAnotherNode => "conflict: pod is bound to another node",
-            Self::Gone => "conflict: pod is gone",
-            Self::Refused => "the API server refused the binding",
+            Self::Failed(NotBound::OnAnotherNode) => "conflict: pod is bound to another node",
+            Self::Failed(NotBound::Gone) => "conflict: pod is gone",
+            Self::Failed(NotBound::Refused) => "the API server refused the binding",
             Self::InShadow => shadow::NO_VRAM_IN_SHADOW,
             Self::Unsettled => "the API server did not say whether the pod is bound; it is being read",
         }
@@ -67,7 +59,7 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
-    let task = BindTask { extender: extender.clone(), uid, key, node };
+    let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node } };
     let answers = extender.service.metrics.answers.clone();
     let bound = extender.writes.spawn(async move { task.run().await }).await;
     let (outcome, result) = match bound.unwrap_or(Err(Unbound::Unsettled)) {
@@ -81,180 +73,133 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
 #[derive(Clone)]
 struct BindTask {
     extender: Extender,
-    uid: PodUid,
-    key: PodKey,
-    node: NodeName,
-}
-
-/// The state of an assume before this bind.
-enum BindPhase {
-    New(BindOrder),
-    /// Assumed by an earlier bind whose Binding may have been written.
-    InFlight(BindOrder),
-    AlreadyBound,
+    asked: BindAsked,
 }
 
 impl BindTask {
     async fn run(&self) -> Result<(), Unbound> {
-        let expected = shadow::expected(&self.extender.service.ledger(), &self.uid);
+        let BindAsked { uid, key, node } = &self.asked;
+        let expected = Expected::of(&self.extender.service.cluster(), uid);
         self.bind().await?;
         if let Some(expected) = expected {
-            shadow::bound(&self.extender, &self.uid, &self.key, &self.node, &expected);
+            shadow::bound(&self.extender, uid, key, node, &expected);
         }
         Ok(())
     }
 
     async fn bind(&self) -> Result<(), Unbound> {
-        let (order, is_new) = match self.assume()? {
-            BindPhase::AlreadyBound => return Ok(()),
-            BindPhase::New(order) => (order, true),
-            BindPhase::InFlight(order) => (order, false),
+        let decision = match self.extender.service.cluster().apply(self.asked.clone()) {
+            Ok(BindAnswer::AlreadyBound) => return Ok(()),
+            Ok(BindAnswer::Write(decision)) => decision,
+            Err(BindRefusal::Conflict(conflict)) => return Err(Unbound::Conflict(conflict)),
+            Err(BindRefusal::InShadow) => return Err(Unbound::InShadow),
         };
-        match self.write(&order).await {
-            BindOutcome::Written => {
-                self.written(&order);
-                Ok(())
-            }
-            BindOutcome::Refused { message } => {
-                warn!(pod = %self.key, node = %self.node, message, "binding refused");
-                if is_new {
-                    self.forget();
+        let BindDecision { placement, demand, is_reserved, policy, is_new, begun } = decision;
+        let BindAsked { uid, key, .. } = self.asked.clone();
+        let order = BindOrder { key, uid, demand, placement, held: is_reserved, policy };
+        self.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await
+    }
+
+    /// Does what each step says, until the pod is bound or is not.
+    async fn carry_out(
+        &self,
+        order: BindOrder,
+        mut step: BindingStep,
+        stage: BindingStage,
+    ) -> Result<(), Unbound> {
+        loop {
+            step = match step {
+                BindingStep::Write { begun } => self.write(&order, begun, stage).await,
+                BindingStep::Read => self.read(&order, stage).await,
+                BindingStep::Pause(pause) => {
+                    tokio::time::sleep(Duration::from_millis(pause.0)).await;
+                    if self.extender.service.gate.is_stopping() {
+                        return Err(Unbound::Unsettled);
+                    }
+                    self.read(&order, stage).await
                 }
-                Err(Unbound::Refused)
+                BindingStep::Bound => {
+                    self.bound(&order);
+                    return Ok(());
+                }
+                BindingStep::Failed(why) => return Err(Unbound::Failed(why)),
+                BindingStep::Settle => {
+                    self.settle_later(order);
+                    return Err(Unbound::Unsettled);
+                }
+                BindingStep::Over => return Err(Unbound::Unsettled),
+            };
+        }
+    }
+
+    async fn write(&self, order: &BindOrder, begun: Moment, stage: BindingStage) -> BindingStep {
+        let Extender { service, control_plane, .. } = &self.extender;
+        let (pod, node) = (&order.key, &order.placement.node);
+        let answer = match control_plane.bind(order).await {
+            BindOutcome::Written => BindingAnswer::Written,
+            BindOutcome::Conflict => BindingAnswer::Conflict,
+            BindOutcome::Refused { message } => {
+                warn!(%pod, %node, message, "binding refused");
+                BindingAnswer::Refused
             }
-            BindOutcome::Conflict => self.settle_now(order).await,
             BindOutcome::Unknown { message } => {
-                warn!(pod = %self.key, node = %self.node, message, "binding unanswered");
-                self.settle_later(order);
-                Err(Unbound::Unsettled)
+                warn!(%pod, %node, message, "binding unanswered");
+                BindingAnswer::Unknown
             }
-        }
-    }
-
-    /// Writes the Binding, and records until when it may land whatever the answer is.
-    async fn write(&self, order: &BindOrder) -> BindOutcome {
-        let Extender { service, control_plane, bindings, .. } = &self.extender;
-        let begun = service.now();
-        bindings.begin(&self.uid);
-        let outcome = control_plane.bind(order).await;
-        let is_open = matches!(outcome, BindOutcome::Conflict | BindOutcome::Unknown { .. });
-        bindings.end(&self.uid, begun, is_open);
-        outcome
-    }
-
-    /// The pod is pending again, unless one of its Bindings can still land.
-    fn forget(&self) {
-        let Extender { service, control_plane, bindings, .. } = &self.extender;
-        let landing = Millis(control_plane.latest_landing().as_millis() as u64);
-        let mut ledger = service.ledger();
-        if bindings.have_landed(&self.uid, ledger.now(), landing) {
-            ledger.forget(&self.uid);
-        }
-    }
-
-    fn assume(&self) -> Result<BindPhase, Unbound> {
-        let mut ledger = self.extender.service.ledger();
-        let entry = ledger.pod_state(&self.uid).filter(|entry| entry.key == self.key);
-        let entry = entry.ok_or(Unbound::Conflict(AssumeConflict::UnknownPod))?;
-        if ledger.policy().mode == Mode::Shadow && entry.node().is_none() && !entry.demand.asks_plugin() {
-            return Err(Unbound::InShadow);
-        }
-        let (demand, held) = (entry.demand.clone(), entry.reservation().is_some());
-        let policy = ledger.policy().digest;
-        let (key, uid) = (self.key.clone(), self.uid.clone());
-        let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
-        Ok(match ledger.assume(&self.uid, &self.node).map_err(Unbound::Conflict)? {
-            AssumeResult::Bound => BindPhase::AlreadyBound,
-            AssumeResult::New(placement) => BindPhase::New(order(placement)),
-            AssumeResult::InFlight(placement) => BindPhase::InFlight(order(placement)),
+        };
+        service.cluster().apply(BindingAnswered {
+            uid: order.uid.clone(),
+            placement: order.placement.clone(),
+            stage,
+            begun,
+            answer,
+            latest_landing: Millis(control_plane.latest_landing().as_millis() as u64),
         })
     }
 
-    /// The pod is bound as requested.
-    fn written(&self, order: &BindOrder) {
-        let devices = order.placement.recorded();
-        info!(pod = %self.key, node = %self.node, ?devices, policy = %order.policy, "bound");
-        self.extender.service.ledger().confirm(&self.uid, &self.node, devices);
+    async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
+        let Extender { service, control_plane, .. } = &self.extender;
+        let record = control_plane.read_pod(&order.key).await;
+        if let Err(error) = &record {
+            warn!(pod = %order.key, %error, "the pod of an open binding could not be read");
+        }
+        let (uid, placement) = (order.uid.clone(), order.placement.clone());
+        let pod = pod_read(record, &uid);
+        service.cluster().apply(BindingRead { uid, placement, stage, pod })
+    }
+
+    fn bound(&self, order: &BindOrder) {
+        let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
+        info!(pod = %order.key, node = %placement.node, devices = ?placement.recorded(), policy = %order.policy, "bound");
         if order.held {
-            let Self { extender, uid, key, .. } = self.clone();
+            let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
             // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.
-            extender.writes.clone().spawn(async move {
-                extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
+            writes.spawn(async move {
+                control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
             });
-        }
-    }
-
-    async fn settle_now(&self, order: BindOrder) -> Result<(), Unbound> {
-        match self.extender.control_plane.read_pod(&self.key).await {
-            Ok(record) if is_settled(record.as_ref(), &self.uid) => self.settle(record),
-            outcome => {
-                warn!(pod = %self.key, ?outcome, "the Binding conflicts, and the pod shows no other node");
-                self.settle_later(order);
-                Err(Unbound::Unsettled)
-            }
-        }
-    }
-
-    /// Updates the ledger to what a fresh read of a bound or deleted pod shows.
-    fn settle(&self, record: Option<PodOnRecord>) -> Result<(), Unbound> {
-        let mut ledger = self.extender.service.ledger();
-        match record
-            .filter(|record| record.uid == self.uid)
-            .and_then(|record| Some((record.node?, record.devices)))
-        {
-            None => {
-                ledger.release(&self.uid);
-                Err(Unbound::Gone)
-            }
-            Some((node, devices)) => {
-                ledger.confirm(&self.uid, &node, devices);
-                if node == self.node { Ok(()) } else { Err(Unbound::OnAnotherNode) }
-            }
         }
     }
 
     /// Starts the pod's settling loop unless one runs.
     fn settle_later(&self, order: BindOrder) {
-        if self.extender.bindings.settle(&self.uid) {
-            let task = self.clone();
-            self.extender.writes.spawn(async move {
-                task.settle_in_time(order).await;
-                task.extender.bindings.settled(&task.uid);
-            });
-        }
-    }
-
-    async fn settle_in_time(&self, order: BindOrder) {
-        let mut reads = 0;
-        while !self.extender.service.gate.is_stopping() {
-            tokio::time::sleep(Duration::from_millis(open_bindings::pause(&self.uid, reads).0)).await;
-            reads = reads.saturating_add(1);
-            if !self.is_open() {
-                return;
-            }
-            match self.extender.control_plane.read_pod(&self.key).await {
-                Err(_) => {}
-                Ok(record) if is_settled(record.as_ref(), &self.uid) => {
-                    let settled = self.settle(record);
-                    return info!(pod = %self.key, ?settled, "binding settled");
-                }
-                Ok(_) => match self.write(&order).await {
-                    BindOutcome::Written => return self.written(&order),
-                    BindOutcome::Refused { .. } => self.forget(),
-                    BindOutcome::Conflict | BindOutcome::Unknown { .. } => {}
-                },
-            }
-        }
-    }
-
-    /// Whether the assume is still unsettled: a watch or a later bind may have been faster.
-    fn is_open(&self) -> bool {
-        let ledger = self.extender.service.ledger();
-        ledger.pod_state(&self.uid).is_some_and(|entry| entry.is_assumed())
+        let uid = order.uid.clone();
+        let Some(first) = self.extender.service.cluster().apply(SettlingAsked(uid.clone())) else { return };
+        let task = self.clone();
+        self.extender.writes.spawn(async move {
+            let settled = task.carry_out(order, first, BindingStage::Settling).await;
+            info!(pod = %task.asked.key, ?settled, "binding settled");
+            task.extender.service.cluster().apply(SettlingEnded(uid));
+        });
     }
 }
 
-/// Whether a read settles a Binding: the pod is bound, gone, or another pod of that name.
-fn is_settled(record: Option<&PodOnRecord>, uid: &PodUid) -> bool {
-    record.is_none_or(|record| record.uid != *uid || record.node.is_some())
+fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
+    match record {
+        Err(_) => PodRead::Failed,
+        Ok(Some(PodOnRecord { uid: found, node, devices, .. })) if found == *uid => match node {
+            Some(node) => PodRead::Bound { node, devices },
+            None => PodRead::Unbound,
+        },
+        Ok(_) => PodRead::Gone,
+    }
 }

@@ -10,8 +10,8 @@ use super::server::PeerAddress;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::explanation::ConflictPart;
-use crate::scheduling::explaining::{Explanation, LedgerAccess, ShownNodes, explain};
-use crate::scheduling::ledger::Ledger;
+use crate::scheduling::explaining::{ClusterAccess, Explanation, ShownNodes, explain};
+use crate::scheduling::verbs::Cluster;
 use crate::service::Service;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -63,9 +63,9 @@ impl IntoResponse for ExplainError {
 /// The ledger behind its lock, which is released between two reads.
 struct Locked<'a>(&'a Service);
 
-impl LedgerAccess for Locked<'_> {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
-        look(&mut self.0.ledger())
+impl ClusterAccess for Locked<'_> {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
+        look(&mut self.0.cluster())
     }
 }
 
@@ -104,7 +104,7 @@ async fn explained(
     if let Some(reason) = service.gate.reason_not_leading().filter(|_| !service.gate.is_synced()) {
         return Err(ExplainError::NotSynced(reason));
     }
-    let uid: Option<PodUid> = service.ledger().uid_of(&key);
+    let uid: Option<PodUid> = service.cluster().uid_of(&key);
     let uid = uid.ok_or_else(|| ExplainError::UnknownPod(key.clone()))?;
     let explaining = tokio::task::spawn_blocking(move || {
         let explanation = explain(&mut Locked(&service), &uid, &options)?;

@@ -8,11 +8,9 @@ pub mod bind;
 pub mod certificate_reload;
 pub mod explain;
 pub mod filter;
-pub mod open_bindings;
 pub mod operators;
 pub mod page_auth;
 pub mod preempt;
-pub mod preempt_device_plugin;
 pub mod prioritize;
 pub mod reports;
 pub mod request;
@@ -43,8 +41,6 @@ pub struct Extender {
     pub journal: Arc<shadow::ShadowJournal>,
     /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
-    /// Bindings whose result is unknown.
-    pub bindings: Arc<open_bindings::OpenBindings>,
     pub limits: request::RequestLimits,
 }
 
@@ -65,7 +61,6 @@ impl Extender {
             report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),
-            bindings: Arc::default(),
             limits,
         }
     }

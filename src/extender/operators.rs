@@ -99,7 +99,7 @@ async fn metrics(
 ) -> Response {
     let turns = extender.pages.metrics.clone();
     page(extender, Asker::new(source, headers), "/metrics", turns, |extender| {
-        let books = extender.service.ledger().clone();
+        let books = extender.service.cluster().clone();
         let text = gathered(extender, &books);
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
     })
@@ -144,7 +144,7 @@ fn refused_policy(service: &Service) -> String {
     let Some(RefusedPolicy { since, headline, .. }) = service.standing.get().refused else {
         return String::new();
     };
-    let digest = service.ledger().policy().digest;
+    let digest = service.cluster().policy().digest;
     let since = at(service, since);
     format!("policy: files rejected since {since}, and {digest} stays in force: {}\n", one_line(&headline))
 }
@@ -169,7 +169,7 @@ async fn policy(
         let service = &extender.service;
         let (policy, standing) = {
             // A policy becomes current under this lock.
-            let ledger = service.ledger();
+            let ledger = service.cluster();
             (ledger.policy().clone(), service.standing.get())
         };
         let refused = standing.refused.as_ref();
@@ -220,7 +220,7 @@ async fn snapshot(
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
-            let books = extender.service.ledger().clone();
+            let books = extender.service.cluster().clone();
             streamed(turn, move |out| pages::snapshot(books, out))
         }
         Err(refused) => refused.into_response(),
@@ -262,10 +262,10 @@ mod tests {
     #[test]
     fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
         let extender = extender();
-        let books = extender.service.ledger().clone();
+        let books = extender.service.cluster().clone();
         let (done, outcome) = channel();
         let service = extender.service.clone();
-        let _filter = service.ledger();
+        let _filter = service.cluster();
         std::thread::spawn(move || {
             let text = gathered(&extender, &books);
             let mut snapshot = Vec::new();
@@ -286,7 +286,7 @@ mod tests {
         let now = extender.service.now();
         extender.service.contact.heard(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
-        let books = extender.service.ledger().clone();
+        let books = extender.service.cluster().clone();
         assert!(gathered(&extender, &books).contains("\nstowage_synced 0\n"));
         extender.service.contact.heard(now);
         assert_eq!(ready().await, StatusCode::OK);

@@ -1,11 +1,13 @@
 //! The `prioritize` verb: scores of 0 to 10 for the nodes that passed filter.
 
-use super::filter::{DecisionView, FilterDecision, asking};
+use super::filter::read_pod;
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
 use super::{Extender, shadow};
-use crate::scheduling::placing::rank::{ScheduleAttempt, score_steps, shortlist};
+use crate::scheduling::placing::rank::score_steps;
 use crate::scheduling::policy::Mode;
+use crate::scheduling::verbs::filter::offered;
+use crate::scheduling::verbs::prioritize::{PrioritizeAsked, prioritize as decide};
 
 pub fn prioritize<'a>(
     extender: &Extender,
@@ -14,20 +16,18 @@ pub fn prioritize<'a>(
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let answers = &extender.service.metrics.answers;
     let zeros = || nodes.names().map(|host| HostPriority { host, score: 0 }).collect::<Vec<_>>();
-    let Ok(mut asking) = asking(extender, &args.pod)? else {
+    let Ok(request) = read_pod(extender, &args.pod)? else {
         answers.with_label_values(&["prioritize", "refused", "invalid-request"]).inc();
         return Ok(zeros());
     };
-    let view = DecisionView::take(&mut extender.service.ledger(), &mut asking);
-    let attempt = ScheduleAttempt { limit: nodes.len().max(1), ..view.attempt() };
-    let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
+    let view = extender.service.cluster().apply(PrioritizeAsked(request));
+    let list = decide(&view, nodes.names());
     if view.policy.mode == Mode::Shadow {
-        shadow::prioritize(extender, &FilterDecision { asking, view, list });
+        shadow::prioritize(extender, &view, &list);
         return Ok(zeros());
     }
     if let Some(first) = list.best.first() {
-        let mut ledger = extender.service.ledger();
-        ledger.offer(&asking.uid, &view.snapshot.nodes()[first.node], first.gpus, extender.service.now());
+        extender.service.cluster().apply(offered(&view, first));
     }
     answers.with_label_values(&["prioritize", "ranked", ""]).inc();
     let mut hosts = zeros();

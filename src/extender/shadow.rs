@@ -6,17 +6,19 @@
 //! rejected.
 
 use super::Extender;
-use super::filter::{FilterDecision, UnreadablePod, VerbRequest, answer};
-use super::preempt_device_plugin::NarrowedCandidates;
-use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, OfferedNode, PreemptionResult};
+use super::filter::{UnreadablePod, answer};
+use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, PreemptionResult};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::objects;
-use crate::scheduling::ledger::{Ledger, ObservedWaiting, PodPhase};
+use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::{Digest, Mode};
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::verbs::preempt::OfferedNode;
+use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
+use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
+use crate::scheduling::verbs::shadow::{Expected, LetThrough, ShadowOutcome, decided};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
@@ -31,46 +33,6 @@ const KEPT: usize = 1000;
 
 /// Nodes named in a record's text.
 const NAMED: usize = 8;
-
-/// How Stowage's decision compares with what was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShadowOutcome {
-    Same,
-    /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
-    Different,
-    /// It would have rejected every node.
-    WouldReject,
-    /// It would have ranked the nodes; kube-scheduler ranked them itself.
-    WouldRank,
-    /// Of the nodes to preempt on it would have kept one.
-    WouldNarrow,
-    WouldNotPreempt,
-    /// Bound without any request to this process.
-    NotAsked,
-    /// The pod requests VRAM, which shadow mode does not provide.
-    Refused,
-}
-
-impl ShadowOutcome {
-    fn code(self) -> &'static str {
-        match self {
-            Self::Same => "same",
-            Self::Different => "different",
-            Self::WouldReject => "would-reject",
-            Self::WouldRank => "would-rank",
-            Self::WouldNarrow => "would-narrow",
-            Self::WouldNotPreempt => "would-not-preempt",
-            Self::NotAsked => "not-asked",
-            Self::Refused => "refused",
-        }
-    }
-
-    /// Whether the pod would have been treated differently.
-    fn is_news(self) -> bool {
-        !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
-    }
-}
 
 /// One answer that was recorded instead of given.
 #[derive(Debug, Clone, Serialize)]
@@ -121,23 +83,16 @@ struct ShadowSubject<'a> {
 pub fn filter<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
-    decision: &FilterDecision,
+    view: &DecisionView,
+    list: &Shortlist,
 ) -> FilterResult<'a> {
-    let FilterDecision { asking, view, list } = decision;
-    let subject = of(asking, "filter", view.policy.digest);
-    let would = placed(&view.snapshot, list);
-    if asking.demand.ask == Ask::Vram {
-        // If the policy changes to enforcing, nothing else would wake the pod.
-        extender.service.ledger().note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot)));
-        record(extender, subject, ShadowOutcome::Refused, would, NO_VRAM_IN_SHADOW.into());
+    extender.service.cluster().apply(decided(view, nodes.names(), list));
+    let subject = of(&view.request, "filter", view.policy.digest);
+    let (outcome, would) = (ShadowOutcome::of_filter(view, list), placed(&view.snapshot, list));
+    if outcome == ShadowOutcome::Refused {
+        record(extender, subject, outcome, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
     }
-    note_in_ledger(extender, nodes, decision);
-    let outcome = match (list.best.is_empty(), list.refused.is_empty()) {
-        (true, _) => ShadowOutcome::WouldReject,
-        (_, true) => ShadowOutcome::Same,
-        _ => ShadowOutcome::Different,
-    };
     record(extender, subject, outcome, would, passed_on(nodes));
     pass_all(nodes)
 }
@@ -152,38 +107,38 @@ pub fn filter_unclear<'a>(
     let UnreadablePod { uid, key, error } = unclear;
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the ledger.
-    let demand = objects::worst_case(pod, &extender.service.ledger().policy().clone());
-    VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting: ObservedWaiting::default() }
-        .enter(&mut extender.service.ledger());
+    let demand = objects::worst_case(pod, &extender.service.cluster().policy().clone());
+    let waiting = ObservedWaiting::default();
+    let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting };
+    extender.service.cluster().apply(LetThrough(request));
     let subject = ShadowSubject { uid, key, verb: "filter", policy };
     record(extender, subject, ShadowOutcome::WouldReject, error.to_string(), passed_on(nodes));
     Some(pass_all(nodes))
 }
 
 /// Records how the nodes would have been ranked.
-pub fn prioritize(extender: &Extender, decision: &FilterDecision) {
-    let FilterDecision { asking, view, list } = decision;
-    let outcome = if list.best.is_empty() { ShadowOutcome::WouldReject } else { ShadowOutcome::WouldRank };
-    let subject = of(asking, "prioritize", view.policy.digest);
-    record(extender, subject, outcome, placed(&view.snapshot, list), "all nodes scored 0".into());
+pub fn prioritize(extender: &Extender, view: &DecisionView, list: &Shortlist) {
+    let subject = of(&view.request, "prioritize", view.policy.digest);
+    let (outcome, would) = (ShadowOutcome::of_prioritize(list), placed(&view.snapshot, list));
+    record(extender, subject, outcome, would, "all nodes scored 0".into());
 }
 
 /// Answers the candidates as they were offered; none, if the pod requests VRAM.
 pub fn preempt(
     extender: &Extender,
-    asking: &VerbRequest,
-    offered: &[OfferedNode<'_>],
+    request: &VerbRequest,
+    offered: &[OfferedNode],
     narrowed: &NarrowedCandidates,
 ) -> PreemptionResult {
-    let subject = of(asking, "preempt", narrowed.policy.digest);
-    if asking.demand.ask == Ask::Vram {
-        record(extender, subject, ShadowOutcome::Refused, "nothing".into(), NO_VRAM_IN_SHADOW.into());
+    let subject = of(request, "preempt", narrowed.policy.digest);
+    let outcome = ShadowOutcome::of_preempt(request, narrowed, offered.len());
+    if outcome == ShadowOutcome::Refused {
+        record(extender, subject, outcome, "nothing".into(), NO_VRAM_IN_SHADOW.into());
         return PreemptionResult::default();
     }
-    let (outcome, would) = match narrowed.chosen {
-        None => (ShadowOutcome::WouldNotPreempt, format!("no candidate: {}", narrowed.code)),
-        Some(place) if offered.len() == 1 => (ShadowOutcome::Same, offered[place].node.to_owned()),
-        Some(place) => (ShadowOutcome::WouldNarrow, offered[place].node.to_owned()),
+    let would = match narrowed.chosen {
+        None => format!("no candidate: {}", narrowed.code),
+        Some(place) => offered[place].node.clone(),
     };
     record(extender, subject, outcome, would, format!("{} candidates as offered", offered.len()));
     as_offered(offered)
@@ -192,7 +147,7 @@ pub fn preempt(
 /// The same for a pod with an invalid request; `None` if it gets no answer in this mode either.
 pub fn preempt_unclear(
     extender: &Extender,
-    offered: &[OfferedNode<'_>],
+    offered: &[OfferedNode],
     pod: &Pod,
     unclear: &UnreadablePod,
 ) -> Option<PreemptionResult> {
@@ -203,66 +158,27 @@ pub fn preempt_unclear(
     Some(as_offered(offered))
 }
 
-/// The node that Stowage's last filter decision would have chosen for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expected {
-    policy: Digest,
-    first: ExpectedNode,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum ExpectedNode {
-    Node(NodeName),
-    None,
-    NotAsked,
-}
-
-/// `None` unless the pod is about to be bound in shadow mode.
-pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
-    let policy = ledger.policy();
-    let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else { return None };
-    let first = match (&waiting.offered, &waiting.refused) {
-        (Some(node), _) => ExpectedNode::Node(node.clone()),
-        (None, Some(_)) => ExpectedNode::None,
-        (None, None) => ExpectedNode::NotAsked,
-    };
-    (policy.mode == Mode::Shadow).then_some(Expected { policy: policy.digest, first })
-}
-
 /// The pod is bound to kube-scheduler's node.
 pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
-    let (outcome, would) = match &expected.first {
-        ExpectedNode::Node(first) if first == node => (ShadowOutcome::Same, first.to_string()),
-        ExpectedNode::Node(first) => (ShadowOutcome::Different, first.to_string()),
-        ExpectedNode::None => (ShadowOutcome::WouldReject, "no node".into()),
-        ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, "not asked".into()),
+    let (outcome, first) = expected.compare(node);
+    let would = match (outcome, first) {
+        (ShadowOutcome::NotAsked, _) => "nobody asked".to_owned(),
+        (_, None) => "no node".to_owned(),
+        (_, Some(first)) => first.to_string(),
     };
     let subject = ShadowSubject { uid, key, verb: "bind", policy: expected.policy };
     record(extender, subject, outcome, would, node.to_string());
 }
 
-fn of<'a>(asking: &'a VerbRequest, verb: &'static str, policy: Digest) -> ShadowSubject<'a> {
-    ShadowSubject { uid: &asking.uid, key: &asking.key, verb, policy }
+fn of<'a>(request: &'a VerbRequest, verb: &'static str, policy: Digest) -> ShadowSubject<'a> {
+    ShadowSubject { uid: &request.uid, key: &request.key, verb, policy }
 }
 
 /// The policy's digest, if it is in shadow mode and lets such a pod through.
 fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
-    let policy = extender.service.ledger().policy().clone();
+    let policy = extender.service.cluster().policy().clone();
     let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
-}
-
-/// For comparison with the pod's bind.
-fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &FilterDecision) {
-    let FilterDecision { asking, view, list } = decision;
-    let mut ledger = extender.service.ledger();
-    match list.best.first() {
-        Some(first) => {
-            let node = &view.snapshot.nodes()[first.node];
-            ledger.offer(&asking.uid, node, first.gpus, extender.service.now());
-        }
-        None => ledger.note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot))),
-    }
 }
 
 fn pass_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
@@ -273,10 +189,10 @@ fn refuse_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
     answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, NO_VRAM_IN_SHADOW)))
 }
 
-fn as_offered(offered: &[OfferedNode<'_>]) -> PreemptionResult {
+fn as_offered(offered: &[OfferedNode]) -> PreemptionResult {
     let answered = offered.iter().map(|node| {
-        let pods = node.victims.iter().map(|uid| AnsweredVictim { uid: (*uid).to_owned() }).collect();
-        (node.node.to_owned(), AnsweredVictims { pods, num_pdb_violations: node.pdb_violations })
+        let pods = node.victims.iter().map(|uid| AnsweredVictim { uid: uid.clone() }).collect();
+        (node.node.clone(), AnsweredVictims { pods, num_pdb_violations: node.pdb_violations })
     });
     PreemptionResult { node_name_to_meta_victims: answered.collect() }
 }

@@ -3,7 +3,7 @@
 //! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are parsed, and nodes
 //! that pass are sent back byte for byte.
 
-use crate::scheduling::placing::snapshot::{NodeSet, Snapshot};
+use crate::scheduling::verbs::preempt::OfferedNode;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -65,11 +65,6 @@ impl AskedNodes<'_> {
             Self::Names(names) => &names[place].0,
             Self::Whole(nodes) => &nodes[place].0.0,
         }
-    }
-
-    /// Those of them that a snapshot has.
-    pub fn in_snapshot(&self, snapshot: &Snapshot) -> NodeSet {
-        snapshot.set_of(self.names().filter_map(|name| snapshot.place_of(name)))
     }
 
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
@@ -171,17 +166,9 @@ struct MetaPod<'a> {
     uid: WireName<'a>,
 }
 
-/// One node that kube-scheduler could preempt on, and its victims there.
-#[derive(Debug)]
-pub struct OfferedNode<'a> {
-    pub node: &'a str,
-    pub victims: Vec<&'a str>,
-    pub pdb_violations: i64,
-}
-
 impl PreemptionArgs<'_> {
     /// The candidates, in order of name; `None` if the request has neither form.
-    pub fn offered(&self) -> Option<Vec<OfferedNode<'_>>> {
+    pub fn offered(&self) -> Option<Vec<OfferedNode>> {
         if let Some(nodes) = &self.node_name_to_meta_victims {
             return Some(nodes.iter().map(|(node, victims)| meta_offer(&node.0, victims.as_ref())).collect());
         }
@@ -190,20 +177,20 @@ impl PreemptionArgs<'_> {
     }
 }
 
-fn meta_offer<'a>(node: &'a str, victims: Option<&'a MetaVictims<'_>>) -> OfferedNode<'a> {
+fn meta_offer(node: &str, victims: Option<&MetaVictims<'_>>) -> OfferedNode {
     let pods = victims.and_then(|v| v.pods.as_deref()).unwrap_or_default();
     OfferedNode {
-        node,
-        victims: pods.iter().map(|pod| &*pod.uid.0).collect(),
+        node: node.to_owned(),
+        victims: pods.iter().map(|pod| pod.uid.0.to_string()).collect(),
         pdb_violations: victims.map_or(0, |v| v.num_pdb_violations),
     }
 }
 
-fn whole_offer<'a>(node: &'a str, victims: Option<&'a Victims<'_>>) -> OfferedNode<'a> {
+fn whole_offer(node: &str, victims: Option<&Victims<'_>>) -> OfferedNode {
     let pods = victims.and_then(|v| v.pods.as_deref()).unwrap_or_default();
     OfferedNode {
-        node,
-        victims: pods.iter().map(|pod| &*pod.metadata.uid.0).collect(),
+        node: node.to_owned(),
+        victims: pods.iter().map(|pod| pod.metadata.uid.0.to_string()).collect(),
         pdb_violations: victims.map_or(0, |v| v.num_pdb_violations),
     }
 }

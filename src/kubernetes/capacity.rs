@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long another figure must last before it replaces an advertised one. After a restart labels are read before agents
+/// How long a different figure must last before it replaces the advertised one. After a restart, labels are read before agents
 /// report, and both are nearly right: a figure that goes down and up again helps no client.
 const SETTLED_AFTER: Millis = Millis::seconds(10);
 /// How long a write may take to appear in the watch before it is repeated.
@@ -50,7 +50,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
     }
 }
 
-/// What a node should advertise, and what it does.
+/// What a node should advertise, and what it advertises.
 #[derive(Debug, Clone, Copy)]
 struct NodeCapacityState {
     /// From its labels and capacity, and its pool in the policy.
@@ -104,7 +104,7 @@ struct PendingPatch {
 impl CapacityWriter {
     /// The figures to write now.
     fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
-        if service.ledger().policy().mode == Mode::Shadow {
+        if service.cluster().policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
@@ -182,7 +182,7 @@ impl CapacityWriter {
 }
 
 fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let ledger = service.ledger();
+    let ledger = service.cluster();
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_written_at_once_and_another_figure_once_it_has_settled() {
+    fn a_missing_figure_is_written_at_once_and_a_different_one_once_it_has_settled() {
         let mut capacity = CapacityWriter::default();
         let (a, b) = (NodeName::parse("a").unwrap(), NodeName::parse("b").unwrap());
         let at = |seconds| Moment(0) + Millis::seconds(seconds);

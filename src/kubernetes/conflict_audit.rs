@@ -1,8 +1,8 @@
 //! Runs the continuous audit once a second: exports conflicts as metrics, log lines and Events on the pods concerned, and
 //! evicts the pod that has not started if the policy says so.
 //!
-//! Which allocations conflict and which pod is evicted is decided in [`conflicts`](crate::scheduling::audit::conflicts), from what the
-//! watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
+//! [`conflicts`](crate::scheduling::audit::conflicts) decides which allocations conflict and which pod is evicted, from what
+//! the watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
 //! held.
 
 use super::port::{
@@ -11,6 +11,7 @@ use super::port::{
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
 use crate::scheduling::policy::{ConflictRule, Mode};
+use crate::scheduling::verbs::wait::{EvictionsOrdered, PodEvicted};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
@@ -142,7 +143,7 @@ impl ConflictAudit {
     }
 
     fn remedy(&mut self, now: Moment) {
-        let policy = self.service.ledger().policy().clone();
+        let policy = self.service.cluster().policy().clone();
         if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
             return self.tries.clear();
         }
@@ -166,10 +167,10 @@ impl ConflictAudit {
     /// It counts towards `evictionsPerMinute`: even if the audit itself were wrong, it could not empty a cluster.
     fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
         let one = std::slice::from_ref(&victim.uid);
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let may = ledger.may_order(one);
         if may {
-            ledger.note_ordered(one);
+            ledger.apply(EvictionsOrdered(one.to_vec()));
         }
         drop(ledger);
         if !may {
@@ -190,7 +191,7 @@ impl ConflictAudit {
         evictions.with_label_values(&[code(&outcome)]).inc();
         let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
         if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
-            self.service.ledger().note_evicted(uid);
+            self.service.cluster().apply(PodEvicted(uid.clone()));
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
             tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "not evicted yet, although its GPU was allocated twice");
@@ -219,7 +220,7 @@ fn is_still_there(record: &PodOnRecord, victim: &ConflictVictim) -> bool {
 /// The devices of these nodes, from agents' reports or labels. The snapshot is dropped at once: the ledger copies one that is
 /// still in use.
 fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
-    let snapshot = service.ledger().snapshot();
+    let snapshot = service.cluster().snapshot();
     let devices =
         |name: &NodeName| snapshot.node(name.as_str()).map(|node| node.devices.clone()).unwrap_or_default();
     nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()

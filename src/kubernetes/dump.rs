@@ -287,9 +287,9 @@ mod tests {
             let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
             DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
-            let budgets = service.ledger().budgets().len();
-            assert!(index.complete_since().is_some() && service.ledger().budgets_known());
-            (budgets, service.kube_filters().pods().count())
+            let budgets = service.cluster().budgets().len();
+            assert!(index.complete_since().is_some() && service.cluster().budgets_known());
+            (budgets, service.cluster().kube_filters().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));
         assert_eq!(load(&[node]), (0, 0));

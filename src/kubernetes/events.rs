@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_the_same_thing_once_in_ten_minutes() {
+    fn a_pod_gets_the_same_event_once_in_ten_minutes() {
         let mut told = RecentEvents::default();
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
         assert!(told.is_news(&uid(1), PodEventReason::Unschedulable, at(0)));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_oldest_goes_first() {
+    fn the_memory_of_recorded_events_is_limited_and_the_oldest_are_forgotten_first() {
         let mut told = RecentEvents::default();
         for n in 0..REMEMBERED + 10 {
             assert!(told.is_news(&uid(n), PodEventReason::Unschedulable, Moment(n as u64 / 100)));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_the_policy_is_told() {
+    fn each_change_of_the_policy_is_an_event() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         for text in ["first", "second"] {

@@ -3,7 +3,6 @@
 //!
 //! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
 //! pod objects would be most of this process' memory.
-//! sixteen thousand pods the objects would be most of this process.
 //!
 //! ```text
 //!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
@@ -21,6 +20,9 @@ use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::verbs::observe::{
+    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
@@ -52,7 +54,7 @@ pub struct ClusterIndex {
     foreign_pods: BTreeSet<PodUid>,
 }
 
-/// Progress of the latest list of a kind.
+/// Progress of the latest list of one kind of object.
 #[derive(Debug, Clone, Copy, Default)]
 struct ListProgress {
     /// Leadership's term when it began.
@@ -96,10 +98,10 @@ impl ClusterIndex {
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
         let warning = see(service, pod, &uid);
-        let is_known = service.ledger().pod_state(&uid).is_some();
+        let is_known = service.cluster().pod_state(&uid).is_some();
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
-        (warning != PodWarning::Nothing).then(|| event(&service.ledger(), &uid, warning)).flatten()
+        (warning != PodWarning::Nothing).then(|| event(&service.cluster(), &uid, warning)).flatten()
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -115,8 +117,8 @@ impl ClusterIndex {
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
-        self.unlisted_pods = service.ledger().pod_states().into_keys().cloned().collect();
-        self.unlisted_pods.extend(service.kube_filters().pods().cloned());
+        self.unlisted_pods = service.cluster().pod_states().into_keys().cloned().collect();
+        self.unlisted_pods.extend(service.cluster().kube_filters().pods().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
     }
@@ -125,8 +127,7 @@ impl ClusterIndex {
     pub fn end_pods(&mut self, service: &Service) {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
-            service.ledger().release(uid);
-            kube_filters::forget(service, uid);
+            service.cluster().apply(PodDeleted(uid.clone()));
             service.conflicts().forget(uid);
             self.warnings.remove(uid);
             self.unplannable_pods.remove(uid);
@@ -148,16 +149,16 @@ impl ClusterIndex {
     /// it, or after it was deleted; the latter would stay for ever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
-        let foreign_pods = self.foreign_pods_in(&service.ledger());
+        let foreign_pods = self.foreign_pods_in(&service.cluster());
         for uid in foreign_pods.intersection(&self.foreign_pods) {
-            service.ledger().release(uid);
+            service.cluster().apply(PodReleased(uid.clone()));
         }
         self.foreign_pods = foreign_pods;
     }
 
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
-        let ledger = service.ledger();
+        let ledger = service.cluster();
         self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
     }
 
@@ -169,16 +170,15 @@ impl ClusterIndex {
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
         let machine = objects::kube_filters::machine(node);
         let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
-        let mut ledger = service.ledger();
-        if let Some(identity) = objects::node_identity(node) {
-            ledger.identify_node(&name, identity);
-        }
-        ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
-        ledger.set_plugin_devices(&name, objects::plugin_devices(node));
-        ledger.share_labels(&name, labels);
-        drop(ledger);
-        machine.into_iter().for_each(|machine| service.kube_filters().set_machine(machine));
-        kube_filters::tell_free_host(service, &name);
+        service.cluster().apply(NodeObserved {
+            name: name.clone(),
+            kind: record.kind,
+            identity: objects::node_identity(node),
+            labelled: labelled_devices(node, record.kind),
+            plugin_devices: objects::plugin_devices(node),
+            labels,
+            machine,
+        });
         self.nodes.insert(name, record);
     }
 
@@ -230,8 +230,7 @@ impl ClusterIndex {
     // ---- inside ----
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
-        service.ledger().release(uid);
-        kube_filters::forget(service, uid);
+        service.cluster().apply(PodDeleted(uid.clone()));
         service.conflicts().forget(uid);
         self.warnings.remove(uid);
         self.unplannable_pods.remove(uid);
@@ -273,33 +272,32 @@ impl ClusterIndex {
     }
 
     fn remove_node(&mut self, service: &Service, name: &NodeName) {
-        service.ledger().remove_node(name);
-        service.kube_filters().remove_machine(name);
+        service.cluster().apply(NodeDeleted(name.clone()));
         self.nodes.remove(name);
     }
 }
 
 /// Brings the pod into the ledger. It is read before the ledger is locked: a filter may be waiting for the lock.
 fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
-    let policy = service.ledger().policy().clone();
+    let policy = service.cluster().policy().clone();
     let reservation = recorded_reservation(service, pod);
     let reservations = reservation.is_some();
     let observation = objects::observation(pod, &policy, reservation, jiff::Timestamp::now());
-    let mut ledger = service.ledger();
+    let mut cluster = service.cluster();
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
     if !reservations
-        && ledger.leader().is_none()
-        && ledger.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
+        && cluster.leader().is_none()
+        && cluster.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
     {
-        ledger.forget_observed_reservation(uid);
+        cluster.apply(ReservationGone(uid.clone()));
     }
     match observation {
-        Some(observation) => ledger.see(observation),
+        Some(observation) => cluster.apply(PodObserved(observation)),
         None => {
             // It is pending and was edited into an invalid request: its previous request is void.
-            if ledger.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
-                ledger.release(uid);
+            if cluster.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+                cluster.apply(PodReleased(uid.clone()));
             }
             PodWarning::Nothing
         }

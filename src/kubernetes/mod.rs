@@ -4,10 +4,10 @@
 //!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
 //!  budgets ──────┘           │
 //!                            │
-//!              upkeep ───────┤                      (time: reservations expire)
-//!              learning ─────┤                      (the packing model)
-//!              conflicts ────┤                      (allocations that conflict)
-//!              capacity ─────┘─► nodes/status
+//!               tick ────────┤                      (time: reservations expire; the planner)
+//!     packing_learner ───────┤                      (the packing model)
+//!      conflict_audit ───────┤                      (allocations that conflict)
+//!            capacity ───────┘─► nodes/status
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: Events, never waited for)
 //!  leader ─► leadership                             (whether any of this may act)

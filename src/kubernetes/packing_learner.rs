@@ -1,6 +1,7 @@
 //! Relearns the packing model when enough pods have arrived, on a thread of its own so that no request waits for it.
 
 use crate::scheduling::placing::learned::PackingModel;
+use crate::scheduling::verbs::tick::PackingModelLearned;
 use crate::scheduling::vocabulary::node::Node;
 use crate::service::Service;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl PackingLearner {
         }
         let service = &self.service;
         let (demand_history, snapshot) = {
-            let mut ledger = service.ledger();
+            let mut ledger = service.cluster();
             if !ledger.is_packing_model_due() {
                 return;
             }
@@ -33,11 +34,11 @@ impl PackingLearner {
         self.at_work = Some(tokio::task::spawn_blocking(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            // Before the ledger is locked: the ledger copies a snapshot that is still in use.
+            // Dropped before the ledger is locked: the ledger copies a snapshot that is still in use.
             drop(snapshot);
-            service.ledger().set_packing_model(packing_model);
+            service.cluster().apply(PackingModelLearned(packing_model));
             // So that the first request finds every node summarized.
-            let snapshot = service.ledger().snapshot();
+            let snapshot = service.cluster().snapshot();
             snapshot.sum_up();
         }));
     }
@@ -51,7 +52,7 @@ mod tests {
     use serde_json::json;
 
     #[tokio::test]
-    async fn what_free_vram_is_worth_is_learned_once_enough_pods_have_come() {
+    async fn the_packing_model_is_learned_once_enough_pods_have_come() {
         let service = Service::new(Policy::default());
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
@@ -68,7 +69,7 @@ mod tests {
         }
         learning.tick();
         learning.at_work.take().expect("ten pods are enough").await.unwrap();
-        assert!(service.ledger().snapshot().packing_model().is_learned());
+        assert!(service.cluster().snapshot().packing_model().is_learned());
         learning.tick();
         assert!(learning.at_work.is_none(), "nobody came since");
     }

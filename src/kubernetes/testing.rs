@@ -15,13 +15,13 @@ pub struct Recorder {
     /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
     written: Mutex<Vec<String>>,
     told: Mutex<Vec<PodEvent>>,
-    /// What evictions of a pod come to; those of all others succeed.
+    /// The outcome of evictions by pod; those of all others succeed.
     pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
-    /// What reading a pod shows; of all others that they are gone.
+    /// What a read of a pod shows; all others are gone.
     pub records: Mutex<BTreeMap<String, PodOnRecord>>,
-    /// The next write of a pod's status arrives when this is answered.
+    /// The next write of a pod's status completes when this is answered.
     pub stall: Mutex<Option<oneshot::Receiver<()>>>,
-    /// Writes of a pod's status come to nothing.
+    /// Writes of a pod's status fail.
     pub deaf: Mutex<bool>,
 }
 

@@ -7,6 +7,8 @@ use super::index::ClusterIndex;
 use super::packing_learner::PackingLearner;
 use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
 use super::port::ControlPlane;
+use crate::scheduling::verbs::tick::Tick;
+use crate::scheduling::verbs::wait::{AllMayBeRefused, TakeUnknownReservations};
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
@@ -62,8 +64,11 @@ impl LedgerUpkeep {
         let is_open = self.service.gate.is_open();
         match is_open {
             true => {
-                let mut ledger = self.service.ledger();
-                let (ended, unknown) = (ledger.expire(now), ledger.take_unknown_reservations());
+                let mut ledger = self.service.cluster();
+                let (ended, unknown) = (
+                    ledger.apply(Tick { now: now, is_leading: true }),
+                    ledger.apply(TakeUnknownReservations),
+                );
                 drop(ledger);
                 self.planner.end(ended);
                 self.planner.end_unknown(unknown);
@@ -75,12 +80,12 @@ impl LedgerUpkeep {
             }
             // The leader that ends a reservation also clears its condition: standby replicas write nothing.
             false => {
-                self.service.ledger().expire_except_reservations(now);
+                self.service.cluster().apply(Tick { now: now, is_leading: false });
                 self.planner.rest();
             }
         }
         if is_open && !self.was_open {
-            self.service.ledger().suppose_all_refused();
+            self.service.cluster().apply(AllMayBeRefused);
             let standing = self.index.lock().standing(&self.service);
             standing.into_iter().for_each(|event| self.control_plane.record_event(event));
         }
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
+    async fn the_leader_clears_an_ended_reservation_and_reports_current_warnings_once() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         upkeep.service.lead_from_the_start();
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn in_shadow_mode_a_hold_of_before_is_cleared_all_the_same() {
+    async fn in_shadow_mode_an_earlier_reservation_is_cleared_all_the_same() {
         let recorder = Arc::new(Recorder::default());
         let mut policy = Policy::default();
         policy.mode = Mode::Shadow;
@@ -157,16 +162,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hold_that_ran_out_before_this_replica_led_is_cleared_when_it_does_and_not_before() {
+    async fn an_expired_reservation_is_cleared_only_once_this_replica_leads() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
-        assert_eq!(upkeep.service.ledger().totals().reservations, 1);
+        assert_eq!(upkeep.service.cluster().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.planner.go_on().await;
-        assert_eq!(upkeep.service.ledger().totals().reservations, 0);
+        assert_eq!(upkeep.service.cluster().totals().reservations, 0);
         assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }

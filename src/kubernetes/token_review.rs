@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// The API server's extra field for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
-/// Agents retry every second; one review is not worth a longer wait.
+/// Agents retry every second, so a review that takes longer is given up.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// The properties of an agent's token.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn s3_a_token_that_rules_itself_out_is_refused_before_anyone_is_asked() {
+    fn s3_a_token_with_impossible_claims_is_refused_without_asking_the_api_server() {
         let now = jiff::Timestamp::from_second(1_000_000).unwrap();
         let user = "system:serviceaccount:kube-system:stowage-agent";
         let code = |claims: serde_json::Value| {

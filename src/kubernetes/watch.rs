@@ -244,7 +244,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn what_was_listed_before_this_replica_leads_does_not_open_its_gate() {
+    fn lists_from_before_this_replica_leads_do_not_make_it_act() {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
         let gate = &feed.service.gate;
@@ -268,7 +268,7 @@ mod tests {
             // Events that the old watches still deliver.
             feed.pod(Event::Delete(Pod::default()));
             assert!(!gate.is_open(), "{kind} of three lists are new");
-            assert_eq!(feed.service.ledger().leader(), None, "b5: holds are taken over from the new lists");
+            assert_eq!(feed.service.cluster().leader(), None, "b5: holds are taken over from the new lists");
             expect(&mut feed.index.lock(), term);
             list(&feed, kind);
         }

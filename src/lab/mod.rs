@@ -2,7 +2,7 @@
 //! functions, beside other policies; [`demo`] runs the whole service among stand-ins for the API server, kube-scheduler,
 //! kubelets and engines, in one process.
 //!
-//! No rule about pods, GPUs or victims is here, and nothing that serves a cluster imports from here.
+//! No rule about pods, GPUs or victims is here, and no module that serves a cluster imports from here.
 
 #[cfg(feature = "service")]
 pub mod demo;

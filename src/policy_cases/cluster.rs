@@ -3,8 +3,12 @@
 use super::pod_shorthand;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
 use crate::policy_file::file::{ExistingPod, TestCluster, TestGpu, TestNode};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
+use crate::scheduling::verbs::request::VerbRequest;
+use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS, RequestError};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
@@ -51,16 +55,21 @@ pub fn uid(name: &str) -> PodUid {
     PodUid::parse(&name.replace(' ', "-")).expect("names of pods and this module's own are UIDs, too")
 }
 
-pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
+pub fn request(uid: PodUid, demand: Demand) -> VerbRequest {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
-    let state = ObservedPhase::Waiting(ObservedWaiting::default());
-    ledger.see(PodObservation { uid: uid.clone(), key, demand: demand.clone(), state, observed: None });
+    VerbRequest { uid, key, demand, waiting: ObservedWaiting::default() }
 }
 
-pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluster> {
-    let mut ledger = Ledger::new(Arc::new(policy.clone()));
-    ledger.set_now(NOW);
+pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
+    let VerbRequest { uid, key, demand, waiting } = request(uid.clone(), demand.clone());
+    let state = ObservedPhase::Waiting(waiting);
+    cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
+}
+
+pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadCluster> {
+    let mut ledger = Cluster::new(Arc::new(policy.clone()));
+    ledger.apply(ClockAdvanced(NOW));
     let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
     for node in nodes {
         add_node(&mut ledger, node)?;
@@ -74,7 +83,7 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluste
         tenants.push(tenant);
     }
     for report in 1..=REPORTS {
-        ledger.set_now(NOW + Millis::seconds(report));
+        ledger.apply(ClockAdvanced(NOW + Millis::seconds(report)));
         for node in nodes {
             read(&mut ledger, node, &tenants)?;
         }
@@ -89,7 +98,7 @@ struct CasePod {
     per_gpu: Bytes,
 }
 
-fn add_node(ledger: &mut Ledger, node: &TestNode) -> Result<(), BadCluster> {
+fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     if ledger.has_node(&name) {
         return Err(BadCluster::TwoNodes { node: name });
@@ -102,10 +111,14 @@ fn add_node(ledger: &mut Ledger, node: &TestNode) -> Result<(), BadCluster> {
     let kind = if node.plugin.is_some() { NodeKind::DevicePlugin } else { NodeKind::Stowage };
     let offered = node.plugin.iter().flatten();
     let offered = offered.filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count))).collect();
-    ledger.set_node(&name, kind, None);
-    ledger.set_labels(&name, labels);
-    ledger.set_plugin_devices(&name, offered);
-    ledger.report_devices(&name, devices).expect("the node is there, and its GPUs are not too many");
+    ledger.apply(NodeObserved {
+        labels: Arc::new(labels),
+        plugin_devices: offered,
+        ..NodeObserved::new(name.clone(), kind)
+    });
+    ledger
+        .apply(DevicesReported { node: name.clone(), devices: devices })
+        .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }
 
@@ -141,7 +154,7 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
     })
 }
 
-fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
+fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
     let (name, node) = (&pod.pod.name.0, &pod.node.0);
     let policy = ledger.policy().clone();
     let demand = pod_shorthand::demand(&pod.pod, &policy)
@@ -168,12 +181,12 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
         ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
-    ledger.see(PodObservation { uid: tenant.uid.clone(), key, demand, state, observed: None });
+    ledger.apply(PodObserved(PodObservation { uid: tenant.uid.clone(), key, demand, state, observed: None }));
     Ok(tenant)
 }
 
 /// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
-fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
+fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let now = ledger.now();
     let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
@@ -183,10 +196,15 @@ fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(),
         let holding = NodeModel { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
-    ledger.read(
-        &name,
-        NodeReading { sampled: now, gpus, holdings: holdings.into_values().collect(), in_flight: Vec::new() },
-    );
+    ledger.apply(ReadingReported {
+        node: name.clone(),
+        reading: NodeReading {
+            sampled: now,
+            gpus,
+            holdings: holdings.into_values().collect(),
+            in_flight: Vec::new(),
+        },
+    });
     Ok(())
 }
 

@@ -2,8 +2,10 @@
 
 use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
 use crate::scheduling::policy::{Policy, Preemptibility};
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{PodObserved, PodReleased};
 use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use serde::Serialize;
 
@@ -51,7 +53,7 @@ pub struct NodeChange {
 }
 
 /// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
-pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
+pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> =
         old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
     pods.sort_unstable();
@@ -68,15 +70,15 @@ pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
 }
 
 /// A ledger's decision for one of its pods. The ledger is left as it was.
-fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
+fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
     let policy = ledger.policy().clone();
     let entry = ledger.pod_state(uid)?.clone();
-    ledger.release(uid);
+    ledger.apply(PodReleased(uid.clone()));
     let answer = ask(ledger, &policy, entry.demand.clone());
     let best = answer.list.best.iter().map(|candidate| answer.nodes[candidate.asked].to_string());
     let nodes: Vec<String> = best.collect();
     let victims = answer.victims.clone();
-    ledger.release(&cluster::uid(super::CASE));
+    ledger.apply(PodReleased(cluster::uid(super::CASE)));
     put_back(ledger, uid, entry.clone());
     let class = policy.class(entry.demand.class);
     Some(PodDecision {
@@ -88,7 +90,7 @@ fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
     })
 }
 
-fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
+fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
     let now = ledger.now();
     let leaving = match &entry.phase {
         PodPhase::Bound(bound) => bound.leaving,
@@ -109,16 +111,16 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
         // A dump has no Binding in progress.
         PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
     };
-    ledger.see(PodObservation {
+    ledger.apply(PodObserved(PodObservation {
         uid: uid.clone(),
         key: entry.key,
         demand: entry.demand,
         state,
         observed: shown,
-    });
+    }));
 }
 
-fn node_changes(old: &mut Ledger, new: &mut Ledger) -> Vec<NodeChange> {
+fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
     let (old_policy, new_policy) = (old.policy().clone(), new.policy().clone());
     let (before, after) = (old.snapshot(), new.snapshot());
     let changes = before.nodes().iter().filter_map(|node| {

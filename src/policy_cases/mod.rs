@@ -1,8 +1,8 @@
 //! Policy test cases: run a policy's cases through the core that decides in production, before the policy is used.
 //!
 //! [`cluster`] builds the small cluster of a case, [`pod_shorthand`] builds pods from their shorthand, and here the case's pod is
-//! placed and the result is compared with the expectation. [`mod@compare`] asks two policies about every pod of one cluster. Pure:
-//! a case has its own clock, and no network. It changes nothing and does not know where cases are read from.
+//! placed and the result is compared with the expectation. [`mod@compare`] asks two policies about every pod of one cluster.
+//! Pure: a case has its own clock, and no network. It changes nothing and does not know where cases are read from.
 
 mod cluster;
 mod compare;
@@ -17,8 +17,11 @@ use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
+use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::policy::{ExpressionPod, Policy};
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::prioritize::prioritize;
+use crate::scheduling::verbs::request::DecisionView;
 use crate::scheduling::vocabulary::demand::{Demand, RequestError};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -69,7 +72,7 @@ pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCl
     Ok(outcomes)
 }
 
-fn differences(mut ledger: Ledger, case: &TestCase) -> Vec<Difference> {
+fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
     let policy = ledger.policy().clone();
     let demand = match pod_shorthand::demand(&case.pod, &policy) {
         Ok(demand) => demand,
@@ -99,20 +102,14 @@ fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Differenc
     }]
 }
 
-fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> CaseAnswer<'a> {
+fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnswer<'a> {
     let uid = cluster::uid(CASE);
     cluster::wait(ledger, &uid, &demand);
-    let snapshot = ledger.snapshot();
-    demand.weighed_by(&snapshot);
+    let request = cluster::request(uid.clone(), demand);
+    let view = DecisionView::preview(ledger, request);
+    let (snapshot, demand) = (view.snapshot.clone(), view.request.demand.clone());
     let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();
-    let attempt = ScheduleAttempt {
-        limit: nodes.len().max(1),
-        just_failed: None,
-        reserved_placement: None,
-        policy,
-        allowance: ledger.allowance(&uid, &demand),
-    };
-    let list = shortlist(&snapshot, &demand, nodes.iter().map(NodeName::as_str), attempt);
+    let list = prioritize(&view, nodes.iter().map(NodeName::as_str));
     let gpus = list.best.first().map_or_else(Vec::new, |best| {
         let devices = &snapshot.nodes()[best.node].devices;
         best.gpus.iter().map(|place| devices[place].index).collect()

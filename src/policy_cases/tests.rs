@@ -9,7 +9,7 @@ fn test(text: serde_json::Value) -> PolicyTest {
     serde_json::from_value(text).unwrap()
 }
 
-/// The built-in classes behind one of our own, and two tenants.
+/// One custom class before the built-in ones, and two tenants.
 fn policy() -> Policy {
     let chat = Class {
         matches: Match { namespaces: vec!["chat".into()], ..Match::default() },
@@ -71,7 +71,7 @@ fn a_case_that_holds_has_no_differences() {
 }
 
 #[test]
-fn each_thing_that_comes_out_otherwise_is_told_with_its_reason() {
+fn each_unmet_expectation_is_reported_with_its_reason() {
     let differences = outcome(serde_json::json!({
         "name": "all wrong",
         "pod": {"name": "bot", "namespace": "other", "vram": "70Gi"},
@@ -120,7 +120,7 @@ fn a_cluster_that_cannot_be_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_understood_is_told_or_expected() {
+fn an_invalid_pod_is_reported_or_expected() {
     let case = |expect: serde_json::Value| {
         outcome(
             serde_json::json!({"name": "x", "pod": {"name": "p", "vram": "1Gi", "gpus": 0}, "expect": expect}),
@@ -150,7 +150,7 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
 }
 
 #[test]
-fn nobody_leaves_for_a_pod_that_its_tenants_limit_keeps_out_all_the_same() {
+fn no_pod_is_evicted_for_a_pod_beyond_its_tenants_limit() {
     let limit = TenantLimit { vram: Some(Bytes::gib(30)), milli_gpus: None };
     let policy = policy().with_tenants(vec![Tenant { limit, ..Tenant::named("talk", &["jobs"]) }]).unwrap();
     let case = serde_json::json!({

@@ -1,5 +1,5 @@
-//! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, where the
-//! author of the change looks first.
+//! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, which the
+//! author of the change checks first.
 //!
 //! Nothing is decided here, and nothing is repeated: the caller announces each change once. The metric's counter is increased
 //! last, so a counted change has been announced.
@@ -84,7 +84,7 @@ impl Announcer {
 
     /// For the current policy.
     fn digest(&self) -> Digest {
-        self.service.ledger().policy().digest
+        self.service.cluster().policy().digest
     }
 
     fn tell(&self, kind: PodEventReason, text: String) {

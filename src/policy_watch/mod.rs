@@ -208,7 +208,7 @@ fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
-    let before = service.ledger().policy().clone();
+    let before = service.cluster().policy().clone();
     policy.version = before.version;
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
@@ -242,7 +242,7 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 }
 
 impl Problems {
-    /// A defect of Stowage's own. The last good policy is worth more than a process that ends.
+    /// A defect of Stowage's own. Serving the last good policy is better than ending the process.
     fn of_a_panic() -> Self {
         let text = "Stowage failed on this policy, which is a defect of its own; its log says where";
         Self { headline: text.into(), whole: text.into() }

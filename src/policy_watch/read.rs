@@ -1,7 +1,7 @@
 //! Reads policy files from disk: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
 //! because a mounted ConfigMap consists of them; names that begin with a dot are internal to the ConfigMap and are ignored.
 //!
-//! [`policy_file`](crate::policy_file) parses the files; nothing here looks into them.
+//! [`policy_file`](crate::policy_file) parses the files; nothing here reads their content.
 
 use crate::policy_file::{MAX_FILE, SourceText};
 use std::io::{self, Read};
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_said_to_be_none() {
+    fn a_path_without_a_policy_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read(dir.path()), Err(ReadError::NoPolicy { .. })));
         assert!(matches!(policies(dir.path()), Err(ReadError::NoPolicy { .. })));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_is_no_policy_and_nobody_waits_for_it() {
+    fn a_pipe_is_no_policy_and_does_not_block() {
         let error = read(Path::new("/dev/null")).unwrap_err();
         assert!(matches!(error, ReadError::NeitherFileNorDirectory { .. }));
     }

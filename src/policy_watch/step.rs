@@ -1,7 +1,7 @@
 //! Decides what to do after each read of the policy files. Pure: the files come in, the action comes out; no clock, no disk.
 //!
 //! ```text
-//!             the same as was dealt with
+//!             the same as was handled
 //!           ┌──────────┐
 //!           ▼          │       other           the same again
 //!        settled ──────┴────────────► changing ────────────────► settled: load it, or refuse it
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_the_same_leads_to_nothing() {
+    fn unchanged_files_lead_to_no_action() {
         let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
         assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_gone_for_a_moment_is_nobodys_policy() {
+    fn a_directory_that_is_gone_for_a_moment_changes_nothing() {
         let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
         assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_once_and_its_return_is_loaded() {
+    fn unreadable_files_are_refused_once_and_loaded_when_they_are_back() {
         let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
         assert_eq!(watching.look(Err(gone())), ReloadStep::Refuse(gone()));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_cut_and_said() {
+    fn lists_beyond_their_limits_are_cut_and_reported() {
         let process = |pid| json!({ "pid": pid });
         let processes: Vec<_> = (0..3000).map(process).collect();
         let gpu = |uuid: &str| json!({ "uuid": uuid, "index": 0, "model": "m", "totalBytes": 1, "processes": processes });

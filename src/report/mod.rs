@@ -87,7 +87,7 @@ fn healthy() -> Health {
 pub struct ProcessReport {
     /// On the host.
     pub pid: u32,
-    /// `null` or missing where the driver does not say.
+    /// `null` or missing where the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<Bytes>,
     /// The pod it belongs to; missing if it belongs to no pod.
@@ -110,7 +110,7 @@ pub struct EngineReport {
     pub sleep_level: Option<u8>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
-    /// Share of its KV cache in use, 0 to 1: the fullest of its data-parallel ranks. Missing if it does not say.
+    /// Share of its KV cache in use, 0 to 1: the fullest of its data-parallel ranks. Missing if it does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_usage: Option<f64>,
     /// Tokens its KV cache holds, over all ranks.

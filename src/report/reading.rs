@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_nobody_does_not_count_and_what_is_not_known_is_not_zero() {
+    fn an_engine_that_does_not_serve_has_no_load_and_an_unknown_load_is_not_zero() {
         for state in ["starting", "loading", "sleeping"] {
             assert_eq!(on_a(json!([engine(json!({ "state": state }))])), (Some(0), Some(0)), "{state}");
         }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_looked_for_engines_only_an_idle_gpu_is_known_to_be_calm() {
+    fn if_the_agent_did_not_look_for_engines_only_an_idle_gpu_has_no_load() {
         let mut report = report(json!([]));
         report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_model_that_is_there_twice_the_nearer_counts() {
+    fn a_model_found_twice_has_the_nearer_tier() {
         let mut report = report(json!([]));
         report.models = serde_json::from_value(json!([
             { "model": "b", "tier": "disk", "bytes": 7, "source": "huggingface" },

@@ -2,16 +2,17 @@
 //! logger or a random number. `now` is an argument, every order ends in a name, and no hash map is iterated, so the
 //! same snapshot, policy and request give the same answer, byte for byte.
 //!
-//! In floors: a room imports only from those above it in this list.
+//! In floors: a module imports only from those above it in this list.
 //!
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
 //! - [`placing`]: snapshot, fit, pack, score and rank.
-//! - [`ledger`]: who holds which VRAM: node states, pod states, reservations. The one writer.
+//! - [`ledger`]: which pod has which VRAM: node states, pod states, reservations. The one writer.
 //! - [`evicting`]: which pods to evict for a preemptor, and at what cost.
 //! - [`planning`]: places for pods that wait, groups, consolidation, relief of loaded engines.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.
+//! - [`verbs`]: the door: every change as an input, and kube-scheduler's four verbs as functions.
 //! - [`explaining`]: why a pod is where it is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -24,6 +25,7 @@ pub mod ledger;
 pub mod placing;
 pub mod planning;
 pub mod policy;
+pub mod verbs;
 pub mod vocabulary;
 
 #[cfg(test)]

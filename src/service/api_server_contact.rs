@@ -1,6 +1,6 @@
 //! Tracks when the API server last answered: whether the known state of the cluster can be taken as current.
 //!
-//! A watch without changes and a watch whose server is gone look the same for a minute; this tells them apart. Nothing here
+//! A watch without changes and a watch whose server is gone look the same for a minute; this distinguishes them. Nothing here
 //! sends a request, and no decision depends on it.
 
 use crate::units::{Millis, Moment};

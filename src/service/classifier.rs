@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_policy_said_is_not_what_the_next_one_says() {
+    fn a_new_policy_does_not_use_the_classifications_of_the_old_one() {
         let (first, second) = (policy(1, "chat"), policy(2, "search"));
         let classify = Classifier::of(first.clone());
         for _ in 0..2 {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
+    fn classifications_made_in_advance_get_the_new_policys_version() {
         let classified: Classifications =
             [(Arc::new(pod("chat")), policy(0, "chat").classify(&pod("chat")))].into_iter().collect();
         let in_force = policy(7, "chat");

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_shuts_with_the_lease_and_not_with_the_next_look_at_it() {
+    fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
         let gate = gate();
         gate.set_tenure(leading(&gate, "a", 10));
         gate.set_synced_in(gate.term());

@@ -1,24 +1,24 @@
-//! The state that the edges of one running Stowage share: the ledger and the view of kube-scheduler's filters behind their
-//! locks, the pod classifier, the clock, leadership, and the metrics.
+//! The state that the edges of one running Stowage share: the cluster behind its lock, the pod classifier, the clock, leadership, and the metrics.
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` assemble it.
 
 mod api_server_contact;
 mod classifier;
+mod cluster_guard;
 mod leadership;
-mod ledger_guard;
 mod policy_status;
 
 pub use api_server_contact::ApiServerContact;
+pub use cluster_guard::ClusterGuard;
 pub use leadership::{Leadership, Tenure};
-pub use ledger_guard::LedgerGuard;
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
 
 use crate::scheduling::audit::conflicts::Conflicts;
-use crate::scheduling::kube_filters::ClusterFilters;
-use crate::scheduling::ledger::{Classifications, Ledger};
+use crate::scheduling::ledger::Classifications;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
@@ -29,8 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub struct Service {
-    ledger: Mutex<Ledger>,
-    kube_filters: Mutex<ClusterFilters>,
+    cluster: Mutex<Cluster>,
     score_cache: Mutex<ScoreCache>,
     conflicts: Mutex<Conflicts>,
     classify: Classifier,
@@ -63,8 +62,7 @@ impl Service {
         metrics.policy.set_in_force(&policy);
         Arc::new(Self {
             classify: Classifier::of(policy.clone()),
-            ledger: Mutex::new(Ledger::new(policy)),
-            kube_filters: Mutex::default(),
+            cluster: Mutex::new(Cluster::new(policy)),
             score_cache: Mutex::default(),
             conflicts: Mutex::default(),
             gate: Leadership::new(clock),
@@ -75,18 +73,12 @@ impl Service {
         })
     }
 
-    /// The ledger, with its time set to the present. Take it for one call or a few; never across an await. A panic under the
-    /// lock discards the ledger.
-    pub fn ledger(&self) -> LedgerGuard<'_> {
-        let mut ledger = LedgerGuard::new(self, self.ledger.lock());
-        ledger.set_now(self.now());
-        ledger
-    }
-
-    /// The cluster as kube-scheduler's default filters see it. To look at many nodes, take a snapshot. Never lock the ledger
-    /// while this is locked, nor the other way round.
-    pub fn kube_filters(&self) -> MutexGuard<'_, ClusterFilters> {
-        self.kube_filters.lock()
+    /// All state that decisions are made on, with its time set to the present. Take it for one call or a few; never across an
+    /// await. A panic under the lock discards the state.
+    pub fn cluster(&self) -> ClusterGuard<'_> {
+        let mut cluster = ClusterGuard::new(self, self.cluster.lock());
+        cluster.apply(ClockAdvanced(self.now()));
+        cluster
     }
 
     /// Cached fit-and-score results. Take one entry out, use it, and put it back; do not evaluate nodes while this is locked.
@@ -107,15 +99,15 @@ impl Service {
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
     /// while on a large cluster; do not call it on a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
-        let traits = self.ledger().to_classify();
+        let traits = self.cluster().to_classify();
         let mut classified = Classifications::default();
         for traits in traits {
             classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
         }
         let remembered = Remembered::of(&classified);
-        let mut ledger = self.ledger();
-        ledger.set_policy(policy, &classified);
-        let policy = ledger.policy().clone();
+        let mut cluster = self.cluster();
+        cluster.apply(PolicySet { policy, classified });
+        let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
@@ -125,7 +117,7 @@ impl Service {
     /// Sets what the Lease says of this replica. A new leader relists before it acts.
     pub fn set_tenure(&self, tenure: Tenure) {
         if !self.gate.set_tenure(tenure) {
-            self.ledger().stop_leading();
+            self.cluster().apply(LeadershipEnded);
         }
     }
 
@@ -134,7 +126,7 @@ impl Service {
     pub fn set_synced_in(&self, term: u64) {
         // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
         if let Some(epoch) = self.gate.epoch().filter(|_| term >= self.gate.term()) {
-            self.ledger().begin_leading(epoch);
+            self.cluster().apply(LeadershipBegan(epoch));
         }
         self.gate.set_synced_in(term);
     }

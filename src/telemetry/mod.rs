@@ -33,7 +33,7 @@ pub struct Metrics {
     pub reports: IntCounterVec,
     /// Bytes of report bodies.
     pub report_bytes: IntCounter,
-    /// GPUs that reports brought and that wait.
+    /// GPUs that appear in a report and are not used yet, because their node's list changes too often.
     pub gpus_delayed: IntCounter,
     /// Ledgers discarded because of a panic.
     pub ledgers_discarded: IntCounter,

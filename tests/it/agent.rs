@@ -1,8 +1,8 @@
 //! The `stowage agent` command in a simulated environment: a driver's library that plays a script, a kubelet's socket, a `/proc`
 //! of files, an API server, engines that answer HTTP, and the extender it reports to.
 //!
-//! [`world`] makes that environment and runs the command in it; the other files cover one source or one behaviour each. How a
-//! single source copes is tested beside it in `src/agent`.
+//! [`world`] makes that environment and runs the command in it; the other files cover one source or one behaviour each. The
+//! tests of a single source are beside it in `src/agent`.
 
 mod arguments;
 mod engines;

@@ -110,7 +110,7 @@ fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
     will_read(&served, Some(stolen));
     assert_eq!(served.bind(&llm, "node-a"), "", "it is where it was to be");
     assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2]);
-    assert_eq!(served.service.ledger().totals().unplaced, 1);
+    assert_eq!(served.service.cluster().totals().unplaced, 1);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_bind_completes_after_its_connection_is_closed() {
     eventually("the write is under way", || orders(&served) == 1);
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     drop(client);
-    // The server has let go of the connection and of the handler before the API server answers.
+    // The server has dropped the connection and the handler before the API server answers.
     assert_eq!(served.passed(&pod("other", "10Gi"), &["node-a"]), ["node-a"]);
     served.control_plane.permits.add_permits(1);
     eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));

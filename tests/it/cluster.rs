@@ -18,7 +18,10 @@ use stowage::kubernetes::{ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, L
 use stowage::lab::demo::api_server::ApiServer;
 use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::scheduling::audit::ledger::audit;
-use stowage::scheduling::ledger::{AssumeResult, PodPhase, PodState};
+use stowage::scheduling::ledger::{PodPhase, PodState};
+use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use stowage::scheduling::verbs::wait::Reserve;
 use stowage::scheduling::vocabulary::node::Node;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
@@ -68,11 +71,12 @@ impl TestReplica {
     /// Waits for the pod to be in the ledger, then assumes it. What the extender does before it binds.
     async fn assume(&self, name: &str, node: &str) -> BindOrder {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let (uid, entry) =
             ledger.pod_states().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
-        let AssumeResult::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
+        let asked = BindAsked::of(&ledger, &uid, &node_name(node)).unwrap();
+        let Ok(BindAnswer::Write(BindDecision { placement, is_new: true, .. })) = ledger.apply(asked) else {
             panic!("{name} was assumed before")
         };
         let policy = ledger.policy().digest;
@@ -83,7 +87,11 @@ impl TestReplica {
         let order = self.assume(name, node).await;
         assert_eq!(self.control_plane.bind(&order).await, BindOutcome::Written);
         let placement = &order.placement;
-        self.service.ledger().confirm(&order.uid, &placement.node, Some(placement.devices.clone()));
+        self.service.cluster().apply(BindingWritten {
+            uid: order.uid.clone(),
+            node: placement.node.clone(),
+            devices: Some(placement.devices.clone()),
+        });
         order
     }
 
@@ -102,7 +110,7 @@ impl TestReplica {
     }
 
     fn phase(&self, name: &str) -> Option<PodPhase> {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         ledger
             .pod_states()
             .into_values()
@@ -126,13 +134,13 @@ impl TestReplica {
             }
             entry
         };
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), timeless(entry))).collect()
     }
 
     /// What is left of each GPU; generations count changes, and those were others.
     fn nodes(&self) -> Vec<Node> {
-        let snapshot = self.service.ledger().snapshot();
+        let snapshot = self.service.cluster().snapshot();
         snapshot.nodes().iter().map(|node| Node { generation: 0, ..node.clone() }).collect()
     }
 
@@ -227,14 +235,18 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     server.faults().next(Operation::Eviction, 1000, InjectedFault::TooMany);
     // A pod that waits for `two` to terminate.
     let holder = before.assume("holds", "a").await;
-    before.service.ledger().forget(&holder.uid);
+    before.service.cluster().apply(BindingFailed(holder.uid.clone()));
     let reservation = Reservation {
         node: node_name("a"),
         devices: two.placement.devices.clone(),
         victims: [two.uid.clone()].into(),
         deadline: before.service.now() + Millis::seconds(300),
     };
-    before.service.ledger().reserve(&holder.uid, reservation.clone()).unwrap();
+    before
+        .service
+        .cluster()
+        .apply(Reserve { uid: holder.uid.clone(), reservation: reservation.clone() })
+        .unwrap();
     before
         .control_plane
         .write_status(&holder.key, &holder.uid, &StatusChange::reservation(reservation.clone()))
@@ -255,9 +267,9 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     let after = TestReplica::acting(&server).await;
     assert_eq!(after.entries(), before.entries());
     assert_eq!(after.nodes(), before.nodes());
-    assert_eq!(audit(&after.service.ledger()), []);
+    assert_eq!(audit(&after.service.cluster()), []);
     let deadline = |replica: &TestReplica| {
-        let ledger = replica.service.ledger();
+        let ledger = replica.service.cluster();
         let deadline = ledger.pod_state(&holder.uid).unwrap().reservation().unwrap().deadline;
         replica.service.clock.to_wall(deadline).as_second()
     };
@@ -336,7 +348,7 @@ async fn a_watch_that_fell_behind_relists_and_releases_deleted_pods() {
         .await;
     assert!(server.calls().count_by("stowage", "list", "pods") > lists);
     assert!(matches!(replica.phase("kept"), Some(PodPhase::Bound(_))));
-    assert_eq!(audit(&replica.service.ledger()), []);
+    assert_eq!(audit(&replica.service.cluster()), []);
     replica.stop().await;
 }
 
@@ -416,7 +428,7 @@ async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_ke
     let ready = json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] } });
     server.patch_status("pods/default/p", &ready).unwrap();
     let order = replica.assume("p", "a").await;
-    replica.service.ledger().forget(&order.uid);
+    replica.service.cluster().apply(BindingFailed(order.uid.clone()));
     // The leader did not make it: it shows as one of an earlier leader's that was written too late.
     let reservation = Reservation {
         node: node_name("a"),

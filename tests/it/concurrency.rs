@@ -7,9 +7,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use stowage::ids::NodeName;
 use stowage::kubernetes::port::BindOutcome;
 use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::PodPhase;
+use stowage::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
@@ -98,7 +100,7 @@ impl FiveHundred {
         assert_eq!(seats.len(), 100);
         assert!(seats.values().all(|pods| *pods == 5), "{seats:?}");
         assert!(self.served.promised(|_| true).values().all(|promised| *promised <= PROMISABLE));
-        let ledger = self.served.service.ledger();
+        let ledger = self.served.service.cluster();
         assert_eq!(audit(&ledger), []);
         let totals = ledger.totals();
         assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.soft_reservations), (500, 0, 0, 0));
@@ -136,7 +138,12 @@ fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_anothe
             .into_iter()
             .map(|pod| {
                 let node = choose(&mut client, &pod, &nodes).expect("a seat is left");
-                cluster.served.service.ledger().begin_attempt(&uid_of(&pod));
+                // No soft reservation steers the next pod.
+                let answer = FilterAnswer::Offered {
+                    node: NodeName::parse(&node).unwrap(),
+                    devices: std::sync::Arc::default(),
+                };
+                cluster.served.service.cluster().apply(FilterDecided { uid: uid_of(&pod), answer });
                 json!({ "pod": pod, "node": node })
             })
             .collect();
@@ -204,7 +211,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
             match attempt(client, pod, &nodes).as_deref() {
                 None => break,
                 Some("") => {
-                    assert_eq!(audit(&served.service.ledger()), [], "in the middle of it");
+                    assert_eq!(audit(&served.service.cluster()), [], "in the middle of it");
                     // Every third pod ends at once, and others replace it.
                     if pod["metadata"]["name"].as_str().unwrap().as_bytes().last().unwrap() % 3 == 0 {
                         left.lock().push(pod["metadata"]["uid"].clone());
@@ -222,7 +229,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     let promised = served.promised(|order| stayed(order.uid.as_str()));
     assert!(!left.is_empty() && promised.len() > 12, "{} left, {} GPUs in use", left.len(), promised.len());
     assert!(promised.values().all(|bytes| *bytes <= PROMISABLE), "{promised:?}");
-    let ledger = served.service.ledger();
+    let ledger = served.service.cluster();
     assert_eq!(audit(&ledger), []);
     assert_eq!(ledger.totals().assumed, 0);
     let booked: u64 = ledger.totals().charged.0;

@@ -1,5 +1,5 @@
-//! What two pods on one overallocated GPU look like: one Binding was written late, and no check refused it. Against the stand-in
-//! API server, which accepts every Binding.
+//! Two pods on one overallocated GPU: one Binding was written late, and no check refused it. Against the stand-in API server,
+//! which accepts every Binding.
 
 use serde_json::json;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_b
 
 #[tokio::test]
 async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
-    // No process holds that Lease.
+    // That Lease has no holder.
     let standby =
         LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };
     let world = AuditedReplica::start(standby, "conflicts: evict-unstarted").await;

@@ -1,5 +1,5 @@
-//! The real thing, end to end: etcd, kube-apiserver and kube-scheduler of Kubernetes, and our own binary with the shipped
-//! manifests. Runs where `KUBEBUILDER_ASSETS` (or its default folder) holds the binaries and says so where it does not.
+//! End to end on a real control plane: etcd, kube-apiserver and kube-scheduler of Kubernetes, and Stowage's own binary with the
+//! shipped manifests. Runs if `KUBEBUILDER_ASSETS` (or its default folder) has the binaries, and says so if it has not.
 
 mod acts;
 mod admission;
@@ -82,7 +82,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
     // 71.7 GiB of each GPU are allocatable: two pods of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
-    // of the GPU is kept back, and all of this holds as well.
+    // of the GPU is kept back, and all of this is true as well.
     let fillers: Vec<Pod> =
         (0..7).map(|i| pod(&format!("filler-{i}"), 28, &json!({}), "stowage-opportunistic")).collect();
     submit(&world.client, &fillers).await;
@@ -198,7 +198,7 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
 
 // ---- pods ----
 
-/// 46 on a part of one GPU, 8 over two, 6 that want theirs alone.
+/// 46 on a part of one GPU, 8 over two, 6 that require exclusive GPUs.
 fn sixty() -> Vec<Pod> {
     let one = |i: usize| {
         let class = ["stowage-serving", "stowage-batch", "stowage-opportunistic"][i % 3];
@@ -259,7 +259,7 @@ fn asked_gib(pod: &Pod) -> u64 {
     asked.strip_suffix("Gi").unwrap().parse().unwrap()
 }
 
-/// What each GPU is charged, by the ledger: what a restart must find again. Who starts and what was offered passes by itself.
+/// The charge of each GPU by the ledger, which a restart must find again. Start gates and soft reservations pass by themselves.
 fn charged(books: &Value) -> BTreeMap<String, Value> {
     let lasting = |gpu: &Value| {
         let of = |field: &str| gpu.get(field).unwrap_or_else(|| panic!("{gpu}: no {field}")).clone();

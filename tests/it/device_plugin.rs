@@ -119,7 +119,7 @@ fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
         refusals(&served, &asks("three", GPU, 3), &["a"])["a"],
         "the device plugin has no GPU left on the node now"
     );
-    assert_eq!(audit(&served.service.ledger()), []);
+    assert_eq!(audit(&served.service.cluster()), []);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
     });
     assert_eq!(serde_json::to_value(binding).unwrap(), expected);
     assert_eq!(served.show(&bound_to(one.clone(), "a")), None);
-    let ledger = served.service.ledger();
+    let ledger = served.service.cluster();
     let totals = ledger.totals();
     assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (1, 0, 0, 0));
     assert_eq!(ledger.reserved_sum_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
@@ -214,7 +214,7 @@ fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
     let nodes = ["serving-only", "z"];
     assert_eq!(
         refusals(&served, &harvest, &["serving-only"])["serving-only"],
-        "the node's pool does not take the pod's class"
+        "the node's pool does not admit the pod's class"
     );
     assert_eq!(served.passed(&harvest, &nodes), ["z"]);
     assert_eq!(served.bind(&harvest, "z"), "");
@@ -245,7 +245,7 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
     let victims = json!([{ "UID": "uid-m" }, { "UID": "uid-n" }]);
     assert_eq!(answer, json!({ "c": { "Pods": victims, "NumPDBViolations": 0 } }));
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.ledger().totals().reservations, 0);
+    assert_eq!(served.service.cluster().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
     assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
     // One of the two would free too little, and an empty answer is an error of the whole preemption.

@@ -60,7 +60,7 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
     let now = served.service.now();
     for now in [now, now + Millis::seconds(60)] {
         let due = served.service.conflicts().due(now);
-        let devices = |name: &NodeName| served.service.ledger().node(name).unwrap().devices.clone();
+        let devices = |name: &NodeName| served.service.cluster().node(name).unwrap().devices.clone();
         let nodes = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
         served.service.conflicts().look(nodes, now);
     }
@@ -153,7 +153,7 @@ fn a_dump_is_explained_offline_and_by_any_policy() {
     let narrow = write("policy.yaml", "kind: SchedulingPolicy\nheadroom: {default: 20%}\n".into());
     let (code, text, _) = asked(&["llm", "--policy", &narrow]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("ask for 64Gi of stowage.dev/vram instead of 70Gi"), "{text}");
+    assert!(text.contains("request 64Gi of stowage.dev/vram instead of 70Gi"), "{text}");
     let (code, _, text) = asked(&["odd"]);
     assert!(code == 2 && text.contains("cannot be understood") && text.contains("\"many\""), "{text}");
     let (code, _, text) = asked(&["plain"]);

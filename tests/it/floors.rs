@@ -1,5 +1,5 @@
-//! The crate's floors: which room may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth; this
-//! reads them, and every path in the code that is not a test's.
+//! The crate's floors: which module may import from which. The lists in `src/lib.rs` and `src/scheduling/mod.rs` are the truth;
+//! this test reads them, and every path in the code except that of tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use syn::{Attribute, Item, UseTree};
 /// Names of modules, from the crate's root.
 type Module = Vec<String>;
 
-/// Each room with its floor, counted from below.
+/// Each listed module with its floor, counted from below.
 struct Floors(BTreeMap<Module, usize>);
 
 impl Floors {
@@ -31,7 +31,7 @@ impl Floors {
         Self(rooms.into_iter().enumerate().flat_map(on_floor).collect())
     }
 
-    /// The room that a module, or what a path names, is in.
+    /// The listed module that contains a module, or what a path names.
     fn room_of(&self, path: &[String]) -> Option<(&Module, usize)> {
         (1..=path.len())
             .rev()
@@ -40,7 +40,7 @@ impl Floors {
     }
 }
 
-/// The floors that the list in a module's header names: a bullet is a floor, its links are the rooms on it.
+/// The floors that the list in a module's header names: a bullet is a floor, its links are the modules on it.
 fn listed(file: &Path) -> Vec<Vec<Module>> {
     let text = std::fs::read_to_string(file).unwrap();
     let header = text.lines().map_while(|line| line.strip_prefix("//!"));
@@ -157,7 +157,7 @@ fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
 }
 
 #[test]
-fn no_room_imports_from_its_own_floor_or_from_one_above() {
+fn no_module_imports_from_its_own_floor_or_from_one_above() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let floors = Floors::read(&src);
     let modules = imports(&src);
@@ -183,7 +183,7 @@ fn no_room_imports_from_its_own_floor_or_from_one_above() {
 }
 
 #[test]
-fn every_room_that_is_listed_is_there_and_every_module_is_in_one() {
+fn every_listed_module_exists_and_every_module_is_in_one() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let floors = Floors::read(&src);
     let modules: BTreeSet<Module> = imports(&src).into_iter().map(|(module, _)| module).collect();

@@ -1,4 +1,4 @@
-//! Each recorded request of the real scheduler, and small ones of our own, against the answer that is committed for it.
+//! Each recorded request of the real scheduler, and small hand-written ones, against the answer that is committed for it.
 //!
 //! A golden file holds the answer to the byte: status, type, length, body, and the Binding that was written, if one
 //! was. `STOWAGE_BLESS=1` writes them anew; read what changed before you commit it.

@@ -60,7 +60,7 @@ impl LeasedReplica {
     }
 
     async fn knows(&self, pod: &Value) {
-        eventually("the pod is seen", || self.service.ledger().pod_state(&uid(pod)).is_some()).await;
+        eventually("the pod is seen", || self.service.cluster().pod_state(&uid(pod)).is_some()).await;
     }
 
     /// Binds as the scheduler does; the answer is for the caller.
@@ -222,7 +222,7 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     a.bound(&job).await;
     let running = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     server.patch_status("pods/default/job", &json!({ "status": running })).unwrap();
-    // A proxy buffers it: no time that anybody sets limits when it lands.
+    // A proxy buffers it: no timeout limits when it lands.
     server.faults().next_of(
         "a",
         Operation::PodStatus,
@@ -242,10 +242,10 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     assert_eq!(reservation_for(&server, "late"), None);
     assert_eq!(server.held().release("a", Operation::PodStatus), 1);
     let is_held =
-        || b.service.ledger().pod_state(&uid(&late)).is_some_and(|entry| entry.reservation().is_some());
+        || b.service.cluster().pod_state(&uid(&late)).is_some_and(|entry| entry.reservation().is_some());
     let is_ended = || reservation_for(&server, "late").as_deref() == Some("False");
     eventually("b has seen the late hold", || is_held() || is_ended()).await;
-    let holds = b.service.ledger().totals().reservations;
+    let holds = b.service.cluster().totals().reservations;
     assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
     assert_eq!((holds, reservation_for(&server, "first").as_deref()), (1, Some("True")));
 }
@@ -263,7 +263,7 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
         assert_ne!(replica.bind(&p).await.unwrap(), "");
     }
     server.held().until("a", Operation::GetPod, "p").await;
-    // The first look at this pod comes after the first look of every loop that reads the other.
+    // Every loop reads the other pod first, and this pod after that.
     assert_ne!(replica.bind(&q).await.unwrap(), "");
     server.held().until("a", Operation::GetPod, "q").await;
     let reads = server.held().objects("a", Operation::GetPod);

@@ -4,15 +4,15 @@
 //! back.
 //!
 //! An oracle that reads only the API server's objects says after every step whether a GPU is overallocated. If every write obeys
-//! the chain of times (`stowage::kubernetes::port::WriteTimes`) that never happens. Some seeds have a proxy that delays Bindings
+//! the write times (`stowage::kubernetes::port::WriteTimes`) that never happens. Some seeds have a proxy that delays Bindings
 //! for longer: the overallocations of these are counted, and show that the oracle works.
 //!
 //! The seed determines what happens to the cluster, to each request and to each replica, and all times. It does not always
 //! determine what one replica does within a single moment: a plan is made on a separate thread, and may come before or after
 //! other work of that moment. A failing seed may have to be played more than once.
 //!
-//! `cargo test --test it handovers` plays fifty seeds. `STOWAGE_HANDOVER_SEEDS=1000` plays so many, `STOWAGE_HANDOVER_SEED=7` that
-//! one and prints its history. A seed that fails prints both.
+//! `cargo test --test it handovers` plays fifty seeds. `STOWAGE_HANDOVER_SEEDS=1000` plays so many, `STOWAGE_HANDOVER_SEED=7`
+//! that one and prints its history. A seed that fails prints both.
 
 mod fates;
 mod oracle;

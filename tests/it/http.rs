@@ -25,7 +25,7 @@ fn served_within(limits: RequestLimits) -> Served {
     cluster.serve()
 }
 
-/// Sends something bad and looks at all that must be so afterwards.
+/// Sends an invalid request and checks everything that must be true afterwards.
 fn refuses(
     served: &Served,
     verb: &str,
@@ -218,7 +218,7 @@ fn a_client_that_sends_too_slowly_gets_a_408() {
     let served = served_within(limits);
     let answer = refuses(&served, "filter", 408, "too-slow", |client| {
         client.write(post_head("/scheduler/filter", "Content-Length: 1000000").as_bytes()).unwrap();
-        // The stream's own time limit sets the pace: a byte, a look whether an answer is there, a byte.
+        // The stream's own time limit sets the pace: a byte, a check for an answer, a byte.
         client.stream().set_read_timeout(Some(Duration::from_millis(5))).unwrap();
         eventually("the answer is there", || {
             let _ = client.write(b" ");
@@ -349,7 +349,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
     assert_eq!(served.books(), books);
     assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
-    assert!(served.service.ledger().pod_state(&uid_of(&waiting)).is_some());
+    assert!(served.service.cluster().pod_state(&uid_of(&waiting)).is_some());
     assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);
 }
 

@@ -1,5 +1,5 @@
-//! The planner in the whole system, by HTTP alone: stand-ins for the scheduler, the API server, kubelets and GPUs around the very
-//! Stowage that `serve` runs. Each test asserts only what the API server or the scheduler's own records show.
+//! The planner in the whole system, by HTTP alone: stand-ins for the scheduler, the API server, kubelets and GPUs around the
+//! same Stowage that `serve` runs. Each test asserts only what the API server or the scheduler's own records show.
 
 mod cascade;
 mod endings;

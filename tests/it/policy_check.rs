@@ -1,5 +1,5 @@
 //! Diagnostics of broken policies, word for word: each directory of `tests/golden/policy/broken` is a policy, and `expected.txt`
-//! in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
+//! in it is what a user reads. `STOWAGE_BLESS=1` writes them anew; read them then as that user would.
 
 use std::fs;
 use std::path::{Path, PathBuf};

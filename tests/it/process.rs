@@ -1,4 +1,4 @@
-//! The command as a person runs it: its output, its exit code, and that it stops cleanly.
+//! The command as a user runs it: its output, its exit code, and that it stops cleanly.
 
 use crate::client::{Client, PATIENCE, post_head};
 use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};
@@ -144,7 +144,7 @@ fn write(folder: &TempDir, name: &str, text: &str) -> PathBuf {
 /// What kubectl prints with `-o json`.
 pub fn json_dump(folder: &TempDir) -> PathBuf {
     let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
-    // What labels tell of a GPU is its index.
+    // Labels show only the index of a GPU.
     tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
     let items = [labelled("node-a", 2), labelled("node-b", 1), pod("llm", "40Gi"), tenant];
     write(folder, "dump.json", &json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
@@ -212,7 +212,7 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     let dump = dump.to_str().unwrap();
-    // Nobody asks a cluster that is not there: what is wrong is found first.
+    // The wrong argument is found before the cluster, which does not exist, is contacted.
     let nowhere = folder.path().join("kubeconfig");
     let serve = |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
     let cluster = ["--kubeconfig", nowhere.to_str().unwrap(), "--lead-with", "always"];
@@ -324,7 +324,7 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
         assert_eq!(operators.get("/healthz").text(), "ok\n");
         let metrics = operators.get("/metrics");
         assert!(
-            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leading 1\n")
+            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leader 1\n")
         );
         let llm = pod("llm", "40Gi");
         let mut scheduler = Client::connect(running.scheduler);

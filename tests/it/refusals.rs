@@ -8,6 +8,8 @@ use crate::served::{
 use serde_json::{Value, json};
 use stowage::kubernetes::port::PodEventReason;
 use stowage::scheduling::ledger::PodPhase;
+use stowage::scheduling::verbs::tick::Tick;
+use stowage::scheduling::verbs::wait::EvictionsOrdered;
 use stowage::units::{Bytes, Moment};
 
 const NODES: [&str; 12] =
@@ -221,7 +223,7 @@ fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     assert_ne!(first_choice, second_choice);
     // Both have a soft reservation, which is never a refusal.
     assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
-    served.service.ledger().expire(Moment(u64::MAX));
+    served.service.cluster().apply(Tick { now: Moment(u64::MAX), is_leading: true });
     assert_eq!((served.hint_on(&first), served.hint_on(&second)), (None, None));
 }
 
@@ -278,11 +280,11 @@ fn preempt_answers_one_node_and_reserves_it() {
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
     let refused = served.filter(&urgent, &["node-a"]).json();
     assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to terminate");
-    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not terminated yet");
 
     // The victim is gone when the agent has reported after its end; the VRAM is still reserved.
     served.delete(&victims[0]);
-    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not terminated yet");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
     assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);
@@ -313,7 +315,7 @@ fn evictions_by_the_scheduler_count_in_the_eviction_rates() {
     let (served, victims) = crowded();
     // Nine of the ten evictions that one node allows within a minute.
     let earlier = vec![uid_of(&victims[1]); 9];
-    served.service.ledger().note_ordered(&earlier);
+    served.service.cluster().apply(EvictionsOrdered(earlier.clone()));
     let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));
     assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
     assert_eq!(preempt(&served, &next, &[("node-a", &[&victims[1]])]), json!({}));
@@ -349,7 +351,7 @@ fn a_bound_pod_passes_on_its_own_node_only() {
     assert_eq!(served.bind(&llm, "n07"), "");
     assert_eq!(served.passed(&llm, &NODES), ["n07"], "its Binding was lost to the scheduler, not to us");
     assert!(matches!(served.phase(&llm), PodPhase::Bound(_)));
-    assert!(served.service.ledger().pod_state(&uid_of(&llm)).is_some());
+    assert!(served.service.cluster().pod_state(&uid_of(&llm)).is_some());
     eventually("nothing is left open", || served.charged("n07") == [Bytes::gib(72)]);
     let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });
     assert_eq!(served.report(one_more).status, 200);

@@ -12,12 +12,13 @@ use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use stowage::extender::filter::{self, DecisionView};
+use stowage::extender::filter::read_pod;
 use stowage::extender::preempt::preempt;
 use stowage::ids::{PodKey, PodUid};
 use stowage::kubernetes::port::PodEventReason;
 use stowage::policy_watch::{self, OwnPod};
 use stowage::scheduling::policy::Digest;
+use stowage::scheduling::verbs::prioritize::PrioritizeAsked;
 use tempfile::TempDir;
 
 const NODES: [&str; 4] = ["a-1", "a-2", "b-1", "b-2"];
@@ -259,17 +260,15 @@ impl Drop for Over<'_> {
 fn a_pod_is_classified_anew_after_a_policy_change() {
     let reloading = Reloading::new();
     let pod = serde_json::from_value(reloading.pods[0].clone()).unwrap();
-    let mut asking = filter::asking(&reloading.served.extender, &pod).unwrap().unwrap();
-    let before = asking.demand.clone();
+    let request = read_pod(&reloading.served.extender, &pod).unwrap().unwrap();
+    let before = request.demand.clone();
     reloading.write(&one_sided("b"));
     reloading.until_in_force(digest_of(&one_sided("b")));
-    let view = DecisionView::take(&mut reloading.served.service.ledger(), &mut asking);
-    assert_eq!(Some(asking.demand.class), view.policy.class_named("moving"));
-    assert_ne!(asking.demand.class, before.class);
-    assert_eq!(
-        (before.classified_by + 1, asking.demand.classified_by),
-        (view.policy.version, view.policy.version)
-    );
+    let view = reloading.served.service.cluster().apply(PrioritizeAsked(request));
+    let after = &view.request.demand;
+    assert_eq!(Some(after.class), view.policy.class_named("moving"));
+    assert_ne!(after.class, before.class);
+    assert_eq!((before.classified_by + 1, after.classified_by), (view.policy.version, view.policy.version));
 }
 
 #[test]
@@ -304,7 +303,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
         1
     );
     assert_eq!(preempted(false), 1, "the next time it asks, the new policy answers");
-    assert!(served.service.ledger().pod_state(&uid_of(&urgent)).unwrap().reservation().is_some());
+    assert!(served.service.cluster().pod_state(&uid_of(&urgent)).unwrap().reservation().is_some());
 }
 
 // ---- what is found on disk ----
@@ -335,10 +334,10 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
 #[test]
 fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
-    let version = reloading.served.service.ledger().policy().version;
+    let version = reloading.served.service.cluster().policy().version;
     reloading.write(&format!("# Written anew.\n{}", one_sided("a")));
     eventually("the change is dealt with", || reloading.reloads("unchanged") == 1);
-    assert_eq!(reloading.served.service.ledger().policy().version, version);
+    assert_eq!(reloading.served.service.cluster().policy().version, version);
     assert_eq!(reloading.told(), []);
 }
 
@@ -351,7 +350,7 @@ fn bomb() -> String {
 
 /// Breaks the policy in one way, and looks at all that must be so.
 fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
-    let good = reloading.served.service.ledger().policy().clone();
+    let good = reloading.served.service.cluster().policy().clone();
     let (refused, told) = (reloading.reloads("rejected"), reloading.told().len());
     spoil();
     eventually(what, || reloading.reloads("rejected") == refused + 1);
@@ -362,7 +361,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     for said in [part, &good.digest.to_string()] {
         assert!(lines[1].contains(said), "{what}: {lines:?} does not say {said:?}");
     }
-    assert_eq!(*reloading.served.service.ledger().policy(), good, "{what}");
+    assert_eq!(*reloading.served.service.cluster().policy(), good, "{what}");
     assert!(reloading.is_in_force(good.digest), "{what}");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
     let said = reloading.told();
@@ -412,11 +411,11 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
 #[test]
 fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
-    let version = reloading.served.service.ledger().policy().version;
+    let version = reloading.served.service.cluster().policy().version;
     is_refused(&reloading, "a broken edit", "policy.yaml:1", || reloading.write("nodepools: []\n"));
     reloading.write(&one_sided("a"));
     eventually("the refusal is over", || reloading.readyz().text() == "ok\n");
-    assert_eq!(reloading.served.service.ledger().policy().version, version);
+    assert_eq!(reloading.served.service.cluster().policy().version, version);
 }
 
 // ---- as a person runs it ----

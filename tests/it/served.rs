@@ -29,6 +29,7 @@ use stowage::kubernetes::port::{
 use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::{PodPhase, PodState};
 use stowage::scheduling::policy::Policy;
+use stowage::scheduling::verbs::wait::ReleaseReservation;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::units::{Bytes, Millis};
@@ -100,7 +101,7 @@ impl ControlPlane for Scripted {
                 return futures::future::ready(Err(error)).boxed();
             }
             if let Some((service, uid)) = self.given_up_meanwhile.lock().take() {
-                service.ledger().release_reservation(&uid);
+                service.cluster().apply(ReleaseReservation(uid.clone()));
             }
             let reservation = match reservation {
                 ReservationChange::Set(reservation) => Some(reservation.clone()),
@@ -308,7 +309,7 @@ impl Served {
     }
 
     pub fn entry(&self, pod: &Value) -> Option<PodState> {
-        self.service.ledger().pod_state(&uid_of(pod)).cloned()
+        self.service.cluster().pod_state(&uid_of(pod)).cloned()
     }
 
     pub fn phase(&self, pod: &Value) -> PodPhase {
@@ -325,7 +326,7 @@ impl Served {
 
     /// What is charged on each GPU of a node.
     pub fn charged(&self, node: &str) -> Vec<Bytes> {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         assert_eq!(audit(&ledger), []);
         let name = stowage::ids::NodeName::parse(node).unwrap();
         ledger.node(&name).unwrap().gpus.iter().map(|gpu| gpu.charged).collect()

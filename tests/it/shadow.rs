@@ -22,6 +22,8 @@ use stowage::lab::demo::scheduler::observations::Verb;
 use stowage::scheduling::audit::ledger::audit;
 use stowage::scheduling::ledger::PodPhase;
 use stowage::scheduling::policy::{Digest, Mode, Policy, Pool};
+use stowage::scheduling::verbs::tick::ClockAdvanced;
+use stowage::scheduling::verbs::wait::TakePending;
 use stowage::service::Service;
 use stowage::units::Millis;
 use tokio::task::JoinSet;
@@ -117,7 +119,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     ];
     assert_eq!(served.journal(), expected);
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.ledger().totals().reservations, 0);
+    assert_eq!(served.service.cluster().totals().reservations, 0);
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     assert_eq!(served.journal()[3..], expected);
     assert_eq!(served.bind(&same, "c"), "", "idempotent, and written down once");
     assert_eq!(served.shadow("bind", "same"), 1);
-    let ledger = served.service.ledger();
+    let ledger = served.service.cluster();
     assert_eq!(audit(&ledger), []);
     assert_eq!((ledger.totals().unplaced, ledger.totals().bound), (0, 6));
 }
@@ -207,10 +209,10 @@ fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     let served = cluster.serve();
     assert!(served.passed(&vram, &["stowage"]).is_empty());
     served.service.set_policy(without_engines());
-    let mut ledger = served.service.ledger();
+    let mut ledger = served.service.cluster();
     let later = ledger.now() + Millis::seconds(5);
-    ledger.set_now(later);
-    let due = ledger.pending(64);
+    ledger.apply(ClockAdvanced(later));
+    let due = ledger.apply(TakePending { limit: 64 });
     assert_eq!(due.iter().map(|pending| pending.uid.as_str()).collect::<Vec<_>>(), ["uid-vram"]);
 }
 
@@ -364,5 +366,5 @@ async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
     assert_ne!(high, "n3", "nobody may take the place of serving");
     assert_eq!(beside.scheduler.observations().outcome("default/high").preemptions, 1);
     assert_eq!(beside.api.list("pods").len(), 9, "two left for it, of eleven");
-    assert_eq!((beside.shadow("bind"), audit(&beside.service.ledger())), (0, vec![]));
+    assert_eq!((beside.shadow("bind"), audit(&beside.service.cluster())), (0, vec![]));
 }

@@ -10,7 +10,7 @@ use stowage::lab::demo::scheduler::StandInScheduler;
 use stowage::lab::demo::scheduler::config::SchedulerConfig;
 use stowage::lab::demo::scheduler::observations::Verb;
 
-/// What the extender does beside agreeing.
+/// How the extender deviates from agreeing to everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExtenderMood {
     Agrees,

@@ -292,7 +292,7 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
     assert_eq!(cluster.api.calls().count_by("scheduler", "create", "pods/binding"), 0, "the extender binds");
 }
 
-/// EXTENDER.md's second trap: why Stowage refuses through `FailedAndUnresolvableNodes`.
+/// Why Stowage refuses through `FailedAndUnresolvableNodes`; see "Refusals" in docs/kube-scheduler.md.
 #[tokio::test]
 async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
     let cluster = SchedulerCluster::new(6, |api, request| {

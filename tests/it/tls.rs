@@ -121,7 +121,7 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     assert!(refused.to_string().contains("UnknownCA"), "{refused}");
     let refused = ask(Some(&impostor.issue())).unwrap_err();
     assert!(refused.to_string().contains("DecryptError"), "the same name, another key: {refused}");
-    // Nor does anyone get in by leaving TLS out.
+    // Nor does a client that leaves TLS out.
     assert!(Client::connect(address).try_post("/scheduler/filter", body.as_bytes()).is_err());
     assert_eq!(served.books(), books, "nobody was heard");
     assert_eq!(served.entry(&llm), None);

@@ -47,7 +47,7 @@ fn is_bound(setup: &Setup, name: &str) -> bool {
 }
 
 fn kv_percent(setup: &Setup) -> Option<u8> {
-    let snapshot = setup.stowage.service.ledger().snapshot();
+    let snapshot = setup.stowage.service.cluster().snapshot();
     snapshot.node("node-a")?.gpus[0].engine_load.kv_cache.map(|percent| percent.get())
 }
 

@@ -172,7 +172,7 @@ fn limits() -> EngineLimits {
 const CALM: EngineMood = EngineMood::Serves { kv: 0.3, waiting: 0 };
 const FULL: EngineMood = EngineMood::Serves { kv: 0.97, waiting: 40 };
 
-/// The tenant that an engine serves in: half of GPU 0 of node-a.
+/// The pod that the engine runs in: half of GPU 0 of node-a.
 fn tenant(engine: &EngineProcess) -> Value {
     let mut tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
     tenant["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(engine.port.to_string());
@@ -185,7 +185,7 @@ fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: imp
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
         agent.round();
-        holds(served.service.ledger().node(&node).unwrap().gpus[0].engine_load)
+        holds(served.service.cluster().node(&node).unwrap().gpus[0].engine_load)
     });
 }
 
@@ -249,7 +249,7 @@ fn an_engines_metric_decides_the_node_of_a_pod() {
     assert_eq!(placed(&served, &newcomers[1], &nodes), "GPU-node-a-0");
 }
 
-/// Full at first, so that what is asserted later is no remnant of the beginning.
+/// Full at first, so that later assertions cannot be met by the initial state.
 fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
     let engine = EngineProcess::start(FULL);
     let (tenant, newcomer) = (tenant(&engine), pod("newcomer", "20Gi"));

@@ -24,7 +24,7 @@ pub struct MetricsAddress {
     pub path: PathAndQuery,
 }
 
-/// What to look for on a pod, and where.
+/// What to probe on a pod: the engine, and the addresses of its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineQuery {
     /// The engine its label names.

@@ -141,7 +141,7 @@ impl Fetcher {
             }
             page.extend_from_slice(&data);
         }
-        // If only the end of the connection ends the page, a complete last line cannot be told from half of one.
+        // If only the end of the connection ends the page, a complete last line cannot be distinguished from half of one.
         if !is_framed {
             page.truncate(whole_lines(&page).len());
         }

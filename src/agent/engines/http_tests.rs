@@ -31,7 +31,7 @@ macro_rules! page {
     };
 }
 
-/// Nothing a machine under load does within these is taken for an engine's fault, and every round asks.
+/// Limits that a busy machine does not exceed, so that no delay is taken for an engine's fault; every round probes.
 fn patient() -> EngineLimits {
     EngineLimits {
         connect: Duration::from_secs(20),
@@ -84,7 +84,7 @@ impl StubServer {
     }
 }
 
-/// An engine whose pages a test may change; what has none is not found.
+/// An engine whose pages a test may change; every other path is answered 404.
 #[derive(Clone, Default)]
 struct StubPages(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>);
 
@@ -290,7 +290,7 @@ async fn a_page_that_drips_ends_in_a_timeout() {
 }
 
 #[tokio::test]
-async fn an_engine_that_hangs_delays_nobody() {
+async fn an_engine_that_hangs_delays_no_other() {
     let hung = serve(Router::new().fallback(std::future::pending::<()>)).await;
     let pages = StubPages::default();
     let good = pages.set("/metrics", 200, page!("triton")).serve().await;
@@ -355,7 +355,7 @@ async fn connections_are_kept_between_rounds() {
 }
 
 #[tokio::test]
-async fn a_pod_that_says_where_it_is_in_a_way_that_cannot_be_read_is_told_so() {
+async fn an_unreadable_metrics_port_is_reported_with_the_remedy() {
     let mut pod = pod("engine", Some(1));
     pod.annotations.insert(METRICS_PORT.into(), "http".into());
     let report = only(&mut EngineWatcher::new(patient()), &pod).await;

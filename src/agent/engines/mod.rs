@@ -1,7 +1,7 @@
 //! The inference engines on this node: finds them on their pods, probes them once a round, and reports them.
 //!
-//! [`address`] says where to look, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps the
-//! state. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
+//! [`address`] lists candidate addresses, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps
+//! the state. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
 
 pub mod address;
 pub mod fetch;

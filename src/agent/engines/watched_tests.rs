@@ -1,4 +1,4 @@
-//! What is asked when and said when, without a network: answers and moments are made up.
+//! When an engine is probed and what is reported of it, without a network: answers and times are arguments.
 
 use super::address::{AddressOwner, EngineEvidence, METRICS_PATH, METRICS_PORT, MetricsAddress, sought};
 use super::fetch::FetchError;
@@ -40,7 +40,7 @@ fn addresses(pod: &PodOnNode, owner: AddressOwner) -> Vec<String> {
 }
 
 #[test]
-fn what_a_pod_says_of_its_metrics_comes_before_what_engines_commonly_do() {
+fn a_pods_own_metrics_address_has_precedence_over_engines_defaults() {
     let prometheus = [("prometheus.io/port", "9400"), ("prometheus.io/path", "/m")];
     let own = [(METRICS_PORT, "9000"), (METRICS_PATH, "/own"), prometheus[0], prometheus[1]];
     let sglang = [("llm-d.ai/engine-type", "sglang")];
@@ -229,7 +229,7 @@ fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
 }
 
 #[test]
-fn figures_of_the_process_before_are_not_told_of_the_next_one() {
+fn figures_of_the_previous_process_are_not_reported_for_the_next() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
@@ -321,7 +321,7 @@ fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
 }
 
 #[test]
-fn where_to_look_anew_is_looked_at_anew() {
+fn an_engine_is_probed_at_its_new_address() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);

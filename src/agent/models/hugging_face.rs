@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_has_settled_is_not_looked_into_again() {
+    fn an_unchanged_model_is_not_scanned_again() {
         let mut cache = cache();
         cache.fetched("models--a", "c1", 5);
         assert_eq!(cache.scan().0, [whole("a", 5)]);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_whose_name_is_no_models_is_told() {
+    fn a_folder_whose_name_is_no_models_is_reported() {
         let mut cache = cache();
         cache.fetched("models--a b", "c1", 5);
         cache.fetched("models--", "c1", 5);

@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_secs(60);
 /// Smaller images are pulled quickly, and nearly every image is smaller.
 const LEAST: Bytes = Bytes::gib(1);
 
-/// Dropping it ends the look-ups.
+/// Dropping it ends the requests.
 pub struct NodeImages {
     scan: Arc<Mutex<ModelScan>>,
     task: JoinHandle<()>,
@@ -54,7 +54,7 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
         ticks.tick().await;
         let found = match nodes.get(name.as_str()).await {
             Ok(node) => ModelScan { models: model_images(&node), problems: Vec::new() },
-            // The last list still holds: images disappear more slowly than API servers come back.
+            // The last list stays valid: images disappear more slowly than API servers come back.
             Err(error) => ModelScan {
                 models: scan.lock().models.clone(),
                 problems: vec![format!(

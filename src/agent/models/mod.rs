@@ -139,7 +139,7 @@ fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
     }
 }
 
-/// The default location of the hub client's cache, if it is a folder here. `variable` looks up the environment.
+/// The default location of the hub client's cache, if it is a folder here. `variable` reads the environment.
 pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let below = |name: &str, path: &str| Some(PathBuf::from(variable(name)?).join(path));
     let places = [

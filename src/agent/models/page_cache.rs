@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 
 /// Bytes sampled of one model in a round. Engines read weights from end to end, so most models are cached completely or not at
-/// all, and 16 samples are enough; what the kernel fetches for them is 64 KiB a round, and cannot by itself make a model look
+/// all, and 16 samples are enough; what the kernel fetches for them is 64 KiB a round, too little to make a model appear
 /// cached.
 const SAMPLES: u64 = 16;
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_looks_elsewhere() {
+    fn each_round_samples_other_offsets() {
         let files = [file("a", 10 << 30)];
         let rounds =
             (0..1000).flat_map(|round| samples(&files, round).map(|(_, at)| at >> 12).collect::<Vec<_>>());

@@ -17,7 +17,7 @@ fn model(name: &str, tier: ModelTier, bytes: u64, source: &str) -> ModelReport {
 }
 
 #[test]
-fn an_engine_holds_its_model_by_its_state() {
+fn the_tier_of_an_engines_model_follows_its_state() {
     for (state, level, tier) in [
         ("serving", None, Some(ModelTier::Resident)),
         ("draining", None, Some(ModelTier::Resident)),
@@ -36,7 +36,7 @@ fn an_engine_holds_its_model_by_its_state() {
 }
 
 #[test]
-fn of_a_model_found_twice_the_nearer_counts_and_the_disk_knows_its_weight() {
+fn a_model_found_twice_has_the_nearer_tier_and_the_size_on_disk() {
     let merged = merged([
         model("b", ModelTier::Disk, 10, "kserve"),
         model("a", ModelTier::Partial, 3, "huggingface"),
@@ -109,7 +109,7 @@ fn places_are_put_together_and_one_that_fails_hides_no_other() {
 }
 
 #[test]
-fn folders_are_looked_at_each_half_minute() {
+fn folders_are_scanned_every_half_minute() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("models")).unwrap();
     let mut source = NodeModels::new(vec![], vec![folder.path().into()]);

@@ -14,7 +14,7 @@ pub const MAX_ENTRIES: usize = 10_000;
 /// Reasons kept of one scan; a cache on a broken disk has one for each of its files.
 const MAX_PROBLEMS: usize = 16;
 
-/// For one scan. Local folders take milliseconds; a network disk may take seconds and is looked at on a thread of its own.
+/// For one scan. Local folders take milliseconds; a network disk may take seconds and is scanned on a thread of its own.
 const MAX_SCAN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ impl Walk {
         }
     }
 
-    /// Whether there is time left to look at `path`.
+    /// Whether there is time left to scan `path`.
     pub fn may_look_at(&mut self, path: &Path) -> bool {
         if !self.is_over && Instant::now() >= self.ends {
             self.is_over = true;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_very_many_files_is_read_in_part_and_that_is_told() {
+    fn a_folder_of_very_many_files_is_read_in_part_and_that_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         for n in 0..MAX_ENTRIES + 5 {
             File::create(folder.path().join(n.to_string())).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_text_is_left_out_and_told_once() {
+    fn a_name_that_is_not_utf_8_is_left_out_and_reported_once() {
         let folder = tempfile::tempdir().unwrap();
         for name in [&b"models--\xff"[..], b"\xfe", b"good"] {
             fs::write(folder.path().join(OsStr::from_bytes(name)), "").unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_reasons_are_kept_than_anybody_reads() {
+    fn the_number_of_reasons_is_limited() {
         let mut walk = walk();
         for n in 0..100 {
             walk.tell(ScanProblem::NoFolder { path: format!("/{n}").into() });

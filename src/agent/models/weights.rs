@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_weights_holds_no_model() {
+    fn a_folder_without_weights_has_no_model() {
         assert_eq!(of(&[("config.json", 5), ("tokenizer.json", 5), ("training_args.bin", 1)]), None);
     }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_none_is_told_and_what_is_there_counts_as_a_part() {
+    fn an_invalid_index_is_reported_and_its_folder_counts_as_partial() {
         let many: Vec<String> = (0..=MAX_SHARDS).map(|n| format!(r#""t{n}":"f{n}""#)).collect();
         let many = format!(r#"{{"weight_map":{{{}}}}}"#, many.join(","));
         for text in [

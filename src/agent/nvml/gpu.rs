@@ -204,7 +204,7 @@ pub fn numa_node(device: &Device<'_>, sys: &Path) -> Option<u32> {
 }
 
 fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
-    // A GPU with an invalid UUID cannot be reported, and cannot be told from others.
+    // A GPU with an invalid UUID cannot be reported, and cannot be distinguished from others.
     GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
 }
 

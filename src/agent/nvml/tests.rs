@@ -1,4 +1,4 @@
-//! The true path through nvml-wrapper, against a library that plays a script; and against the real one where there is a GPU.
+//! The production path through nvml-wrapper, against a library that plays a script; and against the real one if there is a GPU.
 
 use super::*;
 use crate::ids::GpuUuid;
@@ -199,7 +199,7 @@ fn a_gpu_that_nvml_no_longer_counts_is_gone() {
 }
 
 #[test]
-fn one_call_that_fails_costs_one_figure() {
+fn a_failed_nvml_call_leaves_out_one_figure() {
     type IsOut = fn(&GpuReport) -> bool;
     let figures: [(&str, IsOut); 5] = [
         ("nvmlDeviceGetUtilizationRates", |gpu| gpu.utilization_percent.is_none()),
@@ -257,7 +257,7 @@ fn a_uuid_that_appears_twice_is_reported_once() {
 }
 
 #[test]
-fn what_a_gpu_says_of_its_memory_decides_its_health() {
+fn memory_errors_decide_the_health_of_a_gpu() {
     let health = |gpu: ScriptedGpu| NvmlFixture::new(&script([gpu])).sample().gpus[0].health;
     assert_eq!(health(gpu("a")), Health::Healthy);
     assert_eq!(health(ScriptedGpu { ecc_errors: Some(1), ..gpu("a") }), Health::Draining);
@@ -274,7 +274,7 @@ fn an_error_event_takes_out_its_gpu_and_a_programs_own_does_not() {
     let calm = script([gpu("a"), gpu("b"), gpu("c")]);
     let mut node = NvmlFixture::new(&calm);
     node.sample();
-    // They are delivered in this order, so that the last one tells that all have been read.
+    // They are delivered in this order: once the last one has its effect, all have been read.
     let xids = vec![Xid { gpu: 0, xid: 31 }, Xid { gpu: 1, xid: 74 }, Xid { gpu: 2, xid: 119 }];
     node.mock.play(&NvmlScript { xids, ..calm }).unwrap();
 
@@ -352,14 +352,14 @@ fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
 }
 
 #[test]
-fn a_driver_upgraded_under_the_agent_is_told() {
+fn a_driver_upgraded_under_the_agent_is_reported() {
     let init_error = Some(codes::LIB_RM_VERSION_MISMATCH);
     let reason =
         NvmlFixture::new(&NvmlScript { init_error, ..script([gpu("a")]) }).nvml.sample().unwrap_err();
     assert!(reason.contains("different versions"), "{reason}");
 }
 
-/// What nvidia-smi says of each GPU, or why that is not known.
+/// What nvidia-smi prints of each GPU, or why that is not known.
 fn nvidia_smi() -> Result<Vec<Vec<String>>, String> {
     let query = "--query-gpu=uuid,memory.total,memory.reserved,memory.used,mig.mode.current";
     let output = Command::new("nvidia-smi").args([query, "--format=csv,noheader,nounits"]).output();

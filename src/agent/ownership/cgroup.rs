@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn of_a_node_in_a_pod_both_pods_are_named_and_the_outer_first() {
+    fn for_a_node_inside_a_pod_both_pods_are_named_the_outer_one_first() {
         let outer = UID.replace('0', "1");
         let cgroup = format!("0::/kubepods/pod{outer}/{CONTAINER}/kubelet/kubepods/pod{UID}/x\n");
         assert_eq!(pods(&cgroup), [outer.as_str(), UID]);
     }
 
     #[test]
-    fn what_is_no_pod_is_elsewhere_and_a_bare_root_says_nothing() {
+    fn a_cgroup_outside_kubernetes_is_elsewhere_and_a_namespace_root_is_unsaid() {
         for cgroup in [
             "0::/system.slice/dcgm.service\n".to_string(),
             "0::/podium/poda/pod-1.scope\n".to_string(),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_gone_and_what_cannot_be_read_is_told() {
+    fn an_ended_process_is_gone_and_an_unreadable_one_is_reported() {
         let mut proc = proc();
         assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Gone);
         std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_file_of_rubbish_names_nobody() {
+    fn a_malformed_cgroup_file_names_no_pod() {
         let mut proc = proc();
         let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
         proc.runs(7, 100, rubbish);

@@ -90,7 +90,7 @@ struct UnownedProcesses {
     reasons: Vec<String>,
 }
 
-/// Reading `/proc` asks the kernel alone, and takes microseconds: no thread of its own is worth it.
+/// Reading `/proc` takes microseconds, and only the kernel answers: it needs no thread of its own.
 fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) -> UnownedProcesses {
     let pids: BTreeSet<u32> = processes(gpus).map(|process| process.pid).collect();
     let known = PodsByUid::of(pods);

@@ -1,4 +1,4 @@
-//! Whose a process is, by a `/proc` of files and a kubelet of its own.
+//! The owners of processes, found with a `/proc` of files and a stand-in kubelet.
 
 use super::fake_kubelet::{FakeKubelet, given};
 use super::*;
@@ -97,7 +97,7 @@ async fn a_pod_that_is_not_listed_yet_is_named_all_the_same() {
 }
 
 #[tokio::test]
-async fn of_a_node_in_a_pod_the_pod_of_this_node_is_meant() {
+async fn for_a_node_inside_a_pod_the_owner_is_the_pod_of_this_node() {
     let mut node = node(FakeKubelet::stopped());
     node.runs(7, &format!("0::/kubepods/pod{QWEN}/kubelet/kubepods/pod{LLAMA}/x\n"));
     let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
@@ -119,7 +119,7 @@ async fn a_static_pod_is_found_by_its_mirrors_annotation() {
 }
 
 #[tokio::test]
-async fn where_the_cgroup_says_nothing_the_only_pod_with_the_gpu_has_the_process() {
+async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu() {
     let kubelet = FakeKubelet::start(vec![
         given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"]),
         given("team-a", "llama", "nvidia.com/gpu", &["nvidia1"]),
@@ -143,7 +143,7 @@ async fn where_the_cgroup_says_nothing_the_only_pod_with_the_gpu_has_the_process
 }
 
 #[test]
-fn a_gpu_that_a_binding_gave_to_somebody_else_too_has_no_only_holder() {
+fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
     let key = PodKey::parse("team-a", "llama").unwrap();
     let device_ids = vec![GpuUuid::parse("GPU-a").unwrap()];
     let allocation = Allocation { key, container: String::new(), resource: String::new(), device_ids };
@@ -172,7 +172,7 @@ async fn a_slice_is_not_the_gpu_it_is_cut_from() {
 }
 
 #[tokio::test]
-async fn without_the_hosts_proc_and_without_a_kubelet_both_are_told() {
+async fn a_missing_host_proc_and_a_missing_kubelet_are_both_reported() {
     let mut node = node(FakeKubelet::stopped());
     let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[pod(LLAMA, "llama")]).await;
     assert_eq!(owners, [None, None]);

@@ -21,7 +21,7 @@ const READ_LABELS: [&str; 2] = ["llm-d.ai/engine-type", "llm-d.ai/model"];
 const MAX_VALUE: usize = 1024;
 /// ... there are a few of them, ...
 const MAX_ANNOTATIONS: usize = 64;
-/// ... and each port is an address at which an engine may have to be looked for.
+/// ... and each port is an address that may have to be probed for an engine.
 const MAX_PORTS: usize = 64;
 
 /// A pod that runs on this node.
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_is_kept_what_the_agent_reads() {
+    fn only_the_fields_that_the_agent_reads_are_stored() {
         let pod = pod(|_| {}).unwrap();
         assert_eq!(pod.key.to_string(), "team-a/llama");
         assert_eq!(pod.ip, Some([10, 0, 0, 7].into()));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pods_author_writes_is_kept_within_bounds() {
+    fn annotations_and_ports_of_a_pod_are_stored_within_limits() {
         let ports: Vec<_> = (1..=60_000).map(|port| json!({ "containerPort": port })).collect();
         let labels: BTreeMap<String, String> =
             (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();

@@ -1,6 +1,6 @@
 //! Destinations of reports: `--extender`, parsed once.
 //!
-//! A name is kept as it was given; its replicas are looked up repeatedly elsewhere.
+//! A name is kept as it was given; the publisher resolves it again and again.
 
 use http::Uri;
 use std::fmt;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_what_is_wrong_and_how_it_is_written() {
+    fn an_invalid_destination_is_refused_with_the_reason_and_the_format() {
         for (text, why) in [
             ("stowage:9446", "neither https:// nor http://"),
             ("ftp://stowage", "neither https:// nor http://"),

@@ -1,6 +1,6 @@
 //! Publishes each report to every replica of Stowage, whichever of them leads.
 //!
-//! A dead or slow replica delays no other: each is sent to separately, with its own timeout. Names are looked up in the
+//! A dead or slow replica delays no other: each is sent to separately, with its own timeout. Names are resolved in the
 //! background every few seconds, so that replicas may come and go. Nothing is queued or repeated: the next report is a second
 //! away and is newer.
 
@@ -28,9 +28,9 @@ use trust::Trust;
 
 /// Timeout for one replica: then the next report is due.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often names are looked up and the CA's file is read again. A replica that moves is away for longer than that.
+/// How often names are resolved and the CA's file is read again. A replica that moves is away for longer than that.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long the first look-up of a name may delay the first report at least.
+/// The first report may wait at least this long for a name to be resolved.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -174,8 +174,8 @@ impl PublishTarget {
         }
     }
 
-    /// Updates the replicas to the name's present addresses. Waits for a look-up only while no replica is known, and no longer
-    /// than `wait`; returns what is wrong with the name.
+    /// Updates the replicas to the name's present addresses. Waits for them only while no replica is known, and no longer than
+    /// `wait`; returns what is wrong with the name.
     async fn look(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
         if self.lookup.is_none() && self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             let (host, port) = (self.destination.host.to_string(), self.destination.port);
@@ -205,7 +205,7 @@ impl PublishTarget {
         Some(ended.unwrap_or_else(|error| Err(io::Error::other(error))))
     }
 
-    /// If a look-up fails, the previous addresses stay in use.
+    /// If the name cannot be resolved, the previous addresses stay in use.
     fn take(&mut self, found: io::Result<Vec<SocketAddr>>) {
         let problem = match found {
             Ok(addresses) if addresses.is_empty() => Some("it stands for no address".to_owned()),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_safe_is_refused_at_the_start() {
+    fn unsafe_destinations_are_refused_at_the_start() {
         let new = |extender: &str, token: bool| {
             let token_file = token.then(|| PathBuf::from("token"));
             Publisher::new(vec![extender.parse().unwrap()], token_file, None).err().map(|e| e.to_string())

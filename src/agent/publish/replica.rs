@@ -86,7 +86,7 @@ pub struct ReplicaClient {
 }
 
 impl ReplicaClient {
-    /// Connects to `address` instead of looking up the destination's name, and expects a certificate for that name.
+    /// Connects to `address` instead of resolving the destination's name, and expects a certificate for that name.
     pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
         let mut http = HttpConnector::new_with_resolver(Pinned(address));
         http.enforce_http(false);

@@ -144,11 +144,11 @@ pub fn from_dump(
     let dump = Dump::read(path)?;
     let service = Service::new(policy);
     DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
-    let mut ledger = service.ledger();
-    let explained = ledger.uid_of(key).and_then(|uid| explain(&mut *ledger, &uid, options));
+    let mut cluster = service.cluster();
+    let explained = cluster.uid_of(key).and_then(|uid| explain(&mut *cluster, &uid, options));
     match explained {
         Some(explanation) => Ok(explanation),
-        None => Err(Unanswered::UnknownPod(why_unknown(dump.pod(key)?.as_ref(), key, ledger.policy()))),
+        None => Err(Unanswered::UnknownPod(why_unknown(dump.pod(key)?.as_ref(), key, cluster.policy()))),
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use crate::ids::NodeName;
 
     #[test]
-    fn what_is_asked_of_a_server_is_escaped() {
+    fn the_query_to_a_server_is_escaped() {
         let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
         let options = ShownNodes::Node(NodeName::parse(node).unwrap());
         let uri = uri("http://h:1/", &pod, &options).unwrap();

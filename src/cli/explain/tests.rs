@@ -1,10 +1,12 @@
-//! What a person reads, whole: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed before
-//! you commit it.
+//! The whole output of `stowage explain`: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what
+//! changed before you commit it.
 
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use crate::scheduling::explaining::{ShownNodes, explain};
 use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant};
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -59,13 +61,16 @@ fn it_is_too_large_for_any_gpu_but_not_for_two() {
 }
 
 #[test]
-fn it_is_short_of_some_gib_and_somebody_could_leave() {
+fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "40Gi");
     let uid = world.wait(&wanted);
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, Some(snapshot.set_of(0..1)));
+    world.ledger.apply(FilterDecided {
+        uid: uid.clone(),
+        answer: FilterAnswer::Refused { asked: Some(snapshot.set_of(0..1)) },
+    });
     world.pass(Millis::seconds(3));
     check("short", &mut world, &wanted);
 }
@@ -103,7 +108,7 @@ fn its_tenant_has_reached_its_limit() {
 }
 
 #[test]
-fn its_class_shares_with_nobody_there_and_the_pool_takes_others() {
+fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
     let fraud = Class {
         matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
         shares_with: Some(vec!["fraud".into()]),
@@ -133,7 +138,7 @@ fn it_is_bound() {
 }
 
 #[test]
-fn it_holds_room_that_others_have_not_left() {
+fn its_reservation_waits_for_victims_that_have_not_left() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "60Gi");
@@ -145,7 +150,7 @@ fn it_holds_room_that_others_have_not_left() {
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
-    world.ledger.reserve(&uid, hold).unwrap();
+    world.ledger.apply(Reserve { uid: uid.clone(), reservation: hold }).unwrap();
     check("holding", &mut world, &wanted);
 }
 

@@ -45,7 +45,7 @@ impl DiffArgs {
         let dump = Dump::read(&self.cluster)?;
         let services =
             policies.into_iter().map(|policy| service(&dump, policy)).collect::<Result<Vec<_>>>()?;
-        let comparison = compare(&mut services[0].ledger(), &mut services[1].ledger());
+        let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
         match self.json {
             true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&comparison)?)?,
             false => print(&comparison)?,

@@ -1,4 +1,4 @@
-//! `stowage policy …`: checks and previews of policy files before they are used. One file for each subcommand; here is only
+//! `stowage policy …`: checks and previews of policy files before they are used. One file for each subcommand; this file has
 //! their list.
 
 mod check;
@@ -39,7 +39,7 @@ enum PolicyCommand {
     Show(show::ShowArgs),
 }
 
-/// The exit code for files that cannot be read, as for invalid arguments: CI can tell it from a broken policy.
+/// The exit code for files that cannot be read, as for invalid arguments: CI can distinguish it from a broken policy.
 const UNREADABLE: u8 = 2;
 
 impl PolicyArgs {

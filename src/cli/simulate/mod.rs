@@ -1,5 +1,5 @@
-//! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; here are
-//! their list, and what they share: reading traces, seeds, and parallel runs.
+//! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
+//! has their list, and what they share: reading traces, seeds, and parallel runs.
 
 mod packing;
 mod preemption;
@@ -99,8 +99,8 @@ fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
 fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
     let tasks = Mutex::new(tasks.iter().enumerate());
-    // Here and not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked took
-    // nothing from the others.
+    // Not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked leaves the queue
+    // as it should be.
     let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let work = || {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_done_side_by_side_and_told_in_their_order() {
+    fn tasks_run_in_parallel_and_their_results_keep_the_order() {
         let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(2);
         let at_work = AtomicUsize::new(0);
         let met = side_by_side(&[1, 2], |task| {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_the_trace_is_told_with_the_file_that_is_missing() {
+    fn the_error_for_a_directory_without_the_trace_names_the_missing_file() {
         let directory = tempfile::tempdir().unwrap();
         let error = trace_in(directory.path(), PODS).unwrap_err().to_string();
         assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");

@@ -43,7 +43,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         report: NodeReport,
     }
     // A statement of its own, so that the lock is released with it.
-    let books = extender.service.ledger().clone();
+    let books = extender.service.cluster().clone();
     tidy(&extender.board, &books);
     let mut names = extender.board.names();
     names.sort_unstable();

@@ -6,6 +6,7 @@ use crate::kubernetes::objects;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::ledger::PODS_PER_RUN;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::observe::{NodeObserved, PodObserved};
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::service::Service;
@@ -45,13 +46,13 @@ fn bound(node: usize, place: usize) -> k8s_openapi::api::core::v1::Pod {
 fn crowded() -> Extender {
     let service = Service::with_stopped_clock(Policy::default());
     service.lead_from_the_start();
-    let mut ledger = service.ledger();
+    let mut ledger = service.cluster();
     for node in 0..NODES {
-        ledger.set_node(&name(node), NodeKind::Stowage, None);
+        ledger.apply(NodeObserved::new(name(node), NodeKind::Stowage));
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
             let seen = objects::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
-            ledger.see(seen.unwrap());
+            ledger.apply(PodObserved(seen.unwrap()));
         }
     }
     drop(ledger);
@@ -83,13 +84,19 @@ fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
         [([Some("one"), Some("two")], false), ([None, None], false), ([Some("one"), Some("one")], true)]
     {
         let extender = crowded();
-        extender.service.ledger().identify_node(&name(0), identity("uid-1", machines[0]));
+        extender.service.cluster().apply(NodeObserved {
+            identity: Some(identity("uid-1", machines[0])),
+            ..NodeObserved::new(name(0), NodeKind::Stowage)
+        });
         assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
-        extender.service.ledger().identify_node(&name(0), identity("uid-2", machines[1]));
+        extender.service.cluster().apply(NodeObserved {
+            identity: Some(identity("uid-2", machines[1])),
+            ..NodeObserved::new(name(0), NodeKind::Stowage)
+        });
         let late = reports(&extender, &Sender::Anyone, extender.service.now(), report(2, 2).as_bytes());
         assert_eq!(late.is_ok(), is_taken, "{machines:?}");
         let healthy = |extender: &Extender| {
-            let ledger = extender.service.ledger();
+            let ledger = extender.service.cluster();
             let node = ledger.node(&name(0)).unwrap();
             node.devices.iter().filter(|device| device.health == Health::Healthy).count()
         };

@@ -28,6 +28,7 @@ use super::request::BadRequest;
 use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
+use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::units::Moment;
@@ -83,7 +84,7 @@ pub fn reports(
     }
     if extender.board.is_to_be_tidied() {
         // A statement of its own, so that the lock is released with it.
-        let books = extender.service.ledger().clone();
+        let books = extender.service.cluster().clone();
         tidy(&extender.board, &books);
     }
     result.into_answer()
@@ -167,10 +168,10 @@ fn apply(
 ) -> Result<Option<NodeIdentity>, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
-    let fresh = extender.service.ledger().policy().telemetry.fresh;
+    let fresh = extender.service.cluster().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
     let (before, machine) = {
-        let mut ledger = extender.service.ledger();
+        let mut ledger = extender.service.cluster();
         if !ledger.has_node(node) {
             return Err(unknown());
         }
@@ -181,15 +182,18 @@ fn apply(
         // A report without GPUs keeps the known ones.
         let Some(devices) = validate::devices(report) else { return Ok(machine) };
         let before = devices_of(&ledger, node);
-        let waiting = ledger.report_devices(node, devices).map_err(|error| match error {
-            DevicesRefused::UnknownNode => unknown(),
-            DevicesRefused::TooMany(devices) => {
-                ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
-            }
-        })?;
+        let waiting =
+            ledger.apply(DevicesReported { node: node.clone(), devices: devices }).map_err(|error| {
+                match error {
+                    DevicesRefused::UnknownNode => unknown(),
+                    DevicesRefused::TooMany(devices) => {
+                        ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
+                    }
+                }
+            })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         if let Some(reading) = reading {
-            ledger.read(node, reading);
+            ledger.apply(ReadingReported { node: node.clone(), reading: reading });
         }
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));

@@ -83,7 +83,7 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
 }
 
 fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let entry = ledger.pod_state(uid).filter(|entry| entry.node() == Some(node))?;
     matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
 }
@@ -115,7 +115,7 @@ fn struck(
     node: &NodeName,
     lost: &[(&Device, String)],
 ) -> Vec<(PodUid, PodState, String)> {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let losses = |entry: &PodState| -> String {
         let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")

@@ -65,7 +65,7 @@ impl ApiControlPlane {
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
-        let waits = self.service.ledger().waits_for_budgets(uid);
+        let waits = self.service.cluster().waits_for_budgets(uid);
         if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
     }
 

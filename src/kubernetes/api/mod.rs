@@ -1,6 +1,6 @@
 //! The control plane of a real API server: each operation is one request with its own deadline.
 //!
-//! It never lists, and reads only where a caller asks for it or two kinds of conflict have to be told apart. Nothing here
+//! It never lists, and reads only where a caller asks for it or two kinds of conflict have to be distinguished. Nothing here
 //! decides: an outcome says what is known about a write, and the caller decides what to do. The client is not throttled:
 //! kube-scheduler sets the pace.
 

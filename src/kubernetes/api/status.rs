@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn b5_a_hold_says_which_leader_made_it() {
+    fn b5_a_reservation_names_the_leader_that_made_it() {
         let reservation = Reservation {
             node: node(),
             devices: [].into(),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_is_not_named() {
+    fn the_patch_names_only_changed_fields() {
         assert_eq!(
             patch(&StatusChange::nominate(node()))["status"],
             json!({ "nominatedNodeName": "node-a" })

@@ -1,4 +1,4 @@
-//! What a replica says of conflicts and what it does about them, by whether it leads and what the policy says.
+//! What a replica reports of conflicts and what it does about them, by whether it leads and by the policy.
 
 use super::*;
 use crate::kubernetes::ClusterIndex;
@@ -61,7 +61,7 @@ impl AuditFixture {
         self.recorder.records.lock().insert(name.into(), record);
     }
 
-    /// So many looks, a second apart; what they have evicted is awaited.
+    /// Audits so many times, a second apart, and waits for the evictions.
     async fn looks(&mut self, looks: u64) {
         for _ in 0..looks {
             self.now = self.now + Millis::seconds(1);
@@ -79,7 +79,7 @@ impl AuditFixture {
 }
 
 #[tokio::test]
-async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_stands_when_it_leads() {
+async fn a_standby_only_counts_conflicts_and_reports_the_current_ones_when_it_leads() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -97,7 +97,7 @@ async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_sta
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_where_the_policy_reports_or_only_watches() {
+async fn no_pod_is_evicted_if_the_policy_only_reports_or_is_in_shadow_mode() {
     let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.lead();
     bench.show("a", "Running");
@@ -132,7 +132,7 @@ async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
 }
 
 #[tokio::test]
-async fn nobody_leaves_for_a_pod_that_a_fresh_read_does_not_show() {
+async fn no_pod_is_evicted_for_a_pod_that_a_fresh_read_does_not_show() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
@@ -175,7 +175,7 @@ async fn a_pod_that_has_ended_is_in_no_conflict() {
 }
 
 #[tokio::test]
-async fn what_waits_to_be_told_is_bounded_and_what_is_dropped_is_counted() {
+async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.lead();
     bench.show("a", "Running");

@@ -2,6 +2,7 @@
 
 use super::ClusterIndex;
 use crate::kubernetes::objects;
+use crate::scheduling::verbs::observe::{BudgetDeleted, BudgetObserved, BudgetsVisible};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::service::Service;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -10,12 +11,14 @@ impl ClusterIndex {
     pub fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         let Some(budget) = objects::budget(budget) else { return };
         self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
-        service.ledger().set_budget(budget);
+        service.cluster().apply(BudgetObserved(budget));
     }
 
     pub fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         if let Some(budget) = objects::budget(budget) {
-            service.ledger().remove_budget(&budget.namespace, &budget.name);
+            service
+                .cluster()
+                .apply(BudgetDeleted { namespace: budget.namespace.clone(), name: budget.name.clone() });
         }
     }
 
@@ -25,27 +28,27 @@ impl ClusterIndex {
     }
 
     pub fn begin_budgets(&mut self, service: &Service) {
-        let ledger = service.ledger();
+        let ledger = service.cluster();
         let named = ledger.budgets().iter().map(|budget| (budget.namespace.clone(), budget.name.clone()));
         self.unlisted_budgets = named.collect();
     }
 
     /// Ends the list: these are all budgets.
     pub fn end_budgets(&mut self, service: &Service) {
-        let mut ledger = service.ledger();
+        let mut ledger = service.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
-            ledger.remove_budget(&namespace, &name);
+            ledger.apply(BudgetDeleted { namespace: namespace.clone(), name: name.clone() });
         }
-        ledger.set_budget_visibility(BudgetVisibility::Complete);
+        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
         self.budgets_list.is_complete = true;
     }
 
     /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted. Returns whether that is new.
     pub fn forbid_budgets(&mut self, service: &Service) -> bool {
         self.budgets_list.is_complete = true;
-        let mut ledger = service.ledger();
+        let mut ledger = service.cluster();
         let is_new = ledger.budgets_known();
-        ledger.set_budget_visibility(BudgetVisibility::Forbidden);
+        ledger.apply(BudgetsVisible(BudgetVisibility::Forbidden));
         is_new
     }
 }

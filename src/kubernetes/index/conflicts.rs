@@ -18,6 +18,6 @@ fn reservation(
 ) -> Option<crate::scheduling::audit::conflicts::AuditedPod> {
     // Few pods have a reservation; for the others the policy is not needed.
     objects::ReservationMessage::read(pod)?;
-    let policy = service.ledger().policy().clone();
+    let policy = service.cluster().policy().clone();
     objects::observed_reservation(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
 }

@@ -3,8 +3,10 @@
 
 use super::*;
 use crate::ids::LeaderEpoch;
-use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::units::Percent;
@@ -68,7 +70,11 @@ impl IndexedReplica {
     fn bind(&mut self, pod: &Value) -> Option<Value> {
         let bound = self.write(pod)?;
         let (pod_uid, devices) = (identity(pod).0, objects::recorded_devices(&read(&bound)));
-        self.service.ledger().confirm(&pod_uid, &NodeName::parse("a").unwrap(), devices);
+        self.service.cluster().apply(BindingWritten {
+            uid: pod_uid.clone(),
+            node: NodeName::parse("a").unwrap(),
+            devices: devices,
+        });
         Some(bound)
     }
 
@@ -77,9 +83,10 @@ impl IndexedReplica {
         self.apply(pod);
         let node = NodeName::parse("a").unwrap();
         let (pod_uid, key) = identity(pod);
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let demand = ledger.pod_state(&pod_uid)?.demand.clone();
-        let Ok(AssumeResult::New(placement)) = ledger.assume(&pod_uid, &node) else { return None };
+        let asked = BindAsked::of(&ledger, &pod_uid, &node)?;
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else { return None };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
         let binding = objects::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu", &epoch);
         let mut bound = pod.clone();
@@ -91,7 +98,7 @@ impl IndexedReplica {
     }
 
     fn demand(&self, name: &str) -> Option<Demand> {
-        let demand = self.service.ledger().pod_state(&uid(name)).map(|entry| entry.demand.clone());
+        let demand = self.service.cluster().pod_state(&uid(name)).map(|entry| entry.demand.clone());
         // The policy version of the classification differs by process.
         demand.map(|demand| Demand { classified_by: 0, ..demand })
     }
@@ -144,7 +151,7 @@ fn b6_a_pod_that_an_older_version_bound_is_exclusive_by_what_it_asks_or_by_what_
         (None, 40, Sharing::Shared),
     ] {
         let mut bound = before.bind(&pod("p", gib, 1, asked)).unwrap();
-        before.service.ledger().release(&uid("p"));
+        before.service.cluster().apply(PodReleased(uid("p")));
         bound["metadata"]["annotations"].as_object_mut().unwrap().remove("stowage.dev/exclusive-granted");
         let mut after = IndexedReplica::new(5);
         after.apply(&bound);
@@ -173,7 +180,7 @@ proptest! {
                 before.apply(&pod);
             }
             let devices = objects::recorded_devices(&read(&pod));
-            before.service.ledger().confirm(&uid(&name), &NodeName::parse("a").unwrap(), devices);
+            before.service.cluster().apply(BindingWritten { uid: uid(&name), node: NodeName::parse("a").unwrap(), devices: devices });
             prop_assert_eq!(before.apply(&pod), None, "nothing was edited");
             prop_assert_eq!(before.demand(&name), ordered);
             bound.push((name, pod));

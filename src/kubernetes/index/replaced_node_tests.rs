@@ -1,11 +1,13 @@
-//! A Node object that is deleted and created anew under its name: what was known of the old machine is not believed of the
-//! new one, and what was promised on it stays charged until its pods are gone.
+//! A Node object that is deleted and created anew under its name: what was known of the old machine is not taken for true of
+//! the new one, and what was allocated on it stays charged until its pods are gone.
 
 use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::observe::{DevicesReported, PodReleased};
 use crate::scheduling::vocabulary::gpu::Health;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -79,22 +81,26 @@ impl ReplacedNodeFixture {
             ..crate::kubernetes::objects::devices_from_labels(&node("", None, true)).unwrap()[index as usize]
                 .clone()
         };
-        self.service.ledger().report_devices(&a(), vec![device(0), device(1)]).unwrap();
+        self.service
+            .cluster()
+            .apply(DevicesReported { node: a(), devices: vec![device(0), device(1)] })
+            .unwrap();
     }
 
     /// The GPU that the next pod gets on `a`.
     fn place(&mut self, name: &str, gib: u64) -> Option<String> {
         self.index.apply_pod(&self.service, &read(pod(name, gib)));
         let uid = PodUid::parse(name).unwrap();
-        let mut ledger = self.service.ledger();
-        let Ok(AssumeResult::New(placement)) = ledger.assume(&uid, &a()) else { return None };
-        ledger.confirm(&uid, &a(), placement.recorded());
+        let mut ledger = self.service.cluster();
+        let asked = BindAsked::of(&ledger, &uid, &a())?;
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else { return None };
+        ledger.apply(BindingWritten { uid: uid.clone(), node: a(), devices: placement.recorded() });
         assert_eq!(audit(&ledger), []);
         Some(placement.devices[0].to_string())
     }
 
     fn devices(&self) -> Vec<(String, Health)> {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         ledger.node(&a()).unwrap().devices.iter().map(|one| (one.uuid.to_string(), one.health)).collect()
     }
 }
@@ -113,7 +119,7 @@ fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
         assert_eq!(bench.place("next", 10), None, "nobody knows the new machine's GPUs yet");
         bench.report("NEW");
         assert!(bench.place("next", 60).unwrap().starts_with("GPU-NEW"));
-        bench.service.ledger().release(&PodUid::parse("resident").unwrap());
+        bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
         bench.report("NEW");
         assert_eq!(bench.devices().len(), 2, "what was lost goes with its last pod");
     }
@@ -125,7 +131,7 @@ fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_cha
     // The same machine may have registered anew: then `index-0` would be `GPU-OLD-0`, where a pod runs.
     bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("next", 10), None);
-    bench.service.ledger().release(&PodUid::parse("resident").unwrap());
+    bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
     bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("later", 10).as_deref(), Some("index-0"));
 }

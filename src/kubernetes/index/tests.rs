@@ -4,8 +4,10 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Requirements};
-use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::observe::PodObserved;
+use crate::scheduling::verbs::tick::Tick;
 use crate::units::Millis;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
@@ -78,11 +80,11 @@ impl IndexFixture {
     }
 
     fn phase(&self, uid: &str) -> Option<PodPhase> {
-        self.service.ledger().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
+        self.service.cluster().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
     }
 
     fn charged(&self) -> [Bytes; 2] {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         assert_eq!(audit(&ledger), []);
         let node = ledger.node(&NodeName::parse("a").unwrap()).unwrap();
         [node.gpus[0].charged, node.gpus[1].charged]
@@ -116,8 +118,7 @@ fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
 fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
-    let assumed = bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap());
-    assert!(matches!(assumed, Ok(AssumeResult::New(_))));
+    bench.assume("1");
     let gone: Pod = read(pod("p", "1", 40));
     bench.index.delete_pod(&bench.service, &gone);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
@@ -148,7 +149,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
 }
 
 #[test]
-fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
+fn a_pending_pod_edited_into_an_invalid_request_leaves_the_ledger() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     let mut edited = pod("p", "1", 40);
@@ -158,18 +159,18 @@ fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
 }
 
 #[test]
-fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
+fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     bench.apply(&bound("gone", "2", 40, "a", Some("index-1")));
     bench.apply(&pod("assumed", "3", 10));
-    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.assume("3");
 
     bench.index.begin_pods(&bench.service);
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     // Younger than the list: it came by a filter request and is being bound already.
     bench.apply_by_request(&pod("young", "4", 20));
-    bench.service.ledger().assume(&uid_of("4"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.assume("4");
     bench.apply(&pod("assumed", "3", 10));
     bench.index.end_pods(&bench.service);
 
@@ -182,17 +183,17 @@ fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
 }
 
 #[test]
-fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
+fn a_pod_absent_from_a_list_is_gone_whatever_was_allocated_to_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
-    bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.assume("1");
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.phase("1"), None);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
 }
 
 #[test]
-fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
+fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
     let mut bench = IndexFixture::new();
     let unplannable_pod = bound("unmanaged", "1", 40, "a", None);
     let event = bench.apply(&unplannable_pod).unwrap();
@@ -226,19 +227,22 @@ fn edits_after_the_bind_are_ignored_and_reported() {
 }
 
 #[test]
-fn a_hold_condition_keeps_its_room_until_its_deadline() {
+fn a_reservation_condition_keeps_its_vram_until_its_deadline() {
     let mut bench = IndexFixture::new();
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     bench.apply(&holding(&pod("p", "1", 40), deadline));
     assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
     let now = bench.service.now();
-    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(50)), []);
-    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(70)), [uid_of("1")]);
+    assert_eq!(bench.service.cluster().apply(Tick { now: now + Millis::seconds(50), is_leading: true }), []);
+    assert_eq!(
+        bench.service.cluster().apply(Tick { now: now + Millis::seconds(70), is_leading: true }),
+        [uid_of("1")]
+    );
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
 }
 
 #[test]
-fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_who_does() {
+fn a_cleared_reservation_ends_on_a_standby_and_stays_on_the_leader() {
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     for leads in [false, true] {
         let mut bench = IndexFixture::new();
@@ -260,7 +264,7 @@ fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
     bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
     bench.index.sweep(&bench.service);
     assert!(bench.phase("2").is_some(), "the watch may be late");
-    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.assume("3");
     bench.apply_by_request(&pod("new", "4", 10));
     bench.index.sweep(&bench.service);
     assert_eq!(bench.phase("2"), None);
@@ -272,7 +276,7 @@ fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
     let mut bench = IndexFixture::new();
     bench.index.apply_node(&bench.service, &node("b", 4));
     let names = |bench: &IndexFixture| -> Vec<String> {
-        let snapshot = bench.service.ledger().snapshot();
+        let snapshot = bench.service.cluster().snapshot();
         snapshot.nodes().iter().map(|node| format!("{}:{}", node.name, node.gpus.len())).collect()
     };
     assert_eq!(names(&bench), ["a:2", "b:4"]);
@@ -295,7 +299,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     bench.index.apply_node(&bench.service, &plugin);
     let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
     assert_eq!(record, NodeOnRecord { kind: NodeKind::DevicePlugin, advertised: Some(Bytes::gib(144)) });
-    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
+    assert_eq!(bench.service.cluster().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
 
     plugin.status = Some(read(
         json!({ "allocatable": { "nvidia.com/gpu": "0" }, "capacity": { "nvidia.com/gpu": "2" } }),
@@ -306,7 +310,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
 
     plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
     bench.index.apply_node(&bench.service, &plugin);
-    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);
+    assert_eq!(bench.service.cluster().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);
 }
 
 #[test]
@@ -327,17 +331,17 @@ fn the_index_is_complete_once_all_lists_are_in() {
 }
 
 #[test]
-fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
+fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     let mut bench = IndexFixture::new();
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.index.complete_since(), None);
     assert!(bench.index.forbid_budgets(&bench.service));
     assert_eq!(bench.index.complete_since(), Some(0));
-    assert!(!bench.service.ledger().budgets_known());
+    assert!(!bench.service.cluster().budgets_known());
     assert!(!bench.index.forbid_budgets(&bench.service), "it is told once");
     bench.index.begin_budgets(&bench.service);
     bench.index.end_budgets(&bench.service);
-    assert!(bench.service.ledger().budgets_known());
+    assert!(bench.service.cluster().budgets_known());
 }
 
 fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
@@ -352,7 +356,7 @@ fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
 fn a_budget_that_a_new_list_does_not_have_is_gone() {
     let mut bench = IndexFixture::new();
     let known = |bench: &IndexFixture| {
-        let ledger = bench.service.ledger();
+        let ledger = bench.service.cluster();
         ledger.budgets().iter().map(|budget| (budget.name.clone(), budget.allowed)).collect::<Vec<_>>()
     };
     for (name, allowed) in [("a", 1), ("b", 2), ("c", 3)] {
@@ -369,7 +373,7 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
 /// Node `a` takes one pod; whether it would take another one.
 fn takes_one_more(bench: &IndexFixture) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
-    let kube_filters = bench.service.kube_filters().snapshot();
+    let kube_filters = bench.service.cluster().kube_filters().snapshot();
     kube_filters.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
         == FilterVerdict::Accepts
 }
@@ -391,7 +395,7 @@ fn without_gpu(uid: &str, phase: &str) -> Value {
 }
 
 #[test]
-fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
+fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
     let mut bench = with_room_for_one_pod();
     assert!(takes_one_more(&bench));
     bench.apply(&without_gpu("web", "Running"));
@@ -401,25 +405,25 @@ fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
     bench.apply(&without_gpu("web", "Running"));
     bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
     assert!(takes_one_more(&bench));
-    assert!(bench.service.ledger().pod_states().is_empty(), "the ledger is not bothered");
+    assert!(bench.service.cluster().pod_states().is_empty(), "the ledger is not bothered");
 }
 
 #[test]
-fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
+fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&without_gpu("web", "Running"));
     bench.index.reset_pods(&bench.service, &[]);
     assert!(takes_one_more(&bench));
-    assert_eq!(bench.service.kube_filters().pods().count(), 0);
+    assert_eq!(bench.service.cluster().kube_filters().pods().count(), 0);
 }
 
 #[test]
-fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
+fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&pod("p", "1", 10));
-    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_some());
+    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_some());
     bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
-    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_none());
+    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_none());
     assert!(!takes_one_more(&bench));
     // Its name stands for another pod now.
     bench.apply(&pod("p", "2", 10));
@@ -427,7 +431,7 @@ fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
 }
 
 #[test]
-fn a_node_that_is_gone_takes_nobody() {
+fn a_node_that_is_gone_accepts_no_pod() {
     let mut bench = with_room_for_one_pod();
     bench.index.delete_node(&bench.service, &node("a", 2));
     assert!(!takes_one_more(&bench));
@@ -441,12 +445,12 @@ fn objects_without_a_name_or_uid_change_nothing() {
     assert_eq!(bench.apply(&nameless), None);
     bench.index.apply_node(&bench.service, &Node::default());
     assert_eq!(bench.index.nodes().len(), 1);
-    assert_eq!(bench.service.ledger().pod_states().len(), 0);
+    assert_eq!(bench.service.cluster().pod_states().len(), 0);
 }
 
 /// A UUID an agent reported and a record of it, seen again after a restart.
 #[test]
-fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
+fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     let pods = [
         bound("a", "1", 40, "a", Some("index-0")),
         bound("b", "2", 20, "a", Some("index-1,index-0")),
@@ -457,9 +461,9 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
     two.index.reset_pods(&two.service, &list);
-    // When each learned of a pod is its own.
+    // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
-        let ledger = bench.service.ledger();
+        let ledger = bench.service.cluster();
         let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {
             let mut entry = entry.clone();
             match &mut entry.phase {
@@ -474,16 +478,24 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     assert_eq!(timeless(&one), timeless(&two));
     assert_eq!(one.charged(), two.charged());
     let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
-    assert_eq!(two.service.ledger().pod_state(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
+    assert_eq!(two.service.cluster().pod_state(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
 }
 
 impl IndexFixture {
     /// As the extender brings a pod in: past the index.
+    /// A bind on node `a` allocates GPUs to the pod; its Binding is not written yet.
+    fn assume(&self, uid: &str) {
+        let mut cluster = self.service.cluster();
+        let asked = BindAsked::of(&cluster, &uid_of(uid), &NodeName::parse("a").unwrap()).unwrap();
+        let answer = cluster.apply(asked);
+        assert!(matches!(answer, Ok(BindAnswer::Write(BindDecision { is_new: true, .. }))), "{answer:?}");
+    }
+
     fn apply_by_request(&self, pod: &Value) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let seen =
             objects::observation(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH)
                 .unwrap();
-        ledger.see(seen);
+        ledger.apply(PodObserved(seen));
     }
 }

@@ -3,8 +3,8 @@
 //! Beside a kube-scheduler the Lease of that kube-scheduler decides, because a replica whose scheduler does not schedule would
 //! have no requests to answer. Otherwise Stowage has a Lease of its own. Either way the replica begins no write later than two
 //! thirds of the Lease's duration after its latest renewal, and a successor begins none before the last of those can have
-//! landed ([`WriteTimes::latest_landing`]). The decisions are in `neighbour`, `candidate` and `tenure`, pure; here is only who
-//! asks, how often, and what becomes of leadership.
+//! landed ([`WriteTimes::latest_landing`]). The decisions are in `scheduler_lease`, `own_lease` and `tenure`, pure; this file
+//! reads and writes the Lease at intervals, and sets leadership by the result.
 
 mod own_lease;
 mod scheduler_lease;
@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Five renewals fit into the ten seconds before this replica steps down.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
-/// A read that takes longer is worth less than the next one.
+/// A read that takes longer is given up: the next one shows more.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How late leadership may begin. It ends by itself at the Lease's safe end.
 const JUDGE_EVERY: Duration = Duration::from_millis(100);

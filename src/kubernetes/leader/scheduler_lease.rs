@@ -92,7 +92,7 @@ mod tests {
         Neighbour::new("stowage-0".into(), Succession::new(LANDING, "nonce"))
     }
 
-    /// A look that is answered in the second in which it is asked for.
+    /// A read that is answered in the second in which it is sent.
     fn look(lease: &mut Neighbour, reading: Option<LeaseReading>, second: u64) {
         lease.see(reading, at(second), at(second));
     }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_look_does_not_lead_and_a_renewal_does() {
+    fn the_first_read_does_not_lead_and_a_renewal_does() {
         let mut lease = neighbour();
         for second in 0..20 {
             look(&mut lease, reservation_of("stowage-0_1b2c", 100), second);
@@ -124,7 +124,7 @@ mod tests {
     fn without_a_renewal_it_ends_a_third_before_the_lease_can_pass_on() {
         let mut lease = established();
         look(&mut lease, reservation_of("stowage-0_1b2c", 102), 20);
-        // Renewed after the look at 19 s, so it may pass on at 34 s and not before.
+        // Renewed after the read at 19 s, so it may pass on at 34 s and not before.
         for second in 21..40 {
             look(&mut lease, reservation_of("stowage-0_1b2c", 102), second);
             assert_eq!(leads(&lease, second), (20..29).contains(&second), "{second} s");
@@ -132,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_fail_move_nothing() {
+    fn reads_that_fail_change_nothing() {
         let mut lease = established();
         look(&mut lease, reservation_of("stowage-0_1b2c", 102), 21);
-        // Five looks fail. The renewal the next shows may have been made right after the one before them.
+        // Five reads fail. The renewal that the next one shows may have been made right after the read before them.
         look(&mut lease, reservation_of("stowage-0_1b2c", 104), 27);
         assert!(leads(&lease, 30));
         assert!(!leads(&lease, 31));
@@ -159,8 +159,8 @@ mod tests {
     fn b4_a_new_term_is_acted_in_once_nothing_of_the_one_before_can_land_any_more() {
         let mut lease = Neighbour::new("node_a".into(), Succession::new(LANDING, "nonce"));
         look(&mut lease, held_in(1, "node_b_77", 100), 0);
-        // A hostname may contain the separator. The look was asked for at 1 s and answered at 3 s: the predecessor may have
-        // renewed until then, may have relied on that for ten seconds, and what it sent last may take four more.
+        // A hostname may contain the separator. The read was sent at 1 s and answered at 3 s: the predecessor may have renewed
+        // until then, may have relied on that for ten seconds, and what it sent last may take four more.
         lease.see(held_in(2, "node_a_78", 115), at(1), at(3));
         for second in 3..30 {
             look(&mut lease, held_in(2, "node_a_78", 115 + second as i64 / 2), second);

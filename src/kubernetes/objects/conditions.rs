@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn our_gate_is_told_from_others() {
+    fn the_planners_gate_is_distinguished_from_others() {
         let gated = |names: &[&str]| {
             let gates: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
             gates_of(json!({ "containers": [], "schedulingGates": gates }))
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_told_twice_is_the_same_condition() {
+    fn a_reason_written_twice_is_the_same_condition() {
         let by = PodKey::parse("team-a", "llama").unwrap();
         let mark = EvictionCondition::Evicting(EvictionReason::Preempted { by });
         let condition = disruption_target_condition(&mark);

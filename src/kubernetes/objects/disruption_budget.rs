@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_read_covers_everyone() {
+    fn a_selector_that_cannot_be_parsed_covers_every_pod() {
         let rule = json!({ "key": "app", "operator": "Resembles", "values": ["batch"] });
         let budget = read(json!({ "selector": { "matchExpressions": [rule] } }), json!({}));
         assert!(covers(&budget, "chat"));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_that_is_no_time_is_told_from_none_and_from_one_to_come() {
+    fn an_unreadable_checkpoint_time_differs_from_none_and_from_a_future_one() {
         let stamp = |text: &str| of(json!({"annotations": {"stowage.dev/checkpoint-time": text}})).stamp;
         assert_eq!(stamp("yesterday"), CheckpointAge::Unreadable);
         assert_eq!(stamp(""), CheckpointAge::Unreadable);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_protects_a_pod_is_read_and_nothing_else_is() {
+    fn only_the_keys_that_protect_a_pod_are_read() {
         let disruption_info = of(json!({
             "annotations": {"karpenter.sh/do-not-disrupt": "true", "controller.kubernetes.io/pod-deletion-cost": "-7"},
             "labels": {"kueue.x-k8s.io/managed": "true"},

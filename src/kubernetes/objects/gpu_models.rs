@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn one_term_that_names_none_lets_it_run_anywhere() {
+    fn one_term_without_a_model_allows_every_model() {
         let one = json!({ "matchExpressions": [{ "key": PRODUCT, "operator": "In", "values": ["H100"] }] });
         let other = json!({ "matchExpressions": [{ "key": "zone", "operator": "Exists" }] });
         assert!(models(affinity(json!([one, other]))).is_empty());

@@ -89,7 +89,8 @@ fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     }
 }
 
-/// All but those that any node can provide. Claims may be bound to a zone or node, and some disks can be mounted only once.
+/// All but those that any node can provide. A PersistentVolumeClaim may be bound to a zone or node, and some disks can be
+/// mounted only once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()

@@ -373,7 +373,7 @@ impl ReservationMessage {
     }
 }
 
-/// Tells the scheduler to retry the pod, with the time at which its demand began to fit.
+/// The condition that makes kube-scheduler retry the pod, with the time at which its demand began to fit.
 pub fn requeued_condition(now: jiff::Timestamp) -> PodCondition {
     PodCondition {
         type_: REQUEUED_CONDITION.into(),

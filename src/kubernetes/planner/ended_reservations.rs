@@ -7,6 +7,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
 use crate::scheduling::policy::WhenIncomplete;
+use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::plural;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +41,7 @@ impl Planner {
     pub fn end(&mut self, ended: Vec<PodUid>) {
         let mut groups = BTreeMap::new();
         for uid in ended {
-            let ledger = self.service.ledger();
+            let ledger = self.service.cluster();
             let Some(entry) = ledger.pod_state(&uid) else { continue };
             let (key, group) = (entry.key.clone(), entry.disruption_info.group.clone());
             drop(ledger);
@@ -56,7 +57,7 @@ impl Planner {
     /// that has a reservation of this leader gets its condition written again.
     pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
-            let ledger = self.service.ledger();
+            let ledger = self.service.cluster();
             let Some(entry) = ledger.pod_state(&uid) else { continue };
             let key = entry.key.clone();
             drop(ledger);
@@ -69,7 +70,7 @@ impl Planner {
             let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
             self.writes.add(uid.clone(), async move {
                 // The pod may have got a reservation while this write was queued.
-                let own = service.ledger().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
+                let own = service.cluster().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
                 let change = own.map_or_else(StatusChange::end_reservation, StatusChange::reservation);
                 // If it fails, the condition is seen at the pod's next change and ended then.
                 if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
@@ -94,7 +95,7 @@ impl Planner {
             refused_on = progress.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_reservation();
-        if is_nominated(&self.service.ledger(), &uid) {
+        if is_nominated(&self.service.cluster(), &uid) {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
         let control_plane = self.control_plane.clone();
@@ -112,10 +113,10 @@ impl Planner {
 
     /// One member of the group could not be bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let Some(broken) = broken(&ledger, group) else { return };
         let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
-        broken.holding.iter().for_each(|(uid, _)| ledger.release_reservation(uid));
+        broken.holding.iter().for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
         drop(ledger);
         let BrokenGroup { holding, bound, .. } = broken;
         let text = format!(

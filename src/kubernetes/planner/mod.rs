@@ -1,8 +1,8 @@
-//! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the pod is bound or
-//! the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition ([`waiting_pods`]). It evicts
-//! neighbours of engines under pressure ([`relief`]), and the rest of a group that stays incomplete ([`orphaned_members`]).
-//! Failed actions are retried later ([`retry`]); the writes of one pod are made in the order in which they were requested
-//! ([`writes`]).
+//! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
+//! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
+//! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), and the rest of a group that stays
+//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]); the writes of one pod are made in the order
+//! in which they were requested ([`writes`]).
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
@@ -86,7 +86,7 @@ impl Planner {
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self) {
         // In shadow mode no pod is placed, and none is kept behind the gate.
-        if self.service.ledger().policy().mode == Mode::Shadow {
+        if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         self.advance_reservations();
@@ -122,6 +122,6 @@ impl Planner {
 
     /// The ledger's present: what is due by it is due here.
     fn now(&self) -> Moment {
-        self.service.ledger().now()
+        self.service.cluster().now()
     }
 }

@@ -11,6 +11,7 @@ use super::retry::RetryState;
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
 use tracing::warn;
@@ -44,7 +45,7 @@ impl Planner {
 
     fn see_off(&mut self, uid: &PodUid, now: Moment) {
         let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let is_there = ledger
             .pod_state(uid)
             .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
@@ -62,7 +63,7 @@ impl Planner {
             return;
         }
         if !std::mem::replace(&mut remnant.is_ordered, true) {
-            ledger.note_ordered(one);
+            ledger.apply(EvictionsOrdered(one.to_vec()));
         }
         drop(ledger);
         remnant.attempt.begin();

@@ -5,6 +5,7 @@ use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
 use super::retry::{Backoff, RetryState};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
+use crate::scheduling::verbs::wait::PodEvicted;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
@@ -74,7 +75,7 @@ impl Planner {
     fn note_evicted(&mut self, preemptor: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
         let now = self.now();
         if outcome == EvictionOutcome::Evicted {
-            self.service.ledger().note_evicted(victim);
+            self.service.cluster().apply(PodEvicted(victim.clone()));
         }
         let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
         if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
@@ -91,7 +92,7 @@ impl Planner {
     ) {
         let now = self.now();
         if outcome == EvictionOutcome::Evicted {
-            self.service.ledger().note_evicted(victim);
+            self.service.cluster().apply(PodEvicted(victim.clone()));
         }
         match by {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
@@ -112,7 +113,7 @@ impl Planner {
     }
 
     fn give_up(&mut self, uid: &PodUid, because: &str) {
-        let reservation_status = self.service.ledger().reservation_of(uid);
+        let reservation_status = self.service.cluster().reservation_of(uid);
         reservation_status.iter().for_each(|reservation_status| self.call_off(reservation_status, because));
     }
 }

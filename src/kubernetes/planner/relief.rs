@@ -8,6 +8,7 @@ use super::retry::Backoff;
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::scheduling::planning::ReliefEviction;
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeSet;
 
@@ -19,7 +20,7 @@ const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::s
 
 impl Planner {
     pub(super) fn relieve(&mut self) {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         let now = ledger.now();
         if now < self.check_engine_load_at {
             return;
@@ -35,11 +36,11 @@ impl Planner {
 
     fn evict_for(&mut self, relief: ReliefEviction) {
         let ReliefEviction { uid, key, engine, gpu } = relief;
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         if !ledger.may_order(std::slice::from_ref(&uid)) {
             return tracing::warn!(pod = %key, %engine, "it stays: enough pods were evicted within the minute");
         }
-        ledger.note_ordered(std::slice::from_ref(&uid));
+        ledger.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
         drop(ledger);
         self.staying.entry(uid.clone()).or_default().begin();
         let (control_plane, why) = (self.control_plane.clone(), EvictionReason::Pressure { engine, gpu });

@@ -10,6 +10,7 @@ use crate::kubernetes::port::{
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
 use crate::scheduling::ledger::{RemainingVictim, ReservationStatus, SchedulingGate};
 use crate::scheduling::planning::EvictionRight;
+use crate::scheduling::verbs::wait::{EvictionFailed, ExtendReservation, ReleaseReservation};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use std::cell::LazyCell;
@@ -126,13 +127,13 @@ impl ReservationProgress {
 impl Planner {
     /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self) {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         let (now, reservation_status) = (ledger.now(), ledger.reservation_status());
         drop(ledger);
         self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
         let service = self.service.clone();
         // Most ticks evict no pod.
-        let kube_filters = LazyCell::new(|| service.kube_filters().snapshot());
+        let kube_filters = LazyCell::new(|| service.cluster().kube_filters().snapshot());
         for reservation_status in reservation_status {
             self.advance_reservation(&reservation_status, now, &kube_filters);
         }
@@ -205,7 +206,7 @@ impl Planner {
         kube_filters: &FilterSnapshot,
     ) -> Option<FilterReason> {
         let Reservation { node, victims, .. } = &reservation_status.reservation;
-        let coming = self.service.ledger().coming_to(node).to_vec();
+        let coming = self.service.cluster().coming_to(node).to_vec();
         match kube_filters.verdict(
             &reservation_status.uid,
             kube_filters.wants(&reservation_status.uid)?,
@@ -259,7 +260,7 @@ impl Planner {
         self.writes.add(uid.clone(), async move {
             // It may have been queued, and the reservation may have ended since.
             let stands = service
-                .ledger()
+                .cluster()
                 .pod_state(&uid)
                 .is_some_and(|entry| entry.reservation() == Some(&reservation));
             if !stands {
@@ -282,9 +283,9 @@ impl Planner {
         if std::mem::replace(&mut progress.is_extended, true) {
             return reservation_status.reservation.clone();
         }
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let until = ledger.now() + TIME_TO_BIND;
-        ledger.extend_reservation(&reservation_status.uid, until);
+        ledger.apply(ExtendReservation { uid: reservation_status.uid.clone(), until: until });
         Reservation {
             deadline: reservation_status.reservation.deadline.max(until),
             ..reservation_status.reservation.clone()
@@ -293,11 +294,11 @@ impl Planner {
 
     /// Releases the reservation before its deadline. No further victim is evicted for it.
     pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         if !reservation_status.reservation.victims.is_empty() {
-            ledger.note_failed_eviction(&reservation_status.uid);
+            ledger.apply(EvictionFailed(reservation_status.uid.clone()));
         }
-        ledger.release_reservation(&reservation_status.uid);
+        ledger.apply(ReleaseReservation(reservation_status.uid.clone()));
         let group =
             ledger.pod_state(&reservation_status.uid).and_then(|entry| entry.disruption_info.group.clone());
         drop(ledger);

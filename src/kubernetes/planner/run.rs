@@ -46,7 +46,7 @@ impl PlanningRun {
         self.task.is_empty() && self.rests_until <= now
     }
 
-    /// `plan` gets a function that tells whether to stop.
+    /// `plan` gets a function that says whether to stop.
     pub fn begin(&mut self, began: PlanBasis, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
         self.begun = began;
         self.is_void = false;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_runs_at_a_time_and_a_long_one_leaves_time_to_others() {
+    async fn one_planning_run_is_in_progress_at_a_time_and_a_long_one_is_followed_by_a_pause() {
         let mut run = PlanningRun::default();
         let at = Moment(1_000_000);
         run.begin(PlanBasis { at, generation: 7 }, |_| Plan::default());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_given_up_comes_to_nothing_and_the_next_one_counts() {
+    async fn a_stopped_planning_run_has_no_result_and_the_next_one_has() {
         let mut run = PlanningRun::default();
         run.begin(PlanBasis::default(), |_| Plan::default());
         run.give_up();

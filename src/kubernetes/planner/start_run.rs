@@ -7,9 +7,10 @@ use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
-use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod, PodPhase, SchedulingGate, WaitKind};
+use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
+use crate::scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
 use crate::units::Millis;
 use tracing::{info, warn};
 
@@ -29,14 +30,16 @@ impl Planner {
     /// Starts a planning run if a pod is due and none is in progress. No pod is due again until the ledger or its time has
     /// changed.
     pub(super) fn seek(&mut self) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         if !self.run.may_begin(ledger.now()) {
             return;
         }
-        let mut pending = ledger.pending(PODS_PER_RUN);
+        let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
         if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
-            ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
+            ledger.apply(PutBack(
+                pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid).cloned().collect(),
+            ));
             pending.retain(|pod| !is_gated(pod));
         }
         self.service.metrics.planner.waiting.set(ledger.pending_count() as i64);
@@ -48,7 +51,7 @@ impl Planner {
         drop(ledger);
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
-            let kube_filters = service.kube_filters().snapshot();
+            let kube_filters = service.cluster().kube_filters().snapshot();
             let bounds = PlanBounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
             plan_within(scratch, &kube_filters, &pending, bounds)
         });
@@ -56,7 +59,7 @@ impl Planner {
 
     /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
     pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>) {
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         let (now, mode) = (ledger.now(), ledger.policy().mode);
         drop(ledger);
         let took = self.run.rest(now);
@@ -64,9 +67,9 @@ impl Planner {
         let Some(FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else {
             return;
         };
-        let mut ledger = self.service.ledger();
-        ledger.put_back(&left_over);
-        reserved.into_iter().for_each(|(scope, uid)| ledger.reserve_scope(scope, &uid));
+        let mut ledger = self.service.cluster();
+        ledger.apply(PutBack(left_over.clone()));
+        reserved.into_iter().for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope: scope, uid: uid }));
         drop(ledger);
         if !self.service.gate.is_open() || mode == Mode::Shadow {
             return;
@@ -96,17 +99,15 @@ impl Planner {
 
     /// Reserves the placements, all or none.
     fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis) {
-        let mut ledger = self.service.ledger();
+        let mut cluster = self.service.cluster();
         // The deadlines count from when the run began.
-        let took = ledger.now().since(began.at);
+        let (now, took) = (cluster.now(), cluster.now().since(began.at));
         places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
-        if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
-            info!(pod = %place.key, %conflict, "a node changed while the plan was made");
-            return places.iter().for_each(|place| ledger.note_no_placement(&place.uid, began.generation));
+        let taken = cluster.apply(ReservePlaces { places: places.clone(), generation: began.generation });
+        drop(cluster);
+        if let Err((place, conflict)) = taken {
+            return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
         }
-        places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims));
-        let now = ledger.now();
-        drop(ledger);
         for place in places {
             self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
             self.begin(place);
@@ -120,7 +121,7 @@ impl Planner {
         info!(pod = %key, %node, victims = ?reservation.victims, ?price, exact, ?by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
-            let reservation_status = self.service.ledger().reservation_of(&uid);
+            let reservation_status = self.service.cluster().reservation_of(&uid);
             return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
         }
         let text = reserved_text(&reservation);
@@ -145,14 +146,14 @@ impl Planner {
     }
 
     fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
-        match &self.service.ledger().pod_state(uid)?.phase {
+        match &self.service.cluster().pod_state(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
         }
     }
 
     fn wake(&mut self, uid: PodUid, key: PodKey) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         // It may have been requested again during the run.
         if !ledger
             .pod_state(&uid)
@@ -164,7 +165,7 @@ impl Planner {
             drop(ledger);
             return self.put_off("requeue");
         }
-        ledger.note_woken(&uid);
+        ledger.apply(PodRequeued(uid.clone()));
         drop(ledger);
         // Any write wakes it.
         if self.writes.concern(&uid) {
@@ -186,19 +187,4 @@ impl Planner {
     pub(super) fn put_off(&self, kind: &str) {
         self.service.metrics.planner.postponed.with_label_values(&[kind]).inc();
     }
-}
-
-fn reserve_all<'a>(
-    ledger: &mut Ledger,
-    places: &'a [PlannedPlacement],
-) -> Result<(), (&'a PlannedPlacement, AssumeConflict)> {
-    for (n, place) in places.iter().enumerate() {
-        if let Err(conflict) = place.take(ledger) {
-            places[..n]
-                .iter()
-                .for_each(|reservation_status| ledger.release_reservation(&reservation_status.uid));
-            return Err((place, conflict));
-        }
-    }
-    Ok(())
 }

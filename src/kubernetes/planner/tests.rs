@@ -1,4 +1,4 @@
-//! The planner's acts, one tick at a time, against a control plane that takes note.
+//! The planner's acts, one tick at a time, against a control plane that records each call.
 
 mod deadlines;
 mod evictions;
@@ -11,6 +11,8 @@ use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::port::EvictionOutcome;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::tick::Tick;
+use crate::scheduling::verbs::wait::TakeUnknownReservations;
 use crate::service::Tenure;
 use crate::units::Millis;
 use serde_json::{Value, json};
@@ -24,7 +26,7 @@ struct PlannerFixture {
 }
 
 impl PlannerFixture {
-    /// Nodes with one 80 GiB GPU each, of which 72 GiB can be promised.
+    /// Nodes with one 80 GiB GPU each, of which 72 GiB are allocatable.
     fn new(nodes: &[&str]) -> Self {
         Self::by(Policy::default(), nodes)
     }
@@ -64,11 +66,11 @@ impl PlannerFixture {
         self.index.delete_pod(&self.service, &pod);
     }
 
-    /// As if so much time had passed; by itself none does.
+    /// Advances the clock, which does not advance by itself.
     fn pass(&mut self, seconds: u64) {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let later = ledger.now() + Millis::seconds(seconds);
-        let ended = ledger.expire(later);
+        let ended = ledger.apply(Tick { now: later, is_leading: true });
         drop(ledger);
         self.planner.end(ended);
     }
@@ -149,7 +151,7 @@ async fn a_gated_pod_is_nominated_and_let_through() {
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
-    assert_eq!(bench.service.ledger().totals().reservations, 1, "the room is its own until it is bound");
+    assert_eq!(bench.service.cluster().totals().reservations, 1, "the room is its own until it is bound");
 }
 
 #[tokio::test]
@@ -159,11 +161,11 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
     pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
     bench.show(pod);
     assert!(bench.tick().await.is_empty());
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
-async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_they_are_gone() {
+async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nominated_once_they_are_gone() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -180,18 +182,18 @@ async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_
 }
 
 #[tokio::test]
-async fn a_hold_that_cannot_be_written_evicts_nobody() {
+async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     *bench.recorder.deaf.lock() = true;
     assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageReservationEnded"]);
 }
 
 #[tokio::test]
-async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() {
+async fn an_eviction_that_a_budget_refuses_is_retried_with_back_off() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -202,13 +204,13 @@ async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() 
     bench.pass(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().reservations, 0, "and not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "and not for ever");
     let written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
 }
 
 #[tokio::test]
-async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
+async fn an_eviction_that_is_refused_for_good_ends_the_reservation_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -219,11 +221,11 @@ async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
         bench.tick().await,
         ["job: evict Preempted", "job: stays", "serving: end hold, clear nomination"]
     );
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
-async fn another_replica_goes_on_where_the_last_one_stopped() {
+async fn a_new_leader_continues_where_the_previous_one_stopped() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     let mut pod = gated("serving", 50, 100);
@@ -242,7 +244,7 @@ async fn another_replica_goes_on_where_the_last_one_stopped() {
 }
 
 #[tokio::test]
-async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
+async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     let mut pod = waiting("greedy", 50, 0);
@@ -267,7 +269,7 @@ fn shows_hold(name: &str, priority: i32) -> Value {
 }
 
 #[tokio::test]
-async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_the_other() {
+async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     bench.show(shows_hold("meek", 0));
@@ -278,28 +280,28 @@ async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_th
         ["meek: end hold"]
     );
     let preemptor = |name: &str| {
-        bench.service.ledger().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
+        bench.service.cluster().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
     };
     assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
 }
 
 #[tokio::test]
-async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_takes_no_room() {
+async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_write() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
-    let unknown = bench.service.ledger().take_unknown_reservations();
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    let unknown = bench.service.cluster().apply(TakeUnknownReservations);
     bench.planner.end_unknown(unknown);
     assert_eq!(bench.tick().await, ["late: end hold"]);
     assert!(
-        bench.service.ledger().take_unknown_reservations().is_empty(),
+        bench.service.cluster().apply(TakeUnknownReservations).is_empty(),
         "once for each time that it shows"
     );
 }
 
 #[tokio::test]
-async fn a_hold_of_a_thousand_years_ends_all_the_same() {
+async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = waiting("greedy", 50, 0);
     let message = json!({
@@ -309,9 +311,9 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
-    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2 * 3600);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -349,7 +351,7 @@ async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
 }
 
 #[tokio::test]
-async fn the_room_of_a_pod_that_is_deleted_is_open_again() {
+async fn the_reservation_of_a_deleted_pod_is_released() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.tick().await;
@@ -374,7 +376,7 @@ async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
 }
 
 #[tokio::test]
-async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_word() {
+async fn a_group_with_a_member_not_bound_in_time_is_released_with_one_event() {
     let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
@@ -388,13 +390,13 @@ async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_
     bench.recorder.told();
     bench.pass(31);
     bench.tick().await;
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     let told = bench.recorder.told();
     assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
 }
 
 #[tokio::test]
-async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
+async fn a_node_that_is_lost_after_the_eviction_leaves_no_reservation() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -405,16 +407,16 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
     let written = bench.tick().await;
     assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
-async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
+async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.ledger().reservation_status()[0].reservation.clone();
+    let reservation = bench.service.cluster().reservation_status()[0].reservation.clone();
     let refused = EvictionOutcome::Refused { message: "forbidden".into() };
     bench.recorder.evictions.lock().insert("job".into(), refused);
     bench.tick().await;
@@ -427,7 +429,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
     late["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.show(late);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
@@ -436,7 +438,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_who_would_not_have_left_in_time() {
+async fn no_pod_is_evicted_that_would_not_terminate_in_time() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -451,7 +453,7 @@ async fn nobody_is_evicted_who_would_not_have_left_in_time() {
 }
 
 #[tokio::test]
-async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() {
+async fn the_gate_of_an_unplannable_pod_is_lifted_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut other = gated("other", 40, 0);
     other["spec"]["containers"][0]["resources"] = json!({});
@@ -476,7 +478,7 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
 }
 
 #[tokio::test]
-async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
+async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     let mut bench = PlannerFixture::new(&["n"]);
     for n in 0..UNPLANNABLE_AT_ONCE + 40 {
         let mut unplannable_pod = gated(&format!("unplannable-{n:03}"), 40, 0);
@@ -492,7 +494,7 @@ async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("unplannable-007");
     bench.released();
-    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
+    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "a pod that is gone is forgotten");
 }
 
 #[tokio::test]
@@ -505,7 +507,7 @@ async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
 }
 
 #[tokio::test]
-async fn in_shadow_mode_nobody_stays_behind_the_gate() {
+async fn in_shadow_mode_no_pod_stays_behind_the_gate() {
     let mut policy = Policy::default();
     policy.mode = Mode::Shadow;
     let mut bench = PlannerFixture::by(policy, &["n"]);
@@ -514,7 +516,7 @@ async fn in_shadow_mode_nobody_stays_behind_the_gate() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_what_it_held() {
+async fn a_deleted_pod_with_a_finalizer_gets_nothing_and_loses_its_reservation() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.tick().await;
@@ -522,6 +524,6 @@ async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_wh
     ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
     ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
     bench.show(ending);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     assert!(bench.tick().await.is_empty());
 }

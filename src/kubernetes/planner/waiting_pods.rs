@@ -9,6 +9,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::verbs::wait::{NoPlacementFound, TakePending};
 use crate::units::{Millis, Moment};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ impl Planner {
     /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
     /// planner would never place it.
     pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
-        let mut ledger = self.service.ledger();
-        ledger.note_no_placement(&uid, began.generation);
+        let mut ledger = self.service.cluster();
+        ledger.apply(NoPlacementFound { uid: uid.clone(), generation: began.generation });
         let Some(entry) = ledger.pod_state(&uid).filter(|entry| entry.reservation().is_none()) else {
             return;
         };
@@ -105,7 +106,7 @@ impl Planner {
         if next.len() == SWEPT {
             self.said_after = next.last().cloned();
         }
-        let ledger = self.service.ledger();
+        let ledger = self.service.cluster();
         let waits = |uid: &PodUid| {
             let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
             matches!(
@@ -119,11 +120,11 @@ impl Planner {
 
     /// In shadow mode no pod is placed; a pod behind the gate would wait for ever.
     pub(super) fn release_all(&mut self) {
-        let pending = self.service.ledger().pending(PODS_PER_RUN);
+        let pending = self.service.cluster().apply(TakePending { limit: PODS_PER_RUN });
         for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
-            let mut ledger = self.service.ledger();
+            let mut ledger = self.service.cluster();
             let generation = ledger.generation();
-            ledger.note_no_placement(&pod.uid, generation);
+            ledger.apply(NoPlacementFound { uid: pod.uid.clone(), generation: generation });
             drop(ledger);
             self.release(pod.uid, pod.key, WaitReason::ShadowMode);
         }
@@ -148,7 +149,7 @@ impl Planner {
         });
         let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.describe()) });
         // From an earlier plan that failed.
-        if is_nominated(&self.service.ledger(), &uid) {
+        if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();
         }
         let control_plane = self.control_plane.clone();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn what_is_asked_of_one_pod_is_done_in_that_order_and_of_another_meanwhile() {
+    async fn writes_of_one_pod_keep_their_order_and_those_of_others_run_meanwhile() {
         let done = Arc::new(Mutex::new(Vec::new()));
         let (open, opened) = oneshot::channel::<()>();
         let mut writes = Writes::default();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_panics_does_not_hold_up_what_comes_after_it() {
+    async fn a_write_that_panics_does_not_block_the_next_one() {
         let mut writes = Writes::default();
         writes.add(uid("a"), async { panic!("in a test") });
         writes.add(uid("a"), async { None });
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_not_begun_when_the_replica_rests_is_not_done() {
+    async fn queued_writes_are_dropped_when_the_replica_stops_leading() {
         let mut writes = Writes::default();
         writes.add(uid("a"), async { None });
         writes.add(uid("a"), async { panic!("it was forgotten") });

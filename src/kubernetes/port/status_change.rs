@@ -222,7 +222,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_reason_is_a_word_of_its_own_and_its_text_names_the_pod_or_group_it_is_for() {
+    fn every_eviction_reason_is_unique_and_its_text_names_the_pod_or_group() {
         let (llama, group) = (PodKey::parse("team-a", "llama").unwrap(), Arc::<str>::from("team-b/train"));
         let reasons = [
             (EvictionReason::Preempted { by: llama.clone() }, "team-a/llama"),

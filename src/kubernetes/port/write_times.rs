@@ -6,7 +6,6 @@
 //!  end                     deadline                                    `timeout`        if it had begun
 //! ```
 //!
-//! Three things are not bounded by any of these: a proxy before the API server that buffers a request for longer than its
 //! Three things are not bounded by any of these: a proxy in front of the API server that buffers a request for longer than its
 //! client lives, an API server that stalls between receiving a request and reading it, and a process here that stalls between
 //! the check and the first byte. The audit of bound pods reports writes that land even later.

@@ -1,5 +1,5 @@
-//! Records what has changed since the last look, from the API server's objects alone: a second accounting with which the
-//! ledger's can be compared.
+//! Records what has changed since the last call, from the API server's objects alone: a second accounting, to compare with the
+//! ledger's.
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;

@@ -1,8 +1,8 @@
-//! Simulated output of a machine's driver, kernel and disk: the only part of an agent's surroundings that is made up here.
+//! Simulated output of a machine's driver, kernel and disk: the only input of the demo's agents that is simulated here.
 //!
 //! Everything follows from the pods that run on the machine, as the API server shows them, and from earlier ones whose
-//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they have pages of their own, which the
-//! agent reads like any other.
+//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they serve
+//! their own metrics pages ([`engines`](super::engines)), which the agent reads as on any node.
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_clings_keeps_its_memory_when_its_pod_is_gone_as_long_as_it_was_told() {
+    async fn a_process_keeps_its_memory_after_its_pod_is_gone_for_the_annotated_time() {
         let api = Arc::new(ApiServer::start().await.unwrap());
         let hardware = Hardware::new(MACHINE, api.clone());
         for (name, gpu, stays) in [("hangs", 0, termination::FOR_EVER), ("slow", 1, "1")] {

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 /// How the demo is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// The story, then the cluster stays for looking around until Ctrl-C.
+    /// The story; then the cluster stays until Ctrl-C, to explore it.
     Stay,
     /// The story only.
     Once,

@@ -1,4 +1,4 @@
-//! What two ways of placing the same batch cost the scheduler: the number of its requests, and of the nodes in them.
+//! What each of two ways of placing the same batch costs kube-scheduler: the number of its requests, and of the nodes in them.
 
 use super::scheduler::observations::{Observations, Verb};
 use super::story::StoryPod;
@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Manner {
     /// The scheduler asked filter, and prioritize where several nodes were left.
     Ordinary,
-    /// The planner nominated each before the scheduler saw it.
+    /// The planner nominated each pod before kube-scheduler saw it.
     Planned,
 }
 

@@ -32,7 +32,7 @@ pub struct Play {
     crowd: Option<Crowd>,
     /// Pods that are being placed, with the expected node and the reason.
     expected: BTreeMap<String, String>,
-    /// Pods that their owner deletes.
+    /// Pods that the story deletes.
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
@@ -164,7 +164,7 @@ impl Play {
         self.screen.aside(&format!("{} would go to {place}, beside {engine}", newcomer.name));
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
-        // Just after a report: what is measured is the longest that it takes, not what luck makes of it.
+        // Begins just after a report, so that the measured time is the longest one and not a matter of luck.
         let told = reported::sequence(&self.setup.stowage.board, &seat.node);
         let news = |play: &Self| reported::sequence(&play.setup.stowage.board, &seat.node) != told;
         self.until("the node's agent reports", news).await?;
@@ -246,11 +246,11 @@ impl Play {
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
-        let audited = audit(&self.setup.stowage.service.ledger());
+        let audited = audit(&self.setup.stowage.service.cluster());
         self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
     }
 
-    /// Whether a pod that was just bound went where the measurements say it should.
+    /// Checks that a pod that was just bound is where the measurements say it should be.
     fn check_seat(&mut self, pod: &str, node: Option<&str>, gpus: &[String]) {
         let joins = |crowd: &&Crowd| gpus.iter().any(|gpu| gpu == crowd.seat.gpu.as_str());
         let crowd = self.crowd.as_ref().filter(joins);

@@ -6,7 +6,6 @@ use crate::kubernetes::objects;
 use crate::scheduling::placing::rank::{ScheduleAttempt, ready, shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::service::Service;
 use crate::units::Millis;
@@ -31,7 +30,7 @@ pub struct ForeseenGpu {
 impl Foresight {
     pub fn of(service: &Service, manifest: Value) -> Result<Self> {
         let pod: Pod = serde_json::from_value(manifest).context("the story's pods are pods")?;
-        let mut ledger = service.ledger();
+        let mut ledger = service.cluster();
         let policy = ledger.policy().clone();
         let demand = objects::demand(&pod, &policy)?;
         Ok(Self { snapshot: ledger.snapshot(), policy, demand })
@@ -46,13 +45,7 @@ impl Foresight {
     /// The pod's placement, by its first GPU.
     pub fn seat(&self) -> Option<ForeseenGpu> {
         let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-        let attempt = ScheduleAttempt {
-            limit: 1,
-            just_failed: None,
-            reserved_placement: None,
-            policy: &self.policy,
-            allowance: TenantLimit::default(),
-        };
+        let attempt = ScheduleAttempt { limit: 1, ..ScheduleAttempt::unreserved(&self.policy) };
         let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
         let best = list.best.first()?;
         let node = &self.snapshot.nodes()[best.node];
@@ -80,6 +73,6 @@ impl Foresight {
 
 /// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
 pub fn is_any_engine_starting(service: &Service) -> bool {
-    let snapshot = service.ledger().snapshot();
+    let snapshot = service.cluster().snapshot();
     snapshot.nodes().iter().flat_map(|node| node.gpus.iter()).any(|gpu| gpu.starting)
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 #[derive(Debug)]
 pub struct EventQueue<T> {
     next: BinaryHeap<Reverse<(Moment, u64)>>,
-    /// By their order of insertion.
+    /// The events, by their order of insertion.
     what: BTreeMap<u64, T>,
     put_in: u64,
     now: Moment,
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_should_have_happened_already_happens_now() {
+    fn an_event_in_the_past_happens_now() {
         let mut events = EventQueue::default();
         events.at(Moment(9), "first");
         events.take();

@@ -1,5 +1,5 @@
 //! Simulations: workloads in simulated time, with the same functions that the extender and the planner call, so that the
-//! results are those of the production code. Pure: texts of traces come in, figures go out; time is simulated, and random
+//! results are those of the production code. Pure: traces come in as text, figures go out; time is simulated, and random
 //! numbers come from a seed.
 //!
 //! [`openb`] reads a production trace, or generates one; [`events`] is the event queue and [`random`] the random numbers.

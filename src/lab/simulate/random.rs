@@ -6,14 +6,14 @@
 
 use crate::units::Millis;
 
-/// The golden ratio's odd neighbour: added again and again, it meets every word before it meets one twice.
+/// An odd number near 2⁶⁴ over the golden ratio: added again and again, it gives every word once before it repeats one.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The dice for one purpose of a run. Each purpose has its own, so that who asks more of one changes nothing for the
+    /// The dice for one purpose of a run. Each purpose has its own, so that drawing more numbers for one changes nothing for the
     /// others.
     pub fn seeded(seed: u64, purpose: u64) -> Self {
         Self(mixed(seed).wrapping_add(mixed(purpose.wrapping_add(STEP))))
@@ -24,8 +24,8 @@ impl Random {
         mixed(self.0)
     }
 
-    /// One of `0..bound`; 0 for a bound of 0. The high part of a product, so that no division is needed; what that prefers by is
-    /// less than one in 2⁴⁰ for any list that fits memory.
+    /// One of `0..bound`; 0 for a bound of 0. The high part of a product, so that no division is needed; the bias is less than
+    /// one in 2⁴⁰ for any list that fits memory.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.word()) * bound as u128) >> 64) as usize
     }
@@ -54,7 +54,7 @@ impl Random {
     }
 }
 
-/// Each word to another; no two to one.
+/// A bijection of words.
 pub fn mixed(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_keeps_everyone_and_meets_every_order() {
+    fn a_shuffle_keeps_every_item_and_produces_every_order() {
         let mut random = Random::seeded(7, 0);
         let mut met = std::collections::BTreeMap::new();
         for _ in 0..600 {

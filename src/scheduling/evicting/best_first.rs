@@ -138,7 +138,7 @@ pub fn find_among<R: CandidateSource>(
     VictimSearchResult { is_limited: search.is_limited(), set: search.best() }
 }
 
-/// Steps that the first look at a candidate counts for, because it reads the state of each pod there.
+/// The steps that the first examination of a candidate counts for, because it reads the state of each pod there.
 const LOOK: u32 = 16;
 
 /// Whether the limits allow as many evictions as every set of the node has at least.

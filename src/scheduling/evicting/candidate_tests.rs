@@ -1,4 +1,5 @@
-//! Who may leave for whom, what it costs part by part, and what a hold makes of it.
+//! Preemption candidates made from a ledger: which pods may be evicted for which, the parts of the eviction cost, and what a
+//! reservation changes. Hand-made candidates are in `tests`.
 
 use super::*;
 use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
@@ -35,12 +36,12 @@ fn node(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()
 }
 
-/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 can be promised.
+/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 are allocatable.
 struct CandidateFixture {
     ledger: Ledger,
 }
 
-/// A pod of 36 GiB that says nothing and has run for an hour.
+/// What a watch shows of a pod without annotations that has run for an hour.
 fn observed() -> ObservedDisruptionInfo {
     ObservedDisruptionInfo::default()
 }
@@ -80,7 +81,7 @@ impl CandidateFixture {
         self.bound_with(name, on, demand(36, -5), observed);
     }
 
-    /// Who leaves for one of 36 GiB.
+    /// The victims for a pod of 36 GiB.
     fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
         self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
         let rooms =
@@ -88,7 +89,7 @@ impl CandidateFixture {
         cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
-    /// By name: who is evicted on the node, who elsewhere, and who is waited for.
+    /// The names of the pods that are evicted on the node, of those that are evicted elsewhere, and of those that leave anyway.
     fn group_victims(&mut self) -> Option<[String; 3]> {
         let set = self.ask(BudgetRules::Keep)?;
         let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
@@ -127,7 +128,7 @@ fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
 }
 
 #[test]
-fn nobody_is_evicted_where_room_is_coming_anyway() {
+fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
     bench.bound("other", "a", observed());
@@ -139,16 +140,16 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
-    // Its room is promised now.
+    // Its VRAM is reserved now.
     bench.ledger.release_reservation(&uid("asks"));
-    // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
+    // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
     assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
-fn what_protects_a_pod_is_said_and_keeps_it() {
+fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     let mut bench = CandidateFixture::new(Policy::default());
     let disruption_info = |edit: fn(&mut DisruptionInfo)| {
         let mut observed = observed();
@@ -176,7 +177,7 @@ fn what_protects_a_pod_is_said_and_keeps_it() {
 }
 
 #[test]
-fn who_may_not_preempt_asks_nobody_to_leave() {
+fn a_pod_that_may_not_preempt_gets_no_victims() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", observed());
     bench.bound("y", "a", observed());
@@ -194,7 +195,7 @@ fn who_may_not_preempt_asks_nobody_to_leave() {
 }
 
 #[test]
-fn a_group_leaves_whole_or_not_at_all() {
+fn a_group_is_evicted_whole_or_not_at_all() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("g-1", "a", in_group("g"));
     bench.bound("other", "a", observed());
@@ -209,7 +210,7 @@ fn a_group_leaves_whole_or_not_at_all() {
     assert_eq!(set.eviction_cost.victims, 2);
     assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimProtected), "half of it");
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
-    // Both are spoken for, on either node.
+    // Both are victims of a reservation already, on either node.
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
     let preemptor = bench.ledger.preemptor(&uid("later"));
     for name in ["a", "b"] {
@@ -230,14 +231,14 @@ fn a_group_with_a_protected_member_stays() {
     bench.bound_with("service-b", "b", demand(36, 0), observed());
     assert_eq!(bench.group_victims(), None);
     assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
-    // A member that is leaving already keeps nobody.
+    // A member that is leaving already protects no other.
     let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) });
     bench.bound_with("g-2", "b", demand(36, 0), ObservedDisruptionInfo { leaving, ..in_group("g") });
     assert_eq!(bench.why("g-1"), None);
 }
 
 #[test]
-fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_all() {
+fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_set() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", observed());
     bench.bound_with("service", "a", demand(36, 0), observed());
@@ -254,7 +255,7 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
     assert_eq!(bench.ask(BudgetRules::Violate).unwrap().eviction_cost.violations, 1);
     bench.ledger.set_budget(budget("one", 1));
     assert_eq!(bench.group_victims(), three("x", "", ""));
-    // The Eviction API refuses whom two cover.
+    // The Eviction API refuses a pod that two budgets cover.
     bench.ledger.set_budget(budget("two", 9));
     assert_eq!(bench.group_victims(), None);
     bench.ledger.remove_budget("default", "two");
@@ -263,7 +264,7 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
 }
 
 #[test]
-fn each_part_of_a_loss_has_its_figure() {
+fn each_part_of_the_eviction_cost_has_its_figure() {
     let mut policy = Policy::default();
     policy.eviction_costs.per_request = Millis::seconds(3);
     let mut bench = CandidateFixture::new(policy);
@@ -314,7 +315,7 @@ fn each_part_of_a_loss_has_its_figure() {
 }
 
 #[test]
-fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
+fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
     let mut classes = crate::scheduling::policy::built_in_classes();
     let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
@@ -336,7 +337,7 @@ fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
 }
 
 #[test]
-fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
+fn of_pods_with_equal_cost_the_one_with_the_lower_deletion_cost_is_evicted() {
     let mut bench = CandidateFixture::new(Policy::default());
     for (name, deletion_cost) in [("dear", 100), ("cheap", -100)] {
         bench.bound(
@@ -353,7 +354,7 @@ fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
 }
 
 #[test]
-fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
+fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_some_day() {
     let mut bench = CandidateFixture::new(Policy::default());
     let free_host = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
     bench.ledger.set_free_host(&node("a"), free_host(3));
@@ -378,7 +379,7 @@ fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
     assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
 }
 
-/// A policy whose opportunistic pods are under these rules.
+/// A policy with these rules for the opportunistic class.
 fn opportunistic(rules: &str) -> Policy {
     use crate::policy_file::{SourceText, load};
     let text = format!(
@@ -390,7 +391,7 @@ fn opportunistic(rules: &str) -> Policy {
 }
 
 #[test]
-fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
+fn s6_the_class_decides_whether_do_not_disrupt_counts() {
     let kept = ObservedDisruptionInfo {
         disruption_info: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
         ..observed()
@@ -398,7 +399,7 @@ fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
     for (rules, group_victims, why) in [
         ("doNotDisrupt: honor", None, Some(KeepReason::DoNotDisrupt)),
         ("doNotDisrupt: ignore", three("kept", "", ""), None),
-        // Said alone it changes nothing of the class.
+        // Another rule leaves the class's default as it is.
         ("minRuntime: 0s", None, Some(KeepReason::DoNotDisrupt)),
     ] {
         let mut bench = CandidateFixture::new(opportunistic(rules));

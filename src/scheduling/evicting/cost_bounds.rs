@@ -1,5 +1,5 @@
-//! On which nodes others could leave for a pod, and what that costs at least: found from the pages alone, without a look at each
-//! pod's entry. Most nodes need no closer look.
+//! Lower bounds of the eviction cost, by node: computed from the node states alone, without reading each pod's state. Most nodes
+//! need no closer examination.
 
 use super::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
 use crate::scheduling::ledger::Ledger;
@@ -12,8 +12,8 @@ use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::Bytes;
 
 impl Ledger {
-    /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
-    /// first. Who stays for another reason than priority and class is not looked for here.
+    /// The nodes where a demand would fit without the pods that might be evicted for it, the potentially cheapest first. Only
+    /// priority and class exclude a pod here; reasons that need the pod's own state are checked later.
     pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
         let node_states = self.all_node_states().filter(|node_state| node_state.can_be_emptied_for(demand));
         let mut cost_bounds: Vec<NodeCostBound> = node_states
@@ -26,7 +26,7 @@ impl Ledger {
         cost_bounds
     }
 
-    /// The least price there, and the fewest pods that are evicted.
+    /// Lower bounds on this node: of the cost, and of the number of evicted pods.
     fn floor(
         &self,
         node_state: &NodeState,
@@ -48,7 +48,7 @@ impl Ledger {
         floors.sort_unstable();
         pods.sort_unstable();
         let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
-        // One pod may be on several of the seats.
+        // One pod may be on several of these GPUs.
         let widest = node_state.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
         let on_gpus: u32 = pods.iter().take(demand.gpus as usize).sum();
         Some((last, on_gpus.div_ceil(widest)))
@@ -74,7 +74,7 @@ impl Ledger {
         Some((floor, least_pods_on_gpu(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving)))))
     }
 
-    /// No more than what one pod's leaving costs; `None` if it stays whatever else is known of it.
+    /// A lower bound of the cost of one pod's eviction; `None` if its priority or class excludes it.
     fn lowest_cost(&self, tenant: &ResidentPod, preemptor: &Demand) -> Option<EvictionCost> {
         if tenant.is_leaving {
             return Some(EvictionCost::default());
@@ -97,7 +97,7 @@ impl Ledger {
     }
 }
 
-/// No more than this comes free on a GPU when the tenant leaves: what it was promised, and all that is used beyond promises.
+/// The most that becomes free on a GPU when the pod leaves: its allocation, and all unaccounted VRAM.
 fn most_given_back(tenant: &ResidentPod, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,

@@ -1,4 +1,5 @@
-//! Victims of a pod that asks a device plugin: the scheduler proposes sets of them, and what each costs is said here.
+//! Victims for a pod that requests devices of a device plugin: kube-scheduler proposes sets of them, and this file computes what
+//! each costs.
 
 use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
@@ -10,8 +11,8 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::device_plugin::Ask;
 
 impl Ledger {
-    /// What it costs if exactly these pods leave `node`, so that the pod whose claim it is, which asks a device plugin, goes there.
-    /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
+    /// The cost of evicting exactly these pods from `node` for a preemptor that requests devices. `None` if one of them may not
+    /// be evicted for it, or if it would not fit afterwards.
     pub fn eviction_cost_of(
         &self,
         claim: &Preemptor,
@@ -46,7 +47,7 @@ impl Ledger {
         node_state: &NodeState,
         claim: &Preemptor,
     ) -> ProposedVictim<'_> {
-        // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
+        // A pod without a GPU is kube-scheduler's own concern: the preemptor needs its CPU or memory.
         let Some(pod_state) = self.pod_state(victim) else { return ProposedVictim::Unknown };
         let keep_reason =
             self.keep_reason(victim, pod_state, preemptor, node_state.most_used_by(preemptor), claim);
@@ -78,11 +79,11 @@ impl Ledger {
     }
 }
 
-/// A pod the scheduler would evict.
+/// A pod that kube-scheduler would evict.
 enum ProposedVictim<'a> {
-    /// The policy or its tenant keeps it, or it is not there.
+    /// The policy or its tenant's guarantee protects it, or it has no place on the node.
     Stays,
-    /// The scheduler knows why it should go, and Stowage nothing.
+    /// The ledger does not have it: kube-scheduler alone knows why it proposes this pod.
     Unknown,
     Goes(&'a PodState, Box<PotentialVictim>),
 }

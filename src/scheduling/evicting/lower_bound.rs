@@ -1,4 +1,4 @@
-//! A lower bound of the cost of a victim set. Because of it, the search looks at few sets.
+//! A lower bound of the cost of a victim set. Because of it, the search examines few sets.
 //!
 //! Victims must cover every shortfall (VRAM on a GPU, or of the node's sum). The fields of the cost are bounded in their order:
 //! victims that are dearer by an earlier field are ignored while cheaper ones suffice, and of those the best value is taken

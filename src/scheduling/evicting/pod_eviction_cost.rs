@@ -1,5 +1,5 @@
-//! What the eviction of a pod loses, from what the books know of it: its share of its GPUs, when it last saved its work, how soon
-//! its model loads again, what its engine works on.
+//! What the eviction of one pod loses, by the ledger: its share of its GPUs, the time since it last saved its work, the time
+//! its model takes to load again, and the requests that its engine works on.
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::Ledger;
@@ -14,7 +14,7 @@ use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Millis, Moment};
 
 impl Ledger {
-    /// The parts of the price of one pod, which is on `node_state` and uses that much.
+    /// The parts of the eviction cost of one pod, which is on `node_state` and uses that much.
     pub(super) fn eviction_cost(
         &self,
         uid: &PodUid,
@@ -38,8 +38,8 @@ impl Ledger {
         }
     }
 
-    /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
-    /// it: more than the cap counts for nobody.
+    /// For how long it has worked since it last saved its work, up to a cap. A pod that never reports a checkpoint has saved
+    /// nothing.
     fn unsaved(&self, pod_state: &PodState) -> Millis {
         let class = self.policy().class(pod_state.demand.class);
         pod_state.unsaved_since().map_or(Millis::default(), |since| self.work_lost(since, class))
@@ -50,14 +50,14 @@ impl Ledger {
         self.now().since(since).min(at_most)
     }
 
-    /// How long its model takes to load again, where it is ready soonest; nothing for a pod that has none.
+    /// How long its model takes to load again on the node where that is fastest; zero for a pod without a model.
     fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
         let Some(model) = &pod_state.demand.model else { return Millis::default() };
         time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy().loading)
     }
 }
 
-/// By the latest reading, as long as it may be believed at all.
+/// By the node's latest reading; zero once that has expired.
 fn requests_in_flight(uid: &PodUid, node_state: &NodeState) -> u64 {
     let is_believed = matches!(node_state.freshness, Freshness::Fresh | Freshness::Stale);
     let reading = node_state.reading.as_ref().filter(|_| is_believed);

@@ -1,5 +1,5 @@
-//! Nodes as a search for victims sees them: who could leave for a pod, alone or with its group, who leaves anyway, and what each
-//! of them costs.
+//! Makes a preemption candidate of a node: which pods could be evicted for the preemptor, alone or with their group, which leave
+//! anyway, and what each eviction costs.
 
 use super::{EvictionCost, PreemptionCandidate, VictimGroup};
 use crate::ids::{NodeName, PodUid};
@@ -16,34 +16,34 @@ use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::Millis;
 use std::collections::BTreeMap;
 
-/// The members of a group that would leave for one pod.
+/// The members of a pod group that would be evicted for one preemptor.
 struct GroupVictims {
     /// In order of UID, with the budgets that cover each.
     members: Vec<(PotentialVictim, Vec<usize>)>,
-    /// Only who may take its guarantee back has them leave.
+    /// A member uses borrowed capacity: only a preemptor that may reclaim its tenant's guarantee evicts the group.
     is_reclaimed: bool,
 }
 
-/// One room on its way, and what was found of groups so far: their members are on many nodes.
+/// Makes candidates of one node after the other. Keeps what it found of groups, because their members are on many nodes.
 pub struct CandidateSurvey<'l> {
     ledger: &'l Ledger,
     claim: &'l Preemptor,
     demand: &'l Demand,
     groups: BTreeMap<&'l GroupKey, Result<GroupVictims, KeepReason>>,
     coverage: BudgetIndex<'l>,
-    /// Of each budget, what others will use of it who are to leave for other pods.
+    /// By budget: the disruptions that victims of other preemptors will still use.
     spent: BTreeMap<usize, u32>,
 }
 
 impl Ledger {
-    /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
+    /// The node with every pod on it that may be evicted for the preemptor; `None` if the preemptor may not be placed there at
     /// all.
     pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
         let demand = &self.pod_state(claim.uid.as_ref()?)?.demand;
         self.candidates_for_demand(claim, demand, [node]).pop()
     }
 
-    /// The same of many nodes; those where it may not be placed are left out.
+    /// The same for many nodes; those where the preemptor may not be placed are left out.
     pub fn candidates_for<'n>(
         &self,
         claim: &Preemptor,
@@ -54,7 +54,7 @@ impl Ledger {
             .map_or_else(Vec::new, |pod_state| self.candidates_for_demand(claim, &pod_state.demand, nodes))
     }
 
-    /// The same, if the pod asked for this instead.
+    /// The same, as if the preemptor requested `demand`.
     pub fn candidates_for_demand<'n>(
         &self,
         claim: &Preemptor,
@@ -73,7 +73,7 @@ impl Ledger {
         CandidateSurvey::new(self, claim, demand)
     }
 
-    /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
+    /// Why a pod is not evicted for the preemptor, as if that requested `demand`; `None` if it may be evicted.
     pub fn keep_reason_of(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
         let mut survey = CandidateSurvey::new(self, claim, demand);
         let Some(pod_state) = self.pod_state(uid) else { return Some(KeepReason::NotBound) };
@@ -86,7 +86,7 @@ impl Ledger {
             .or_else(|| survey.group_is_kept(pod_state, wanted))
     }
 
-    /// With its price for `preemptor`.
+    /// The pod as a potential victim, with its eviction cost for `preemptor`; `None` if it has no place on the node.
     pub(super) fn with_eviction_cost(
         &self,
         uid: &PodUid,
@@ -138,7 +138,7 @@ impl<'l> CandidateSurvey<'l> {
         Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
     }
 
-    /// A node with everyone on it who may be evicted; `None` if the pod may not be placed there at all.
+    /// The node with every pod on it that may be evicted; `None` if the preemptor may not be placed there at all.
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let Self { ledger, claim, demand, .. } = *self;
         let node_state =
@@ -160,7 +160,7 @@ impl<'l> CandidateSurvey<'l> {
             tenant: claim.tenant,
             ..PreemptionCandidate::new(node.clone(), gpus)
         };
-        // Only where there are tenants does anybody ask.
+        // Only tenants' limits depend on this.
         let has_tenants = !ledger.policy().tenants().is_empty();
         let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
         let mut places = CandidateIndex::default();
@@ -172,7 +172,7 @@ impl<'l> CandidateSurvey<'l> {
         Some(room)
     }
 
-    /// Brings a room that was found before to what budgets let leave now. Others may have been told to leave since, on other
+    /// Brings the budgets of a candidate that was made earlier up to date: other pods may have become victims since, on other
     /// nodes.
     pub fn allow(&self, room: &mut PreemptionCandidate) {
         room.budgets = room.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
@@ -214,7 +214,7 @@ impl<'l> CandidateSurvey<'l> {
         }
     }
 
-    /// The place in the room of the group with which a pod leaves, if there is one; `None` if that group stays.
+    /// The index in the candidate of the group with which a pod is evicted, if it has one; `None` if that group stays.
     fn gang(
         &mut self,
         room: &mut PreemptionCandidate,
@@ -263,7 +263,7 @@ impl<'l> CandidateSurvey<'l> {
         &self.groups[key]
     }
 
-    /// All members that are there and not leaving already; `None` if one of them stays.
+    /// All members that are on a node and not leaving already; `None` if one of them may not be evicted.
     fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims> {
         let Self { ledger, claim, demand, .. } = *self;
         let mut group_victims = GroupVictims { members: Vec::new(), is_reclaimed: false };
@@ -274,7 +274,7 @@ impl<'l> CandidateSurvey<'l> {
             if !is_there {
                 continue;
             }
-            // Whether the claim reaches so far depends on the node that the pod would get.
+            // Whether the preemptor may reclaim that much depends on the node that it would get.
             if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
@@ -293,7 +293,7 @@ impl<'l> CandidateSurvey<'l> {
 }
 
 impl GroupVictims {
-    /// As the node sees them: its own members are candidates there, the others are summed up.
+    /// The group as part of one node's candidate: members on that node are potential victims there, the others are summed up.
     fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
         let mut gang = VictimGroup {
             members: self.members.iter().map(|(member, _)| member.uid.clone()).collect(),
@@ -316,7 +316,7 @@ impl GroupVictims {
     }
 }
 
-/// Where groups and budgets stand in one room.
+/// The indices of groups and budgets in one candidate.
 #[derive(Default)]
 struct CandidateIndex<'l> {
     gangs: BTreeMap<&'l GroupKey, u16>,

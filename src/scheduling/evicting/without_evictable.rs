@@ -1,8 +1,8 @@
-//! A node as it would be without its evictable pods. A pod that stays long is better scored by that than by what is free
-//! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
+//! A node as it would be without its evictable pods. For a pod that stays long, this scores a node better than what is free now:
+//! later pods that stay will preempt the evictable ones, and need CPU and memory beside their GPUs.
 //!
-//! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would
-//! take from whom is for [`super::survey`].
+//! Used to place pods without a GPU, so far in the simulator only. No search and no order is here: [`super::survey`] finds the
+//! victims for one preemptor.
 
 use super::Shortfall;
 use crate::ids::{NodeName, PodUid};
@@ -16,22 +16,22 @@ use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::MilliCpu;
 
-/// What a node has left when they have gone.
+/// What a node has free once its evictable pods have left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WithoutEvictable {
-    /// By their places in the node's list.
+    /// In the order of the node's GPUs.
     pub gpus: Vec<Gpu>,
-    /// What they gave back beside GPUs.
+    /// The CPU and memory that those pods give back.
     pub freed: HostResources,
 }
 
 impl WithoutEvictable {
-    /// Others have gone, too, who had no GPU.
+    /// The same, with the CPU and memory of evictable pods without a GPU.
     pub fn and_freed(self, others: HostResources) -> Self {
         Self { freed: sum(self.freed, others), ..self }
     }
 
-    /// In place of the node's own.
+    /// The node with these GPUs in place of its own, and the freed CPU and memory added.
     pub fn node_gpus<'a>(&'a self, node: &'a Node) -> NodeGpus<'a> {
         NodeGpus {
             gpus: &self.gpus,
@@ -42,8 +42,8 @@ impl WithoutEvictable {
 }
 
 impl Ledger {
-    /// Without all pods that one of this priority could have evicted sooner or later; `None` for a node that nobody knows, and for
-    /// one where room is held: somebody is leaving it already, and part of the hold is in what they have.
+    /// The node without all pods that a preemptor of this priority could evict sooner or later. `None` for an unknown node, and
+    /// for one with a reservation: its victims are leaving already, and part of what it reserves is what they still use.
     pub fn without_evictable(&self, node: &NodeName, priority: i32) -> Option<WithoutEvictable> {
         let node_state = self.node_state(node)?;
         let reservations = |uid: &PodUid| {
@@ -62,7 +62,7 @@ impl Ledger {
         Some(WithoutEvictable { gpus, freed: Shortfall::of(gone.iter()).host_resources })
     }
 
-    /// Not whether it may leave now: how long it has run so far does not matter.
+    /// Whether the pod may be evicted at some time; how long it has run so far does not matter.
     fn may_leave_some_day(&self, pod_state: &PodState) -> bool {
         let class = self.policy().class(pod_state.demand.class);
         let keep_reason = class.eviction == Preemptibility::Never

@@ -33,7 +33,7 @@ pub struct Explanation {
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
-    /// What would have to change, the easiest first; or, for a pod that fits, what to look at next.
+    /// What would have to change, the easiest first; or, for a pod that fits, what to check next.
     pub remedies: Vec<Remedy>,
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -215,7 +215,7 @@ pub enum PodStage {
         refused: Option<RefusedPart>,
         /// On how many nodes the scheduler last asked for victims.
         preemption_candidates: Option<u32>,
-        /// The scheduling gate that holds the pod.
+        /// The scheduling gate that keeps the pod from the scheduler.
         gate: SchedulingGate,
         /// How many times in a row the planner found no place for it.
         failed_attempts: u32,

@@ -1,13 +1,14 @@
-//! What an explanation reads from the ledger, in a few short looks: first the pod and the snapshot, then, for the nodes to be
+//! What an explanation reads from the ledger, in a few short reads: first the pod and the snapshot, then, for the nodes to be
 //! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
 use super::ShownNodes;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodPhase, PodState, Preemptor};
 use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt};
+use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
@@ -43,9 +44,10 @@ pub struct Facts {
 
 impl Facts {
     /// `None` if the ledger has no such pod.
-    pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
+    pub fn take(cluster: &mut Cluster, uid: &PodUid) -> Option<Self> {
+        let snapshot = cluster.snapshot();
+        let ledger: &Ledger = cluster;
         let entry = ledger.pod_state(uid)?.clone();
-        let snapshot = ledger.snapshot();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
         let reservation = entry.reservation();
         let victims = reservation
@@ -99,16 +101,8 @@ impl Facts {
 
     /// The attempt that the filter would make for the pod, with `limit` candidates.
     pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
-        ScheduleAttempt {
-            limit,
-            just_failed: None,
-            reserved_placement: self
-                .reserved_placement
-                .as_ref()
-                .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
-            policy: &self.policy,
-            allowance: self.allowance,
-        }
+        let first = ScheduleAttempt::of(&self.policy, self.reserved_placement.as_ref(), self.allowance);
+        ScheduleAttempt { limit, ..first }
     }
 
     /// The capacity of the cluster.

@@ -2,7 +2,7 @@
 //!
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
-//! short looks at the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
+//! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
 //! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. It changes nothing and has no clock.
 //!
 //! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
@@ -20,7 +20,7 @@ pub mod units;
 
 pub use explanation::Explanation;
 
-use super::ledger::Ledger;
+use super::verbs::Cluster;
 use crate::ids::{NodeName, PodUid};
 use explanation::NodePart;
 use facts::{Facts, NodeDetails};
@@ -42,48 +42,40 @@ impl Default for ShownNodes {
     }
 }
 
-/// Access to the ledger for an explanation. An explanation reads the ledger in several short looks and computes in between, so
-/// that a caller that keeps the ledger behind a lock can release it between the looks.
-pub trait LedgerAccess {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
+/// Access to the ledger for an explanation. An explanation reads the ledger several times, shortly, and computes in between, so
+/// that a caller that keeps the ledger behind a lock can release it between the reads.
+pub trait ClusterAccess {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R;
 }
 
-impl LedgerAccess for Ledger {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+impl ClusterAccess for Cluster {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
         look(self)
     }
 }
 
-/// How many policy changes to tolerate while one pod is explained. Nobody changes policies that fast.
+/// How many policy changes to tolerate while one pod is explained. Policies do not change that fast.
 const CHANGES: usize = 3;
 
 /// Explains the pod of `uid`, by one policy; `None` if the ledger has no such pod. The findings of the continuous audit are not
 /// in the ledger; the caller adds them.
-pub fn explain(
-    node_states: &mut impl LedgerAccess,
-    uid: &PodUid,
-    options: &ShownNodes,
-) -> Option<Explanation> {
-    let mut explanation = explain_once(node_states, uid, options)?;
+pub fn explain(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
+    let mut explanation = explain_once(cluster, uid, options)?;
     for _ in 0..CHANGES {
-        // The policy may have changed between two looks.
-        if explanation.policy.version == node_states.look(|ledger| ledger.policy().version) {
+        // The policy may have changed between two reads.
+        if explanation.policy.version == cluster.look(|ledger| ledger.policy().version) {
             break;
         }
-        explanation = explain_once(node_states, uid, options)?;
+        explanation = explain_once(cluster, uid, options)?;
     }
     Some(explanation)
 }
 
-fn explain_once(
-    node_states: &mut impl LedgerAccess,
-    uid: &PodUid,
-    options: &ShownNodes,
-) -> Option<Explanation> {
-    let facts = node_states.look(|ledger| Facts::take(ledger, uid))?.without_own_reservation();
+fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
+    let facts = cluster.look(|ledger| Facts::take(ledger, uid))?.without_own_reservation();
     let outline = NodeOutline::of(&facts, options);
     let verdict = pod_stage::verdict(&facts, outline.counts.fit);
-    let nodes = shown(node_states, &facts, &outline, options);
+    let nodes = shown(cluster, &facts, &outline, options);
     Some(Explanation {
         pod: facts.entry.key.clone(),
         uid: facts.uid.clone(),
@@ -96,13 +88,13 @@ fn explain_once(
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),
-        remedies: remedy::remedies(node_states, &facts, &outline, verdict),
+        remedies: remedy::remedies(cluster, &facts, &outline, verdict),
         conflicts: Vec::new(),
     })
 }
 
 fn shown(
-    node_states: &mut impl LedgerAccess,
+    cluster: &mut impl ClusterAccess,
     facts: &Facts,
     outline: &NodeOutline,
     options: &ShownNodes,
@@ -114,8 +106,8 @@ fn shown(
     }
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
-        let known = node_states
-            .look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
+        let known =
+            cluster.look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
         outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()

@@ -186,7 +186,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
     let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
-    let choice = GpuChoice::of(&evaluation.compare(), candidate.gpus);
+    let choice = GpuChoice::of(&evaluation, candidate.gpus);
     let parts = rank::parts(&evaluation, node, choice, &facts.policy);
     ScorePart {
         rank,

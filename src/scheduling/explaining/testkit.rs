@@ -2,8 +2,9 @@
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 const START: Moment = Moment(365 * 24 * 3600 * 1000);
 
 pub struct ExplainedCluster {
-    pub ledger: Ledger,
+    pub ledger: Cluster,
 }
 
 /// A pod in shorthand; its UID is its name.
@@ -85,7 +86,7 @@ fn uuid(node: &str, gpu: usize) -> GpuUuid {
 
 impl ExplainedCluster {
     pub fn new(policy: Policy) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy));
+        let mut ledger = Cluster::new(Arc::new(policy));
         ledger.set_now(START);
         Self { ledger }
     }

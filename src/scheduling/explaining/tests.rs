@@ -4,9 +4,10 @@ use super::explanation::{PodStage, PodVerdict};
 use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
-use super::{Explanation, LedgerAccess, ShownNodes, explain};
-use crate::scheduling::ledger::{Classifications, Ledger};
+use super::{ClusterAccess, Explanation, ShownNodes, explain};
+use crate::scheduling::ledger::Classifications;
 use crate::scheduling::policy::{Class, Expression, Match, Policy, Pool, Tenant};
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -186,8 +187,8 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
 fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "60Gi"));
-    let (snapshot, now) = (world.ledger.snapshot(), world.ledger.now());
-    world.ledger.offer(&uid, snapshot.node("a").unwrap(), GpuSet::one(0), now);
+    let node = world.ledger.snapshot().node("a").unwrap().clone();
+    world.ledger.offer(&uid, &node.name, &node.uuids(GpuSet::one(0)));
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
     assert!(!score.contended);
@@ -302,14 +303,14 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     );
 }
 
-/// A ledger in which another policy comes into force at the second look.
+/// A ledger in which another policy comes into force at the second read.
 struct Changing {
     world: ExplainedCluster,
     looks: u32,
 }
 
-impl LedgerAccess for Changing {
-    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+impl ClusterAccess for Changing {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
         self.looks += 1;
         if self.looks == 2 {
             self.world

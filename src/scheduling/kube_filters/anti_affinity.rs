@@ -1,7 +1,7 @@
 //! The index of the required pod anti-affinities of all bound pods, by node.
 //!
 //! Replicas of one workload have the same anti-affinity, so each is stored once, with its nodes. An anti-affinity that names one
-//! namespace is looked at only for pods of that namespace.
+//! namespace is compared only with pods of that namespace.
 
 use super::requirements::{AntiAffinity, NamespaceScope, Requirements};
 use crate::ids::NodeName;

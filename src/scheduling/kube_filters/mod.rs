@@ -176,6 +176,11 @@ impl ClusterFilters {
         self.seen.wants(pod)
     }
 
+    /// See [`FilterSnapshot::ask`].
+    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
+        self.seen.ask(pod, wants)
+    }
+
     fn forget_blank(&mut self, name: &NodeName) {
         if self.seen.pages.get(name).is_some_and(|page| page.is_blank()) {
             self.seen.pages.remove(name);

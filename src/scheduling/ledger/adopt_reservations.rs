@@ -20,14 +20,14 @@ impl Ledger {
     }
 
     /// Holds are mirrored from here on, whatever they are.
-    pub fn stop_leading(&mut self) {
+    pub(in crate::scheduling) fn stop_leading(&mut self) {
         self.leader = None;
         self.unknown_reservations.clear();
     }
 
     /// Takes over the holds that stand, in order of priority: one that would not be made now runs out at the next look at the
     /// clock, and its pod is told.
-    pub fn begin_leading(&mut self, epoch: LeaderEpoch) {
+    pub(in crate::scheduling) fn begin_leading(&mut self, epoch: LeaderEpoch) {
         self.leader = Some(epoch);
         self.unknown_reservations.clear();
         self.adopt_reservations(|_| true);
@@ -41,7 +41,7 @@ impl Ledger {
     }
 
     /// Pods that show a hold which this leader did not make. Each is answered once for each time it is shown.
-    pub fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
+    pub(in crate::scheduling) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.unknown_reservations)
     }
 

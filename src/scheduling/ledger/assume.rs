@@ -106,13 +106,13 @@ pub enum AssumeResult {
 
 impl Ledger {
     /// Lets hints, holds, start gates and readings run out. Answers whose holds did.
-    pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         self.run_out(now, ExpiredReservations::End)
     }
 
     /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
     /// this replica acts and ends them itself.
-    pub fn expire_except_reservations(&mut self, now: Moment) {
+    pub(in crate::scheduling) fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand);
     }
 
@@ -160,7 +160,7 @@ impl Ledger {
 
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
     /// that has happened, and the node that was ranked first if the latest attempt was such a one.
-    pub fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
+    pub(in crate::scheduling) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_soft_reservation(uid, None);
         let attempt = self.count_attempt(uid);
         self.requeue(uid);
@@ -181,18 +181,16 @@ impl Ledger {
         }
     }
 
-    /// Notes that these GPUs of `node` were offered to the pod, in place of any earlier offer: a hint that the next pod
-    /// steers around for a while.
-    pub fn offer(&mut self, uid: &PodUid, offered: &Node, gpus: GpuSet, now: Moment) {
-        let node = &offered.name;
-        // The node may have changed since the view was taken, and its places may be other GPUs now.
-        let is_current =
-            |node_state: &NodeState| node_state.exists && Arc::ptr_eq(&node_state.devices, &offered.devices);
-        if !self.node_states.get(node).is_some_and(is_current) {
+    /// Makes a soft reservation of these GPUs of `node`, in place of any earlier one: filters of other pods steer around it for
+    /// a while. Changes nothing if a GPU is gone since the view was taken.
+    pub(in crate::scheduling) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
+        let Some(node_state) = self.node_states.get(node).filter(|node_state| node_state.exists) else {
             return;
-        }
-        let expires = now + self.policy.soft_reservation_lifetime;
-        // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
+        };
+        // Of a device plugin's GPUs none is offered: kube-scheduler counts them itself.
+        let gpus = if devices.is_empty() { Some(GpuSet::EMPTY) } else { node_state.resolve(devices) };
+        let Some(gpus) = gpus else { return };
+        let expires = self.now + self.policy.soft_reservation_lifetime;
         let soft_reservation =
             (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
         self.set_soft_reservation(uid, soft_reservation);
@@ -205,7 +203,7 @@ impl Ledger {
     }
 
     /// The scheduler asked on how many nodes others could leave for the pod.
-    pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+    pub(in crate::scheduling) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
         if let Some(PodPhase::Waiting(waiting)) =
             self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
         {
@@ -234,7 +232,11 @@ impl Ledger {
     }
 
     /// Promises the pod its GPUs on `node`, checking again that they are free. Idempotent.
-    pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
+    pub(in crate::scheduling) fn assume(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Result<AssumeResult, AssumeConflict> {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
@@ -283,7 +285,12 @@ impl Ledger {
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
-    pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    pub(in crate::scheduling) fn confirm(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+    ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
             Some(PodPhase::Bound(known)) if known.node == *node => {
                 BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
@@ -301,7 +308,7 @@ impl Ledger {
     }
 
     /// The Binding was not written. The pod waits again, with the hold it had before.
-    pub fn forget(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn forget(&mut self, uid: &PodUid) {
         self.change(uid, |pod_states| {
             let Some(pod_state) = pod_states.get_mut(uid) else { return };
             if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut pod_state.phase {

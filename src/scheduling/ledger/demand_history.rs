@@ -36,7 +36,7 @@ impl Ledger {
     }
 
     /// From now on free VRAM is worth this.
-    pub fn set_packing_model(&mut self, packing_model: PackingModel) {
+    pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
         let packing_model = Arc::new(packing_model.with_generation(self.packing_model.generation() + 1));
         self.packing_model = packing_model.clone();
         self.generation += 1;
@@ -53,7 +53,7 @@ impl Ledger {
 
     /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
     /// on their way are taken off here.
-    pub fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
+    pub(in crate::scheduling) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
         let Some(node_state) = self.node_states.get_mut(name) else { return };
         node_state.unbound = free_host;
         let free_host = node_state.free_host(&self.pod_states);

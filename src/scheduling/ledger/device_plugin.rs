@@ -14,7 +14,7 @@ use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginSha
 
 impl Ledger {
     /// What device plugins offer on a node that exists.
-    pub fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
+    pub(in crate::scheduling) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
         let Some(node_state) =
             self.node_states.get_mut(name).filter(|node_state| node_state.offered != offered)
         else {

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 impl Ledger {
     /// A budget as it is now, in place of the one of that name.
-    pub fn set_budget(&mut self, budget: DisruptionBudget) {
+    pub(in crate::scheduling) fn set_budget(&mut self, budget: DisruptionBudget) {
         match self.place_of_budget(&budget.namespace, &budget.name) {
             Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
             Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
         }
     }
 
-    pub fn remove_budget(&mut self, namespace: &str, name: &str) {
+    pub(in crate::scheduling) fn remove_budget(&mut self, namespace: &str, name: &str) {
         if let Ok(place) = self.place_of_budget(namespace, name) {
             Arc::make_mut(&mut self.budgets).remove(place);
         }
@@ -40,7 +40,7 @@ impl Ledger {
         self.pod_states.get(uid).is_none_or(class)
     }
 
-    pub fn set_budget_visibility(&mut self, sight: BudgetVisibility) {
+    pub(in crate::scheduling) fn set_budget_visibility(&mut self, sight: BudgetVisibility) {
         self.budget_visibility = sight;
     }
 

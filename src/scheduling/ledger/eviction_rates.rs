@@ -105,7 +105,7 @@ impl Ledger {
     }
 
     /// They are to be evicted.
-    pub fn note_ordered(&mut self, victims: &[PodUid]) {
+    pub(in crate::scheduling) fn note_ordered(&mut self, victims: &[PodUid]) {
         let new: Vec<(NodeName, Option<TenantId>)> =
             victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect();
         let now = self.now;
@@ -113,7 +113,7 @@ impl Ledger {
     }
 
     /// They stay after all.
-    pub fn take_back_ordered(&mut self, victims: &[PodUid]) {
+    pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         for (on, of) in victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect::<Vec<_>>() {
             let is_it = |(when, node, tenant): &(Moment, NodeName, Option<TenantId>)| {
                 (*when, node, *tenant) == (self.now, &on, of)
@@ -127,7 +127,7 @@ impl Ledger {
 
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
     /// priority, so that there is an empty minute.
-    pub fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
+    pub(in crate::scheduling) fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
         let Some(priority) = self.pod_states.get(uid).map(|pod_state| pod_state.demand.priority) else {
             return;
         };

@@ -146,7 +146,7 @@ impl Ledger {
     }
 
     /// What time it is. The present never goes back.
-    pub fn set_now(&mut self, now: Moment) {
+    pub(in crate::scheduling) fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
         self.ordered.forget_until(self.now);
     }

@@ -49,7 +49,7 @@ impl Ledger {
     ///
     /// Refused as a whole, with how many there would be, if they and the lost ones that still have pods are more than
     /// [`MAX_GPUS`].
-    pub fn report_devices(
+    pub(in crate::scheduling) fn report_devices(
         &mut self,
         name: &NodeName,
         mut devices: Vec<Device>,
@@ -84,7 +84,7 @@ impl Ledger {
 
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
     /// before it had; what was promised there stays charged on GPUs that are lost, until their pods are gone.
-    pub fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
+    pub(in crate::scheduling) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
         let known = self.node_states.open(name).identity.replace(identity.clone());
         if known.is_some_and(|known| !known.is_same_machine(&identity)) {
             self.forget_machine(name);

@@ -64,7 +64,12 @@ pub enum PodWarning {
 
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
-    pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
+    pub(in crate::scheduling) fn set_node(
+        &mut self,
+        name: &NodeName,
+        kind: NodeKind,
+        labelled: Option<Vec<Device>>,
+    ) {
         let node_state = self.node_states.open(name);
         if !node_state.exists || node_state.kind != kind {
             node_state.exists = true;
@@ -81,7 +86,7 @@ impl Ledger {
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
-    pub fn read(&mut self, name: &NodeName, reading: NodeReading) {
+    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) {
         let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) else {
             return;
         };
@@ -130,7 +135,7 @@ impl Ledger {
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
-    pub fn remove_node(&mut self, name: &NodeName) {
+    pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
         if let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) {
             node_state.exists = false;
             // A node that comes back under its name may be another machine.
@@ -146,7 +151,7 @@ impl Ledger {
     }
 
     /// Brings the books to what the API server shows of a pod.
-    pub fn see(&mut self, mut observation: PodObservation) -> PodWarning {
+    pub(in crate::scheduling) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
             let judgement = self.policy.classify(&observation.demand.traits);
@@ -208,7 +213,7 @@ impl Ledger {
     }
 
     /// The pod is gone or finished; what it held is free.
-    pub fn release(&mut self, uid: &PodUid) -> Option<PodState> {
+    pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, self.now);

@@ -22,7 +22,7 @@ pub(in crate::scheduling) struct OwnerEvictions {
 impl Ledger {
     /// The pod was evicted, or will be: its controller's next ones are spared for a while. To be told while the pod is still in the
     /// books.
-    pub fn note_evicted(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
         if let Some(owner) =

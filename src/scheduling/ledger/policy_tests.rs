@@ -391,7 +391,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     let mut ledger = ledger(policy.clone());
     wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
-    ledger.offer(&uid("first"), &view, GpuSet::one(0), ledger.now());
+    ledger.offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
     let other = demand(&policy, 20, PodTraits { priority: -1, ..PodTraits::default() });
     let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
     assert_eq!(chosen, GpuSet::one(1));

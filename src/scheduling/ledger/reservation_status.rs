@@ -130,7 +130,7 @@ impl Ledger {
     }
 
     /// The pod was told late where its room is: that lasts until then at least.
-    pub fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
+    pub(in crate::scheduling) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
         let reservation = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
         if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
             self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));

@@ -16,13 +16,17 @@ use crate::scheduling::vocabulary::placement::Reservation;
 impl Ledger {
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
-    pub fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
+    pub(in crate::scheduling) fn reserve(
+        &mut self,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_by(&preemptor, uid, reservation)
     }
 
     /// The same, if its victims have room elsewhere.
-    pub fn reserve_by_moving(
+    pub(in crate::scheduling) fn reserve_by_moving(
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
@@ -134,7 +138,7 @@ impl Ledger {
     }
 
     /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
-    pub fn release_reservation(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
         let given_up = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
         self.set_reservation(uid, None);
         if let Some(PodPhase::Waiting(waiting)) =
@@ -146,7 +150,7 @@ impl Ledger {
     }
 
     /// The API server shows no hold any more, and what it shows counts.
-    pub fn forget_observed_reservation(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }
 }

@@ -24,7 +24,7 @@ impl Ledger {
 
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
     /// is now. `classified` may lack some.
-    pub fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
+    pub(in crate::scheduling) fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
         let version = self.policy.version + 1;
         policy.version = version;
         self.pod_states.change_each(|pod_state| {
@@ -55,12 +55,17 @@ impl Ledger {
     }
 
     /// The labels of a node, by which it is in a pool.
-    pub fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
+    #[cfg(test)]
+    pub(in crate::scheduling) fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
         self.share_labels(name, Arc::new(labels));
     }
 
     /// The same, of labels that others keep, too.
-    pub fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
+    pub(in crate::scheduling) fn share_labels(
+        &mut self,
+        name: &NodeName,
+        labels: Arc<BTreeMap<String, String>>,
+    ) {
         let policy = self.policy.clone();
         let Some(node_state) =
             self.node_states.get_mut(name).filter(|node_state| node_state.labels != labels)

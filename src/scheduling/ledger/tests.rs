@@ -164,7 +164,7 @@ fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node_name("n")).unwrap().clone();
-    ledger.offer(&uid("a"), &view, GpuSet::one(0), Moment(0));
+    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
     ledger.release(&uid("b"));
     ledger.expire(Moment(2000));
@@ -177,7 +177,7 @@ fn a_hint_is_advice_only() {
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node_name("n")).unwrap().clone();
-    ledger.offer(&uid("a"), &view, GpuSet::one(1), Moment(0));
+    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
@@ -397,7 +397,7 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node_name("n")).unwrap().clone();
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a"])).unwrap();
-    ledger.offer(&uid("a"), &view, GpuSet::one(1), Moment(0));
+    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
 }
 

@@ -122,7 +122,11 @@ impl NodeState {
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub fn read(&mut self, mut reading: NodeReading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    pub(in crate::scheduling) fn read(
+        &mut self,
+        mut reading: NodeReading,
+        policy: &Policy,
+    ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         self.rename(&mut reading);
         let mut unaccounted = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {

@@ -79,7 +79,7 @@ pub struct PodGroup {
 
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
-    pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
+    pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
         if let Some(PodPhase::Waiting(waiting)) =
             self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
@@ -92,7 +92,7 @@ impl Ledger {
 
     /// Every pending pod may have been refused by a process of which this ledger knows nothing: the last leader, or this process
     /// before its restart.
-    pub fn suppose_all_refused(&mut self) {
+    pub(in crate::scheduling) fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
         let waits = |pod_state: &PodState| {
             matches!(
@@ -108,7 +108,7 @@ impl Ledger {
     /// Pods that are due for a look, in the order in which they are to be placed: who is on its way already, then by priority,
     /// class, their tenants' shares of what is borrowed, and time. At most `limit` of the refused and as many of the gated, in
     /// turn: of those of one priority and class the next call answers others, as long as there are any.
-    pub fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
+    pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
         let share =
@@ -128,7 +128,7 @@ impl Ledger {
     }
 
     /// These were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
-    pub fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
+    pub(in crate::scheduling) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
         pods.into_iter().for_each(|uid| self.waiting_queue.put_back(uid));
     }
 
@@ -199,7 +199,7 @@ impl Ledger {
     }
 
     /// The pod was woken.
-    pub fn note_woken(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
         if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
             *refused = FilterRefusal { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
@@ -208,7 +208,7 @@ impl Ledger {
     }
 
     /// There was no place for the pod in the books of that generation.
-    pub fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
+    pub(in crate::scheduling) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
             let unanswered_wakes = waiting
@@ -221,7 +221,7 @@ impl Ledger {
     }
 
     /// Room that others have left for the pod was not taken in time.
-    pub fn note_failed_eviction(&mut self, uid: &PodUid) {
+    pub(in crate::scheduling) fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation);
         if let Some(waiting) = self.waiting_mut(uid) {
             let unanswered_wakes =

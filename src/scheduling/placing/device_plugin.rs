@@ -21,8 +21,8 @@ pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: 
     if left < asked { Err(Misfit::DevicesInUse { left, allocatable, asked }) } else { Ok(()) }
 }
 
-/// What is to be said against a node for a pod that asks `count` devices of it. Of KV headroom nothing is promised: it is
-/// that of the calmest GPU an agent reports, and neither good nor bad where none does.
+/// The score's parts for a pod that asks for `count` devices of a node. KV headroom is that of the calmest GPU an agent reports,
+/// because the pod may get any; neither good nor bad where no agent does.
 pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
     let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
     let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
@@ -30,7 +30,7 @@ pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
         packing: left_over(node, resource, *count),
         kv_headroom: calmest(node, demand).weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
-        // Nobody knows who its neighbours on the GPU will be.
+        // Its neighbours on the GPU are unknown.
         interference: 0,
         topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
         spread: match &demand.model {

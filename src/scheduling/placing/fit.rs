@@ -1,8 +1,8 @@
-//! Whether a node has room for a demand, and if not, why not.
+//! Whether a demand fits on a node, and if not, why not.
 
 use super::device_plugin;
-use super::learned::NodeEvaluation;
 use super::pack::{self, GpuChoice};
+use super::packing::NodeEvaluation;
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -19,11 +19,13 @@ pub enum Misfit {
     #[error("Stowage knows no node with this name")]
     UnknownNode,
     #[error(
-        "a device plugin allocates this node's GPUs (nvidia.com/* is allocatable there); remove the plugin from the node to let Stowage place pods there"
+        "a device plugin hands out this node's GPUs (nvidia.com/* is allocatable there); take it off the \
+         node for Stowage to place on it"
     )]
     DevicePluginNode,
     #[error(
-        "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
+        "Stowage hands out this node's GPUs, and the pod asks a device plugin for its; let it ask for \
+         stowage.dev/vram, or give the node back to the plugin"
     )]
     StowageNode,
     #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
@@ -39,7 +41,8 @@ pub enum Misfit {
     #[error("the pod requests {} of one node; this one has {usable} that it can use", plural(*asked, "GPU"))]
     TooFewGpus { usable: u32, asked: u32 },
     #[error(
-        "the pod requests {per_gpu} on {}; {} of this node can allocate that much, the largest {largest}", each_of(*asked), plural(*large_enough, "GPU")
+        "the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that \
+         large, the largest holds {largest}"
     )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
     #[error(
@@ -47,15 +50,18 @@ pub enum Misfit {
     )]
     NoFreshReport,
     #[error(
-        "the pod requests {per_gpu} on {}; unaccounted VRAM in use leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
+        "the pod wants {per_gpu} on each of {asked} GPU(s); what is used there beyond what pods were \
+         granted leaves that much on {large_enough}, {most} at most"
     )]
     Occupied { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes },
     #[error(
-        "an engine is starting on {} that the pod could use, and only one may start on a GPU at a time; the pod requests {asked}", plural(*starting, "GPU")
+        "an engine is starting on {starting} GPU(s) that the pod could use, and two that start at once \
+         break each other; it wants {asked}"
     )]
     EngineStarting { starting: u32, asked: u32 },
     #[error(
-        "the engines on {} that the pod could use are busier than its class allows (KV cache {kv_cache}, {queue} waiting on the least busy); the pod requests {asked}", plural(*busy, "GPU")
+        "the engines on {busy} GPU(s) that the pod could use are busier than its class allows (KV cache \
+         {kv_cache}, {queue} waiting on the calmest); it wants {asked}"
     )]
     EnginesBusy { busy: u32, asked: u32, kv_cache: Percent, queue: u32 },
     #[error("the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU"))]
@@ -149,12 +155,12 @@ impl Misfit {
 }
 
 /// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
-/// the empty set. For one who asks whether there is room; [`fit_by`] says which GPUs are best.
+/// the empty set. For callers that ask whether it fits; [`fit_by`] says which GPUs are best.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
     fit_by(&NodeEvaluation::by_best_fit(&node.gpus, demand), node).map(|choice| choice.gpus)
 }
 
-/// The same, by an appraisal of this node.
+/// The same, by an evaluation of this node.
 pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
@@ -183,7 +189,7 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
     }
 }
 
-/// Why `gpus` do not hold `demand`; the most lasting reason first.
+/// Why `demand` does not fit on `gpus`; the most lasting reason first.
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
     let count = |test: &dyn Fn(&Gpu) -> bool| {
@@ -226,7 +232,7 @@ pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
-/// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and who shares with whom.
+/// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and which classes share a GPU.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let (per_gpu, asked) = (demand.per_gpu, demand.gpus);
     let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_free_vram(demand);
@@ -234,7 +240,7 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     if spacious.clone().count() >= asked as usize {
         return not_admitted(spacious, demand);
     }
-    // Others must leave anyway, and who bars a class leaves with them.
+    // Others must leave anyway, and a pod that excludes a class leaves with them.
     let large = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
     let large_enough = large.clone().count() as u32;
     if large_enough < asked {
@@ -278,7 +284,7 @@ fn said(left: TenantLimit) -> String {
     parts.join(" and ")
 }
 
-/// Whether a GPU would hold the demand if its tenants left.
+/// Whether the demand would fit on a GPU if its pods left.
 fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
     usable(gpu, demand) && gpu.most() >= demand.per_gpu
 }

@@ -1,6 +1,6 @@
 //! Where a pod goes: [`snapshot`] is the cluster at one generation; [`fit`] says whether a node can take the pod, and why not;
-//! [`pack`] chooses the GPUs of a node, by the usable VRAM that is lost ([`learned`]) or by best fit; [`rank`] orders the nodes;
-//! [`score_cache`] remembers what a node scored for a demand until the node changes.
+//! [`pack`] chooses the GPUs of a node by their [`packing`] cost: the usable VRAM that is lost ([`learned`]), or best fit;
+//! [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for a demand until the node changes.
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 
@@ -8,6 +8,7 @@ pub mod device_plugin;
 pub mod fit;
 pub mod learned;
 pub mod pack;
+pub mod packing;
 pub mod rank;
 pub mod score_cache;
 pub mod snapshot;

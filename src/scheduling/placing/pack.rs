@@ -1,10 +1,9 @@
-//! Which GPUs of one node a demand gets: those whose loss costs least, by what free VRAM is worth; the tightest that fit where that
-//! is not known, so that the roomy ones stay roomy.
+//! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful
+//! for later pods.
 
 use super::fit::usable;
-use super::learned::{
-    ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost, PackingModel,
-};
+use super::learned::{NodeGpus, PackingModel};
+use super::packing::{EqualGpus, EvaluatedGpus, NodeEvaluation, NodePacking, Packing, PackingCost};
 use super::rank::WHOLE_PART;
 use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
@@ -12,97 +11,109 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place, and its NVLink island.
+/// What speaks against one GPU: softly reserved for another pod, busy engines, its packing cost; then its index, and its NVLink
+/// island.
 type Preference = (bool, EngineLoadLevel, PackingCost, u8, Option<u8>);
 
-/// GPUs for a demand, and what is to be said of them.
+/// GPUs for a demand, and what they are compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuChoice {
     pub gpus: GpuSet,
     pub packing_cost: PackingCost,
-    /// One of them was just offered to someone else who would not fit beside this demand.
+    /// One of them is softly reserved for another pod that would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
     pub engine_load_level: EngineLoadLevel,
     /// On the fullest.
     pub tenants: u16,
-    /// They do not all reach each other over NVLink, as far as anybody says.
+    /// They do not all reach each other over NVLink, as far as is known.
     pub apart: bool,
 }
 
 impl GpuChoice {
-    /// These, of GPUs that were looked at for a demand.
-    pub fn of(comparison: &ChoiceCosts<'_>, gpus: GpuSet) -> Self {
-        let evaluation = comparison.evaluation();
-        let chosen = || gpus.iter().map(|place| evaluation.gpu(place));
+    /// These GPUs of an evaluated node.
+    pub fn of(evaluation: &NodeEvaluation<'_>, gpus: GpuSet) -> Self {
+        Self::at_cost(evaluation, gpus, evaluation.packing_cost(gpus))
+    }
+
+    fn at_cost(evaluation: &NodeEvaluation<'_>, gpus: GpuSet, packing_cost: PackingCost) -> Self {
+        let chosen = || gpus.iter().map(|place| evaluation.gpus().gpu(place));
         let first = chosen().next().and_then(|gpu| gpu.island);
+        let demand = evaluation.demand();
         Self {
             gpus,
-            packing_cost: comparison.of(gpus),
-            contended: chosen().any(|gpu| is_contended(gpu, evaluation.demand())),
-            engine_load_level: chosen()
-                .map(|gpu| engine_load_level(gpu, evaluation.demand()))
-                .max()
-                .unwrap_or_default(),
+            packing_cost,
+            contended: chosen().any(|gpu| is_contended(gpu, demand)),
+            engine_load_level: chosen().map(|gpu| engine_load_level(gpu, demand)).max().unwrap_or_default(),
             tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
             apart: gpus.len() > 1 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
     }
 }
 
-/// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have room.
+/// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have enough free VRAM.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
     choose_by(&NodeEvaluation::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
 }
 
-/// The same by what free VRAM is worth, on a node that is not summed up yet.
+/// The same with a packing model, on a node that it has not summarized yet.
 pub fn choose_at(
     packing_model: &PackingModel,
     node_gpus: NodeGpus<'_>,
     demand: &Demand,
     allowed: GpuSet,
 ) -> Option<GpuSet> {
-    if !packing_model.is_learned() {
-        return choose(node_gpus.gpus, demand, allowed);
-    }
-    choose_by(&packing_model.evaluate(&packing_model.node_summary(node_gpus), demand), allowed)
-        .map(|choice| choice.gpus)
+    let node_summary = packing_model.node_summary(node_gpus);
+    choose_by(&NodeEvaluation::of(packing_model, &node_summary, demand), allowed).map(|choice| choice.gpus)
 }
 
-/// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
-/// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
+/// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that
+/// are softly reserved for another pod, then such as reach each other over NVLink; then busy engines, the packing cost, and the
+/// lowest indices.
 pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
-    match evaluation.gpus() {
-        EvaluatedGpus::Alone(gpus) => {
-            choose_among(evaluation, gpus.iter().enumerate().map(EqualGpus::alone), allowed)
-        }
-        EvaluatedGpus::Alike(node_summary) => {
-            choose_among(evaluation, node_summary.gpu_groups().iter().map(EqualGpus::of), allowed)
-        }
+    match evaluation.packing() {
+        NodePacking::BestFit(packing) => choose_with(packing, evaluation, allowed),
+        NodePacking::Learned(packing) => choose_with(packing, evaluation, allowed),
     }
 }
 
-/// Of GPUs that are alike, and where those are.
-fn choose_among<'a>(
+fn choose_with(
+    packing: &impl Packing,
     evaluation: &NodeEvaluation<'_>,
-    gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
     allowed: GpuSet,
 ) -> Option<GpuChoice> {
-    let demand = evaluation.demand();
-    let gpu_groups = gpu_groups.map(|alike| alike.among(allowed));
-    if demand.gpus == 1 {
-        return best_one(evaluation, gpu_groups);
+    match evaluation.gpus() {
+        EvaluatedGpus::Alone(gpus) => {
+            let each = gpus.iter().enumerate().map(EqualGpus::alone);
+            choose_among(packing, evaluation, each.map(|equal| equal.among(allowed)))
+        }
+        EvaluatedGpus::Alike(node_summary) => {
+            let groups = node_summary.gpu_groups().iter().map(EqualGpus::of);
+            choose_among(packing, evaluation, groups.map(|equal| equal.among(allowed)))
+        }
     }
-    let mut comparison = None;
+}
+
+fn choose_among<'a>(
+    packing: &impl Packing,
+    evaluation: &NodeEvaluation<'_>,
+    gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
+) -> Option<GpuChoice> {
+    let demand = evaluation.demand();
+    if demand.gpus == 1 {
+        return best_one(packing, demand, gpu_groups);
+    }
+    let mut base = None;
     let mut preferences: [Preference; MAX_GPUS as usize] =
         [(false, EngineLoadLevel::Calm, PackingCost(0), 0, None); _];
     let mut found = 0;
-    for alike in gpu_groups {
-        let Some((contended, engine_load_level)) = standing(alike, demand) else { continue };
-        // Alone, whatever the others are.
-        let packing_cost = comparison.get_or_insert_with(|| evaluation.compare()).of_one(alike);
-        for place in alike.places.iter() {
-            preferences[found] = (contended, engine_load_level, packing_cost, place as u8, alike.gpu.island);
+    for equal in gpu_groups {
+        let Some((contended, engine_load_level)) = preference(equal, demand) else { continue };
+        // As if it were the only one.
+        let base = base.get_or_insert_with(|| packing.base(demand));
+        let packing_cost = packing.cost_of_one(base, demand, equal);
+        for place in equal.places.iter() {
+            preferences[found] = (contended, engine_load_level, packing_cost, place as u8, equal.gpu.island);
             found += 1;
         }
     }
@@ -111,24 +122,26 @@ fn choose_among<'a>(
         return None;
     }
     preferences[..found].sort_unstable();
-    Some(GpuChoice::of(&comparison?, together(&preferences[..found], wanted)))
+    let gpus = together(&preferences[..found], wanted);
+    Some(GpuChoice::at_cost(evaluation, gpus, packing.cost(&base?, demand, gpus)))
 }
 
-/// Of those that are alike one is appraised, and none that all else speaks against.
+/// Of equal GPUs the cost of one is computed; of such as are worse anyway, none.
 fn best_one<'a>(
-    evaluation: &NodeEvaluation<'_>,
+    packing: &impl Packing,
+    demand: &Demand,
     gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
 ) -> Option<GpuChoice> {
-    let mut comparison = None;
+    let mut base = None;
     let mut best: Option<GpuChoice> = None;
-    for alike in gpu_groups {
-        let Some((contended, engine_load_level)) = standing(alike, evaluation.demand()) else { continue };
+    for equal in gpu_groups {
+        let Some((contended, engine_load_level)) = preference(equal, demand) else { continue };
         if best.is_some_and(|best| (contended, engine_load_level) > (best.contended, best.engine_load_level))
         {
             continue;
         }
-        let comparison = comparison.get_or_insert_with(|| evaluation.compare());
-        let (gpus, packing_cost) = (alike.places.lowest(), comparison.of_one(alike));
+        let base = base.get_or_insert_with(|| packing.base(demand));
+        let (gpus, packing_cost) = (equal.places.lowest(), packing.cost_of_one(base, demand, equal));
         let is_better = best.is_none_or(|best| {
             (contended, engine_load_level, packing_cost, gpus)
                 < (best.contended, best.engine_load_level, best.packing_cost, best.gpus)
@@ -139,7 +152,7 @@ fn best_one<'a>(
                 packing_cost,
                 contended,
                 engine_load_level,
-                tenants: alike.gpu.tenants,
+                tenants: equal.gpu.tenants,
                 apart: false,
             });
         }
@@ -147,9 +160,9 @@ fn best_one<'a>(
     best
 }
 
-/// What is to be said of GPUs that are alike but what is lost by one of them; `None` if they have no room.
+/// What counts of equal GPUs before their packing cost; `None` if the demand does not fit.
 #[inline]
-fn standing(
+fn preference(
     EqualGpus { gpu, places, .. }: EqualGpus<'_>,
     demand: &Demand,
 ) -> Option<(bool, EngineLoadLevel)> {
@@ -157,8 +170,8 @@ fn standing(
     can_take.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
 }
 
-/// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
-/// are hinted to someone else.
+/// The first `wanted` of the candidates, which are in order; or those of one NVLink island, if that has enough and no more of
+/// them are softly reserved for another pod.
 fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
     let of = |one: u8| {
         gpu_candidates.iter().filter(move |gpu_candidate| gpu_candidate.4 == Some(one)).take(wanted)
@@ -168,7 +181,7 @@ fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
         of(*one).count() == wanted && of(*one).filter(|gpu_candidate| gpu_candidate.0).count() == contended
     };
     let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.3);
-    // Seats of one island name it again; that changes nothing.
+    // Candidates of one island name it again; that changes nothing.
     match gpu_candidates
         .iter()
         .filter_map(|gpu_candidate| gpu_candidate.4)
@@ -180,7 +193,7 @@ fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
     }
 }
 
-/// Whether the GPU was just offered to someone else who would not fit beside this one.
+/// Whether the GPU is softly reserved for another pod that would not fit beside this demand.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
     !gpu.fits_beside_soft_reservations(demand)
 }
@@ -227,7 +240,7 @@ pub fn engine_load_level(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
     if is_silent || gpu.engine_load.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
 }
 
-/// What would stay free on GPUs that have room.
+/// VRAM that would stay free on GPUs that fit.
 pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
     chosen.iter().map(|place| gpus[place].free().minus(demand.per_gpu)).sum()
 }

@@ -2,8 +2,8 @@
 
 use super::device_plugin;
 use super::fit::{Misfit, fit_by};
-use super::learned::{NodeEvaluation, PackingCost};
 use super::pack::GpuChoice;
+use super::packing::{NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
@@ -30,17 +30,18 @@ pub struct Score {
     pub contended: bool,
     /// The weighted sum of [`ScoreParts`].
     pub cost: u64,
-    /// What is lost by it, exactly: with equal parts otherwise it alone decides.
+    /// The exact packing cost: it decides between equal sums.
     pub packing_cost: PackingCost,
-    /// VRAM free on the whole node: of two equal seats take the fuller node.
+    /// VRAM free on the whole node: of two equal places the one on the fuller node is better.
     pub node_free: Bytes,
 }
 
-/// What is to be said against a place, each from 0 to [`WHOLE_PART`].
+/// What speaks against a place, each from 0 to [`WHOLE_PART`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScoreParts {
-    /// What is lost by the choice, see [`NodeEvaluation::part`]: as long as nothing was learned, what of the chosen GPUs stays free.
+    /// The packing cost on a scale, see [`NodeEvaluation::part`]; as long as nothing was learned, the part of the chosen GPUs
+    /// that stays free.
     pub packing: u32,
     /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
     pub kv_headroom: u32,
@@ -48,7 +49,7 @@ pub struct ScoreParts {
     pub time_to_ready: u32,
     /// Of n others on the fullest of the chosen GPUs, n ÷ (n + 1).
     pub interference: u32,
-    /// All, if several GPUs do not reach each other over NVLink, or nobody says that they do.
+    /// All, if several GPUs do not reach each other over NVLink, as far as is known.
     pub topology: u32,
     /// Of n pods of the same model on the node, n ÷ (n + 1).
     pub spread: u32,
@@ -76,7 +77,7 @@ pub struct Candidate {
     /// Its place in the snapshot.
     pub node: usize,
     pub gpus: GpuSet,
-    /// The pod has room of its own, for which others may have been evicted, on another node than this.
+    /// The pod has a reservation, for which others may have been evicted, on another node than this.
     pub outside_reserved_placement: bool,
     /// The pod came back unbound from there a moment ago.
     pub just_failed: bool,
@@ -111,8 +112,32 @@ pub struct ScheduleAttempt<'a> {
     pub allowance: TenantLimit,
 }
 
-/// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
-/// snapshot, in which the pod's own room looks like any other tenant's.
+impl<'a> ScheduleAttempt<'a> {
+    /// A first attempt, with the policy's shortlist.
+    pub fn of(
+        policy: &'a Policy,
+        reserved_placement: Option<&'a (NodeName, Result<GpuSet, Misfit>)>,
+        allowance: TenantLimit,
+    ) -> Self {
+        let reserved_placement =
+            reserved_placement.map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict });
+        Self {
+            limit: usize::from(policy.shortlist),
+            just_failed: None,
+            reserved_placement,
+            policy,
+            allowance,
+        }
+    }
+
+    /// The same for a pod without a reservation, whose tenant has no limit.
+    pub fn unreserved(policy: &'a Policy) -> Self {
+        Self::of(policy, None, TenantLimit::default())
+    }
+}
+
+/// The placement that is the pod's already, by a reservation or by an earlier bind. On that node the ledger decides, not the
+/// snapshot, in which the pod's own VRAM looks like any other pod's.
 #[derive(Debug, Clone, Copy)]
 pub struct ReservedPlacement<'a> {
     pub node: &'a NodeName,
@@ -131,7 +156,7 @@ pub fn shortlist<'a>(
     })
 }
 
-/// The same, by someone who knows how good each node is, by its place: as [`score_node`] says.
+/// The same, by a function that says what [`score_node`] says of the node at an index.
 pub fn shortlist_by<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
@@ -151,7 +176,7 @@ pub fn shortlist_by<'a>(
             Err(misfit) => list.refused.push((asked, misfit)),
         }
     }
-    // Room that pods were evicted for goes before any other, and a node that just failed goes last.
+    // A place that pods were evicted for goes before any other, and a node that just failed goes last.
     if attempt.reserved_placement.is_some()
         && list.best.first().is_some_and(|best| !best.outside_reserved_placement)
     {
@@ -183,7 +208,7 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            (score(&evaluation, node, GpuChoice::of(&evaluation.compare(), gpus), attempt.policy), gpus)
+            (score(&evaluation, node, GpuChoice::of(&evaluation, gpus), attempt.policy), gpus)
         }
         None => score_node(place)?,
     };
@@ -207,7 +232,7 @@ pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &P
     Ok((score(&evaluation, node, choice, policy), choice.gpus))
 }
 
-/// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
+/// Whether the pod takes more than its tenant's limit leaves wherever it goes. A reserved placement is counted already.
 fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit> {
     let milli_gpus = match demand.sharing {
         Sharing::Exclusive => u64::from(demand.gpus) * 1000,
@@ -224,11 +249,11 @@ fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy
         contended: choice.contended,
         cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
         packing_cost: choice.packing_cost,
-        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.free() } else { Bytes::ZERO },
+        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
 }
 
-/// What is to be said against these GPUs of a node.
+/// What speaks against these GPUs of a node.
 pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
     let demand = evaluation.demand();
     if let Ask::Plugin { .. } = demand.ask {

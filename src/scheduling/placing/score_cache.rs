@@ -1,67 +1,53 @@
-//! Verdicts that are still good: of each demand seen lately, what every node answered when it was last looked at.
+//! The score cache: for each demand seen lately, the result of fit and score on every node when it was last examined.
 //!
-//! Replicas ask alike, and between two of them one node has changed. What a node answers follows from the node, the demand, the
-//! policy and what free VRAM is worth; a verdict is remembered with the generations of those and looked up by them, so it
-//! cannot be stale, only missing. What depends on the attempt is not in it: `rank` adds that to what it finds here.
+//! Replicas ask for the same, and between two of them one node has changed. A result follows from the node, the demand, the
+//! policy and the packing model; it is remembered with the generations of those and looked up by them, so it cannot be stale,
+//! only missing. What depends on the attempt is not in it: `rank` adds that to what it finds here.
 
 use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};
 use super::snapshot::Snapshot;
-use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
 use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::units::Bytes;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-/// Verdicts that are kept at most, of all demands together, unless the fewest demands have more: twenty megabytes. That is all
-/// demands on 5,000 nodes: fifty classes that ask in turn find what they were told before.
-const VERDICTS: usize = 320_000;
-/// Demands of which verdicts are kept. A cluster serves a handful of kinds of pods at a time; more pages than this would take
-/// longer to look through than they save.
+/// Results that are kept at most, of all demands together, unless the fewest demands have more: twenty megabytes. That is all
+/// demands on 5,000 nodes: fifty demands that take turns find their results.
+const RESULTS: usize = 320_000;
+/// Demands of which results are kept. A cluster serves a handful of kinds of pods at a time; to look through more than this would
+/// take longer than it saves.
 const DEMANDS: RangeInclusive<usize> = 16..=64;
 
-/// Pages of the demands that were asked for last.
+/// The cached scores of the demands that came last.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
     /// The latest last.
     pages: Vec<CachedScores>,
 }
 
-/// What each node answered one demand.
+/// The result of one demand on each node.
 #[derive(Debug)]
 pub struct CachedScores {
     key: ScoreKey,
-    /// By the node's place in the snapshot: as of which generation its verdict holds.
+    /// By the node's index in the snapshot: the generation that its result is of.
     generations: Vec<u64>,
-    verdicts: Vec<CachedScore>,
+    results: Vec<CachedScore>,
 }
 
-/// No node ever gets there.
+/// A generation that no node reaches.
 const NEVER: u64 = u64::MAX;
 
 pub type CachedScore = Result<(Score, GpuSet), Misfit>;
 
-/// All that verdicts follow from beside the node.
+/// All that a node's result follows from beside the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ScoreKey {
-    /// Nodes have the places they had.
+    /// The snapshot's: nodes have the indices they had.
     epoch: u64,
     packing_model: u64,
     policy: u64,
-    ask: Ask,
-    per_gpu: Bytes,
-    gpus: u32,
-    sharing: Sharing,
-    class: ClassId,
-    terms: ClassTerms,
-    model: Option<ModelId>,
-    weights: Bytes,
-    host_resources: HostResources,
-    models: Arc<[GpuModel]>,
+    demand: DemandKey,
 }
 
 impl ScoreKey {
@@ -70,16 +56,7 @@ impl ScoreKey {
             epoch: snapshot.epoch(),
             packing_model: snapshot.packing_model().generation(),
             policy: policy.version,
-            ask: demand.ask.clone(),
-            per_gpu: demand.per_gpu,
-            gpus: demand.gpus,
-            sharing: demand.sharing,
-            class: demand.class,
-            terms: demand.terms,
-            model: demand.model.clone(),
-            weights: demand.weights(),
-            host_resources: demand.host_resources,
-            models: demand.models.clone(),
+            demand: DemandKey::of(demand),
         }
     }
 
@@ -92,7 +69,7 @@ impl ScoreCache {
     /// The cached scores of this demand, or none. The caller puts them back; a concurrent request for the same demand gets none.
     pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> CachedScores {
         let key = ScoreKey::of(snapshot, demand, policy);
-        // Nobody will ask for those of before.
+        // Generations only rise: older results are of no more use.
         self.pages.retain(|page| page.key.is_of_the_time_of(&key));
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
@@ -100,15 +77,15 @@ impl ScoreCache {
         }
     }
 
-    /// Keeps the page, and forgets those that were used longest ago if there are too many.
+    /// Keeps these scores, and forgets those that were used longest ago if there are too many.
     pub fn put(&mut self, page: CachedScores) {
         self.pages.retain(|known| known.key != page.key);
-        let most = (VERDICTS / page.verdicts.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
+        let most = (RESULTS / page.results.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
         self.pages.push(page);
         self.pages.drain(..self.pages.len().saturating_sub(most));
     }
 
-    /// [`rank::shortlist`], with what is remembered.
+    /// [`rank::shortlist`] from the cache.
     pub fn shortlist<'a>(
         &mut self,
         snapshot: &Snapshot,
@@ -122,7 +99,7 @@ impl ScoreCache {
         list
     }
 
-    /// The best of all nodes, by its place.
+    /// The index of the best of all nodes.
     pub fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
         let mut page = self.take(snapshot, demand, policy);
         let best = page.best(snapshot, demand, policy);
@@ -133,10 +110,10 @@ impl ScoreCache {
 
 impl CachedScores {
     fn empty(key: ScoreKey, nodes: usize) -> Self {
-        Self { key, generations: vec![NEVER; nodes], verdicts: vec![Err(Misfit::UnknownNode); nodes] }
+        Self { key, generations: vec![NEVER; nodes], results: vec![Err(Misfit::UnknownNode); nodes] }
     }
 
-    /// [`rank::shortlist`], with what is remembered. The page must be of this snapshot, this demand and the attempt's policy.
+    /// [`rank::shortlist`] from the cache. The scores must be of this snapshot, this demand and the attempt's policy.
     pub fn shortlist<'a>(
         &mut self,
         snapshot: &Snapshot,
@@ -145,37 +122,31 @@ impl CachedScores {
         attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
         debug_assert_eq!(self.key, ScoreKey::of(snapshot, demand, attempt.policy));
-        let verdict = |place| self.verdict(snapshot, place, demand, attempt.policy);
-        rank::shortlist_by(snapshot, demand, names, attempt, verdict)
+        let result = |place| self.result(snapshot, place, demand, attempt.policy);
+        rank::shortlist_by(snapshot, demand, names, attempt, result)
     }
 
-    /// The best of all nodes, by its place.
+    /// The index of the best of all nodes.
     fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
         for (place, generation) in snapshot.generations().iter().enumerate() {
             if self.generations[place] != *generation {
                 self.look_at(snapshot, place, demand, policy);
             }
         }
-        let scores = self.verdicts.iter().enumerate();
-        let scores = scores.filter_map(|(place, verdict)| Some((&verdict.as_ref().ok()?.0, place)));
+        let scores = self.results.iter().enumerate();
+        let scores = scores.filter_map(|(place, result)| Some((&result.as_ref().ok()?.0, place)));
         scores.min().map(|(_, place)| place)
     }
 
-    fn verdict(
-        &mut self,
-        snapshot: &Snapshot,
-        place: usize,
-        demand: &Demand,
-        policy: &Policy,
-    ) -> CachedScore {
+    fn result(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
         if self.generations[place] != snapshot.generations()[place] {
             self.look_at(snapshot, place, demand, policy);
         }
-        self.verdicts[place]
+        self.results[place]
     }
 
     fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
-        self.verdicts[place] = rank::score_node(snapshot, place, demand, policy);
+        self.results[place] = rank::score_node(snapshot, place, demand, policy);
         self.generations[place] = snapshot.generations()[place];
     }
 }
@@ -184,17 +155,11 @@ impl CachedScores {
 mod tests {
     use super::*;
     use crate::scheduling::proptests::{cluster_of, demand_of};
-    use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+    use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::node::Node;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-        ScheduleAttempt {
-            limit: 4,
-            just_failed: None,
-            reserved_placement: None,
-            policy,
-            allowance: TenantLimit::default(),
-        }
+        ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
     }
 
     #[test]
@@ -203,13 +168,13 @@ mod tests {
         let demand = demand_of(10, 1, Sharing::Shared, 0);
         let mut page = ScoreCache::default().take(&snapshot, &demand, &policy);
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
-        // Nobody would say that of it.
-        page.verdicts[0] = Err(Misfit::NoFreshReport);
-        assert_eq!(page.verdict(&snapshot, 0, &demand, &policy), Err(Misfit::NoFreshReport));
+        // A result that the node does not give.
+        page.results[0] = Err(Misfit::NoFreshReport);
+        assert_eq!(page.result(&snapshot, 0, &demand, &policy), Err(Misfit::NoFreshReport));
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(1));
         let changed = Node { generation: 9, ..snapshot.nodes()[0].clone() };
         snapshot.update(9, [changed]);
-        assert!(page.verdict(&snapshot, 0, &demand, &policy).is_ok());
+        assert!(page.result(&snapshot, 0, &demand, &policy).is_ok());
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
     }
 
@@ -225,8 +190,11 @@ mod tests {
         (0..most).for_each(|size| drop(ask(size)));
         ask(0);
         ask(most);
-        let kept: Vec<u64> = score_cache.pages.iter().map(|page| page.key.per_gpu.0).collect();
-        assert_eq!(kept.len(), most);
-        assert!(kept.contains(&1) && !kept.contains(&2), "{kept:?}");
+        let is_kept = |size: usize| {
+            let key = ScoreKey::of(&snapshot, &demand(size), &policy);
+            score_cache.pages.iter().any(|page| page.key == key)
+        };
+        assert_eq!(score_cache.pages.len(), most);
+        assert!(is_kept(0) && !is_kept(1) && (2..=most).all(is_kept));
     }
 }

@@ -1,9 +1,10 @@
 //! An immutable view of the cluster. A decision reads one snapshot from beginning to end, so it never sees half a change.
 //!
-//! Snapshots are shared. The ledger changes the latest one in place while nobody reads it and copies it otherwise,
+//! Snapshots are shared. The ledger changes the latest one in place while it has no reader and copies it otherwise,
 //! so a change of one node costs one node.
 
-use super::learned::{NodeEvaluation, NodeSummary, PackingModel};
+use super::learned::{NodeSummary, PackingModel};
+use super::packing::NodeEvaluation;
 use crate::ids::{ModelId, NodeName};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::node::Node;
@@ -19,12 +20,12 @@ pub struct Snapshot {
     epoch: u64,
     /// In order of name.
     nodes: Vec<Node>,
-    /// Theirs, side by side: who remembers a node by its generation reads nothing else of it.
+    /// Theirs, side by side: the score cache reads nothing else of a node that did not change.
     generations: Vec<u64>,
     places: Arc<FxHashMap<NodeName, u32>>,
-    /// What free VRAM is worth, as far as that was learned.
+    /// The value of free VRAM, as far as it was learned.
     packing_model: Arc<PackingModel>,
-    /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
+    /// Each node summarized by the model, on first use: it follows from the rest.
     node_summaries: Vec<OnceLock<NodeSummary>>,
 }
 
@@ -60,30 +61,30 @@ impl Snapshot {
         }
     }
 
-    /// The same, where free VRAM is worth this.
+    /// The same with this packing model.
     pub fn with_packing_model(mut self, packing_model: Arc<PackingModel>) -> Self {
         self.set_packing_model(self.generation, packing_model);
         self
     }
 
-    /// The node at this place, summed up.
+    /// The summary of the node at this index.
     #[inline]
     pub fn node_summary(&self, place: usize) -> &NodeSummary {
         self.node_summaries[place]
             .get_or_init(|| self.packing_model.node_summary(self.nodes[place].node_gpus()))
     }
 
-    /// Sums every node up, for one who has time to.
+    /// Summarizes every node now, off the request path.
     pub fn sum_up(&self) {
         (0..self.nodes.len()).for_each(|place| {
             self.node_summary(place);
         });
     }
 
-    /// The node at this place, to be looked at for this demand.
+    /// The node at this index, evaluated for this demand.
     #[inline]
     pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
-        self.packing_model.evaluate(self.node_summary(place), demand)
+        NodeEvaluation::of(&self.packing_model, self.node_summary(place), demand)
     }
 
     pub fn packing_model(&self) -> &PackingModel {

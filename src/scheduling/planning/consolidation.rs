@@ -4,7 +4,7 @@
 //!
 //! Off unless the policy enables it. Pods of equal or higher priority and protected pods are never moved.
 
-use super::node_ranking::DemandKey;
+use super::node_ranking::PodSignature;
 use super::state::PlanningState;
 use super::{PlanView, PlannedPlacement};
 use crate::ids::{PodKey, PodUid};
@@ -25,13 +25,13 @@ const LOOK: u64 = 16;
 
 impl PlanningState<'_> {
     /// The first of the cheapest nodes whose victims all fit elsewhere, reserved on the scratch ledger.
-    pub(super) fn moving(&mut self, pod: &PendingPod, kind: &DemandKey) -> Option<PlannedPlacement> {
+    pub(super) fn moving(&mut self, pod: &PendingPod, signature: &PodSignature) -> Option<PlannedPlacement> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
         let preemptor = self.preemptor(pod).moving();
         let pace = self.pace;
-        let mut looking = self.looking(kind, &snapshot, &demand, &preemptor);
+        let mut looking = self.looking(signature, &snapshot, &demand, &preemptor);
         let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
         let rooms: Vec<PreemptionCandidate> =
             nodes.filter_map(|node| looking.candidate(&node.name)).collect();
@@ -46,12 +46,17 @@ impl PlanningState<'_> {
             })
             .collect();
         sets.sort_by(|a, b| (a.eviction_cost, &a.node).cmp(&(b.eviction_cost, &b.node)));
-        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, kind, set))
+        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, signature, set))
     }
 
     /// Reserves the place, if every victim has a place elsewhere; nothing otherwise.
-    fn move_all(&mut self, pod: &PendingPod, kind: &DemandKey, set: &VictimSet) -> Option<PlannedPlacement> {
-        let place = self.reserve_set_by_moving(pod, kind, set)?;
+    fn move_all(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        set: &VictimSet,
+    ) -> Option<PlannedPlacement> {
+        let place = self.reserve_set_by_moving(pod, signature, set)?;
         if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
             return Some(place);
         }
@@ -77,7 +82,7 @@ impl PlanningState<'_> {
             since: self.ledger.now(),
             share: 0,
         };
-        let (place, gpus) = self.best_node_for(&demand, &DemandKey::successor_of(&demand, wants))?;
+        let (place, gpus) = self.best_node_for(&demand, &PodSignature::successor_of(&demand, wants))?;
         let waiting = ObservedWaiting { gate: SchedulingGate::Open, ..ObservedWaiting::default() };
         self.ledger.see(PodObservation {
             uid: successor.clone(),
@@ -96,14 +101,14 @@ impl PlanningState<'_> {
     }
 
     /// The best free place for a pod that is not in the queue.
-    fn best_node_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
+    fn best_node_for(&mut self, demand: &Demand, signature: &PodSignature) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
-        let question = kind.question(self.kube_filters);
+        let question = signature.question(self.kube_filters);
         let pace = self.pace;
         let gpu_candidates =
             (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
-                kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
+                signature.admits(place, &seeing, question.as_ref(), &[]).ok()?;
                 let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
                 Some((score, place, gpus))
             });

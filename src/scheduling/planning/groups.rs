@@ -3,7 +3,7 @@
 //! A group that cannot be placed whole reserves nothing. If the policy wants the group close together, only free places are
 //! tried; only if it may be anywhere, or on as few nodes as possible, are pods evicted for it.
 
-use super::node_ranking::DemandKey;
+use super::node_ranking::PodSignature;
 use super::state::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
@@ -98,12 +98,8 @@ impl PlanningState<'_> {
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let kind = DemandKey::of(pod, self.kube_filters);
-            let placed = match reach {
-                PlanReach::Free => self.free_place(pod, &kind),
-                PlanReach::Evictions => self.place(pod, &kind),
-            };
-            match placed {
+            let signature = PodSignature::of(pod, self.kube_filters);
+            match self.place(pod, &signature, reach) {
                 Ok(place) => places.push(place),
                 // Equal pods will find nothing either, and a group that lacks one place may lack more.
                 Err(why) => return (places, Some(why)),
@@ -121,10 +117,10 @@ impl PlanningState<'_> {
             let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else { break };
             let before = places.len();
             let snapshot = self.ledger.snapshot();
-            let held = gpu_candidates
+            let reserved = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
-            places.extend(held);
+            places.extend(reserved);
             if places.len() == before {
                 break;
             }
@@ -165,22 +161,22 @@ impl PlanningState<'_> {
             };
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
             let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), &pods, island);
-            let held: Vec<PlannedPlacement> = gpu_candidates
+            let reserved: Vec<PlannedPlacement> = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
                 .collect();
-            if held.len() == pods.len() {
-                return held;
+            if reserved.len() == pods.len() {
+                return reserved;
             }
-            held.iter().for_each(|place| self.release_reservation(place));
+            reserved.iter().for_each(|place| self.release_reservation(place));
         }
         Vec::new()
     }
 
     /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let kind = DemandKey::of(pod, self.kube_filters);
-        let ranking = self.ranking(&kind, snapshot);
+        let signature = PodSignature::of(pod, self.kube_filters);
+        let ranking = self.ranking(&signature, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }
 }

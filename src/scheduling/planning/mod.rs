@@ -36,7 +36,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::units::{Bytes, plural};
 use serde::Serialize;
-use state::{PlanReach, PlanningState, PodResult};
+use state::{PlanReach, PlanningState};
 use step_budget::StepBudget;
 
 /// What to do about one pod of the queue, or about a group.
@@ -186,38 +186,9 @@ pub fn plan_within(
     let pace = StepBudget::new(bounds);
     let mut scratch = PlanningState::new(scratch, kube_filters, &pace);
     let mut plan = Plan::default();
-    let mut rest: Vec<&PendingPod> = Vec::new();
-    for (n, pod) in queue.iter().enumerate() {
-        let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
-        // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
-        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Free) {
-            plan.left_over.push(pod.uid.clone());
-            continue;
-        }
-        match scratch.look(pod, PlanReach::Free) {
-            None => {
-                plan.left_over.extend(queue[n..].iter().map(|pod| pod.uid.clone()));
-                break;
-            }
-            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
-            Some(PodResult::NeedsOthersToLeave) => rest.push(pod),
-        }
-    }
-    let until = pace.spent().saturating_add(bounds.evictions);
-    for (n, pod) in rest.iter().enumerate() {
-        let is_over = n > 0 && (pace.spent() >= until || scratch.places >= bounds.places);
-        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Evictions) {
-            plan.left_over.push(pod.uid.clone());
-            continue;
-        }
-        match scratch.look(pod, PlanReach::Evictions) {
-            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
-            _ => {
-                plan.left_over.extend(rest[n..].iter().map(|pod| pod.uid.clone()));
-                break;
-            }
-        }
-    }
+    let queue: Vec<&PendingPod> = queue.iter().collect();
+    let rest = scratch.pass(&queue, PlanReach::Free, (bounds.free, bounds.places), &mut plan);
+    scratch.pass(&rest, PlanReach::Evictions, (bounds.evictions, bounds.places), &mut plan);
     plan.spent = pace.spent();
     plan.reserved = scratch.reserved;
     plan

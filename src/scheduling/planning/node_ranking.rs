@@ -12,16 +12,20 @@ use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::Score;
 use crate::scheduling::placing::snapshot::NodeSet;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What makes two pods equal, as far as their places are concerned.
+/// The signature of a pod: pods whose signatures are alike may have the same places, and evict the same pods for them.
 #[derive(Debug, Clone)]
-pub struct DemandKey {
+pub struct PodSignature {
+    key: DemandKey,
+    /// Of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
     demand: Demand,
+    /// What kube-scheduler's filters require.
     wants: Option<Requirements>,
+    /// The nodes that the latest filter request named.
     asked: Option<Arc<NodeSet>>,
 }
 
@@ -39,7 +43,7 @@ pub enum NodeFit {
 
 #[derive(Debug)]
 pub struct NodeRanking {
-    kind: DemandKey,
+    signature: PodSignature,
     /// By index in the snapshot.
     gpu_candidates: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
@@ -47,30 +51,25 @@ pub struct NodeRanking {
     unjudged: BTreeSet<usize>,
 }
 
-impl DemandKey {
+impl PodSignature {
     pub fn of(pod: &PendingPod, kube_filters: &FilterSnapshot) -> Self {
         let asked = match &pod.way {
             WaitKind::Gated => None,
             WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
         };
-        Self { demand: pod.demand.clone(), wants: kube_filters.wants(&pod.uid).cloned(), asked }
+        Self { asked, ..Self::successor_of(&pod.demand, kube_filters.wants(&pod.uid).cloned()) }
     }
 
-    /// The key of the pod that its controller creates in place of an evicted one.
+    /// The signature of the pod that its controller creates in place of an evicted one.
     pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
-        Self { demand: demand.clone(), wants, asked: None }
+        Self { key: DemandKey::of(demand), demand: demand.clone(), wants, asked: None }
     }
 
     pub fn is_like(&self, other: &Self) -> bool {
-        let facts = |kind: &Self| {
-            let Demand { per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights, .. } =
-                kind.demand;
-            (per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights)
-        };
-        facts(self) == facts(other)
-            && self.demand.ask == other.demand.ask
-            && self.demand.terms == other.demand.terms
-            && self.demand.model == other.demand.model
+        let rights =
+            |Demand { tenant, priority, may_preempt, .. }: &Demand| (*tenant, *priority, *may_preempt);
+        self.key == other.key
+            && rights(&self.demand) == rights(&other.demand)
             && self.wants == other.wants
             && self.asked == other.asked
     }
@@ -115,34 +114,34 @@ impl DemandKey {
 impl NodeRanking {
     /// A ranking that is stopped has examined some of the nodes only.
     pub fn new(
-        kind: DemandKey,
+        signature: PodSignature,
         seeing: &PlanView<'_>,
         kube_filters: &FilterSnapshot,
         pace: &StepBudget<'_>,
     ) -> Self {
         let nodes = seeing.snapshot.nodes().len();
         let mut ranking = Self {
-            kind: kind.clone(),
+            signature: signature.clone(),
             gpu_candidates: vec![NodeFit::Shut; nodes],
             free: BTreeSet::new(),
             full: BTreeSet::new(),
             unjudged: BTreeSet::new(),
         };
-        let question = kind.question(kube_filters);
+        let question = signature.question(kube_filters);
         for place in (0..nodes).take_while(|_| pace.goes_on(1)) {
             ranking.look_at(place, seeing, question.as_ref());
         }
         ranking
     }
 
-    pub fn is_for(&self, kind: &DemandKey) -> bool {
-        self.kind.is_like(kind)
+    pub fn is_for(&self, signature: &PodSignature) -> bool {
+        self.signature.is_like(signature)
     }
 
     /// Examines again a node that has changed.
     pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
-        let kind = self.kind.clone();
-        self.look_at(place, seeing, kind.question(kube_filters).as_ref());
+        let signature = self.signature.clone();
+        self.look_at(place, seeing, signature.question(kube_filters).as_ref());
     }
 
     /// Indices in the snapshot and the GPUs there, best first.
@@ -187,9 +186,9 @@ impl NodeRanking {
             NodeFit::Unjudged(_) => self.unjudged.remove(&place),
             NodeFit::Shut => false,
         };
-        let admitted = self.kind.admits(place, seeing, question, &[]);
+        let admitted = self.signature.admits(place, seeing, question, &[]);
         let gpu_candidate =
-            || rank::score_node(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
+            || rank::score_node(seeing.snapshot, place, &self.signature.demand, seeing.ledger.policy());
         self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {
             Err(gpu_candidate) => gpu_candidate,
             Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),

@@ -1,9 +1,9 @@
 //! Finds victims for a pod for which no GPUs are free.
 
-use super::node_ranking::DemandKey;
+use super::node_ranking::PodSignature;
 use super::state::PlanningState;
 use super::step_budget::StepBudget;
-use super::{PlanView, PlannedPlacement};
+use super::{EvictionRight, PlanView, PlannedPlacement};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::CandidateSurvey;
@@ -23,7 +23,7 @@ use std::rc::Rc;
 /// Search results for equal pods, as long as they hold: equal pods that follow each other examine the same nodes.
 #[derive(Debug, Default)]
 pub(super) struct CandidateCache {
-    kind: Option<DemandKey>,
+    signature: Option<PodSignature>,
     /// As of the first search for such a pod. Later reservations make no node cheaper.
     cost_bounds: Vec<NodeCostBound>,
     rooms: KnownRooms,
@@ -36,7 +36,7 @@ type KnownRooms = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandi
 pub(super) struct CandidateFinder<'l> {
     ledger: &'l Ledger,
     snapshot: &'l Snapshot,
-    kind: &'l DemandKey,
+    signature: &'l PodSignature,
     preemptor: &'l Preemptor,
     question: Option<FilterQuery<'l>>,
     survey: CandidateSurvey<'l>,
@@ -61,15 +61,15 @@ impl CandidateCache {
         self.rooms.remove(node);
     }
 
-    fn is_of(&self, kind: &DemandKey) -> bool {
-        self.kind.as_ref().is_some_and(|known| known.is_like(kind))
+    fn is_of(&self, signature: &PodSignature) -> bool {
+        self.signature.as_ref().is_some_and(|known| known.is_like(signature))
     }
 
     /// The part of it that holds for this pod.
-    fn for_kind(self, kind: &DemandKey, ledger: &Ledger, preemptor: &Preemptor) -> Self {
-        if !self.is_of(kind) {
-            let cost_bounds = ledger.cost_bounds(preemptor, kind.demand());
-            return Self { kind: Some(kind.clone()), cost_bounds, rooms: KnownRooms::new() };
+    fn for_signature(self, signature: &PodSignature, ledger: &Ledger, preemptor: &Preemptor) -> Self {
+        if !self.is_of(signature) {
+            let cost_bounds = ledger.cost_bounds(preemptor, signature.demand());
+            return Self { signature: Some(signature.clone()), cost_bounds, rooms: KnownRooms::new() };
         }
         // As a tenant's use grows, its pods are spared less, on every node. A cost bound stays below that; a known candidate's
         // cost does not.
@@ -81,7 +81,7 @@ impl CandidateCache {
 impl CandidateFinder<'_> {
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let mut candidate = self.survey.candidate(node)?;
-        let Self { ledger, snapshot, kind, question, .. } = self;
+        let Self { ledger, snapshot, signature, question, .. } = self;
         let seeing = PlanView { ledger, snapshot };
         let leaving: Vec<PodUid> = candidate
             .candidates
@@ -90,7 +90,7 @@ impl CandidateFinder<'_> {
             .map(|resident| resident.uid.clone())
             .collect();
         let place = snapshot.place_of(node.as_str())?;
-        kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
+        signature.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
         let beside = AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) };
         let lack = question.as_ref().map(|question| question.shortfall(node, &beside));
         candidate.shortfall.host_resources = lack.unwrap_or_default();
@@ -102,7 +102,7 @@ impl CandidateFinder<'_> {
     fn is_enough(&self, set: &VictimSet) -> bool {
         let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
         let leaving = set.all_victims();
-        let admits = |place| self.kind.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
+        let admits = |place| self.signature.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
         self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
     }
 }
@@ -154,26 +154,26 @@ impl PlanningState<'_> {
     pub(super) fn evicting(
         &mut self,
         pod: &PendingPod,
-        kind: &DemandKey,
+        signature: &PodSignature,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         let preemptor = self.preemptor(pod);
-        self.know(kind, &preemptor);
+        self.know(signature, &preemptor);
         let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
         // A set larger than a limit is evicted only if no set within the limit would do.
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
-                self.search(pod, kind, &preemptor, Some((larger, &reserved)));
-            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set)) {
+                self.search(pod, signature, &preemptor, Some((larger, &reserved)));
+            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption)) {
                 return Ok(place);
             }
             if !is_limited {
                 return Err(None);
             }
         }
-        let set = self.search(pod, kind, &preemptor, None).set.ok_or(None)?;
+        let set = self.search(pod, signature, &preemptor, None).set.ok_or(None)?;
         match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
-            None => self.reserve_set(pod, &set).ok_or(None),
+            None => self.reserve_set(pod, &set, EvictionRight::Preemption).ok_or(None),
             Some((scope, limit)) => {
                 if limit.needs_an_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
@@ -192,12 +192,12 @@ impl PlanningState<'_> {
         self.ledger.preemptor_by(&pod.uid, nearest_models)
     }
 
-    fn know(&mut self, kind: &DemandKey, preemptor: &Preemptor) {
+    fn know(&mut self, signature: &PodSignature, preemptor: &Preemptor) {
         let known = std::mem::take(&mut self.known);
-        if !known.is_of(kind) {
+        if !known.is_of(signature) {
             self.spend_on_all_nodes();
         }
-        self.known = known.for_kind(kind, &self.ledger, preemptor);
+        self.known = known.for_signature(signature, &self.ledger, preemptor);
     }
 
     fn spend_on_all_nodes(&mut self) {
@@ -209,14 +209,14 @@ impl PlanningState<'_> {
     fn search(
         &mut self,
         pod: &PendingPod,
-        kind: &DemandKey,
+        signature: &PodSignature,
         preemptor: &Preemptor,
         now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
     ) -> VictimSearchResult {
         let snapshot = self.ledger.snapshot();
         let mut known = std::mem::take(&mut self.known);
         let rooms = CachedCandidates {
-            looking: self.looking(kind, &snapshot, &pod.demand, preemptor),
+            looking: self.looking(signature, &snapshot, &pod.demand, preemptor),
             pod,
             rooms: &mut known.rooms,
             allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
@@ -229,31 +229,38 @@ impl PlanningState<'_> {
         found
     }
 
-    fn reserve_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
-        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+    /// The place of this set, whose victims are evicted by this right.
+    fn reserve_set(
+        &mut self,
+        pod: &PendingPod,
+        set: &VictimSet,
+        by: EvictionRight,
+    ) -> Option<PlannedPlacement> {
+        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact, by)
     }
 
     pub(super) fn reserve_set_by_moving(
         &mut self,
         pod: &PendingPod,
-        kind: &DemandKey,
+        signature: &PodSignature,
         set: &VictimSet,
     ) -> Option<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
         let preemptor = Preemptor::default();
-        self.looking(kind, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
-        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
+        self.looking(signature, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
+        self.reserve_set(pod, set, EvictionRight::Moves)
     }
 
     pub(super) fn looking<'l>(
         &'l self,
-        kind: &'l DemandKey,
+        signature: &'l PodSignature,
         snapshot: &'l Snapshot,
         demand: &'l Demand,
         preemptor: &'l Preemptor,
     ) -> CandidateFinder<'l> {
-        let (question, survey) = (kind.question(self.kube_filters), self.ledger.survey(preemptor, demand));
-        CandidateFinder { ledger: &self.ledger, snapshot, kind, preemptor, question, survey }
+        let (question, survey) =
+            (signature.question(self.kube_filters), self.ledger.survey(preemptor, demand));
+        CandidateFinder { ledger: &self.ledger, snapshot, signature, preemptor, question, survey }
     }
 }
 

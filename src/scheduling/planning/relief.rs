@@ -102,15 +102,16 @@ fn relieve(
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
-    let room = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
+    let candidate = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
     // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
-        let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
+        let has_left =
+            |budget: &u16| candidate.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
         let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
-        may_be_asked && room.budgets_known && budgets.iter().all(has_left)
+        may_be_asked && candidate.budgets_known && budgets.iter().all(has_left)
     };
-    let here = room.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
+    let here = candidate.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;

@@ -1,16 +1,15 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the earlier reservations, and the rankings.
 
-use super::node_ranking::{DemandKey, NodeRanking};
+use super::node_ranking::{NodeRanking, PodSignature};
 use super::preemption::CandidateCache;
 use super::step_budget::{PLACEMENT, POD, StepBudget};
-use super::{EvictionRight, PlanStep, PlanView, PlannedPlacement, WaitReason};
+use super::{EvictionRight, Plan, PlanStep, PlanView, PlannedPlacement, WaitReason};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::kube_filters::FilterSnapshot;
 use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::scheduling::ledger::{Ledger, NearestModels, PendingPod, PodState, WaitKind};
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::placing::fit::is_allowed;
+use crate::scheduling::placing::fit::{fit, is_allowed};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::gpu::GpuSet;
@@ -33,11 +32,11 @@ pub(super) struct PlanningState<'a> {
     rankings: Vec<NodeRanking>,
     pub known: CandidateCache,
     /// Demands for which there is no free place, and why; as of the first such pod. Later reservations only make it harder.
-    full: Vec<(DemandKey, WaitReason)>,
+    full: Vec<(PodSignature, WaitReason)>,
     /// Those of them for which no eviction helps, or none is allowed now.
-    hopeless: Vec<(DemandKey, Option<EvictionLimit>)>,
+    hopeless: Vec<(PodSignature, Option<EvictionLimit>)>,
     /// Demands that would not fit even on nodes with an unknown verdict.
-    unfit: Vec<DemandKey>,
+    unfit: Vec<PodSignature>,
     /// Scopes reserved for pods that need a minute without another eviction there.
     pub reserved: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been processed.
@@ -86,26 +85,56 @@ impl<'a> PlanningState<'a> {
         }
     }
 
+    /// Goes over the pods in their order, and adds their steps to the plan. The first pod is looked at in any case; past the
+    /// bounds only such as cost nothing. Returns the pods for which others must be evicted: none, if the pass may evict.
+    pub fn pass<'p>(
+        &mut self,
+        pods: &[&'p PendingPod],
+        reach: PlanReach,
+        (steps, places): (u64, usize),
+        plan: &mut Plan,
+    ) -> Vec<&'p PendingPod> {
+        let until = self.pace.spent().saturating_add(steps);
+        let mut rest = Vec::new();
+        for (n, pod) in pods.iter().enumerate() {
+            let signature = PodSignature::of(pod, self.kube_filters);
+            let is_over = n > 0 && (self.pace.spent() >= until || self.places >= places);
+            // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
+            if is_over && !self.is_known_to_wait(pod, &signature, reach) {
+                plan.left_over.push(pod.uid.clone());
+                continue;
+            }
+            match self.look(pod, &signature, reach) {
+                None => {
+                    plan.left_over.extend(pods[n..].iter().map(|pod| pod.uid.clone()));
+                    break;
+                }
+                Some(PodResult::Done(steps)) => plan.steps.extend(steps),
+                Some(PodResult::NeedsOthersToLeave) => rest.push(*pod),
+            }
+        }
+        rest
+    }
+
     /// What to do about a pod, or about its group; `None` if the plan was stopped meanwhile.
-    pub fn look(&mut self, pod: &PendingPod, reach: PlanReach) -> Option<PodResult> {
-        let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, reach))?;
+    fn look(&mut self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> Option<PodResult> {
+        let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, signature, reach))?;
         // A stopped search has examined some of the nodes only.
         self.pace.goes_on(0).then_some(looked)
     }
 
     /// Whether a look at the pod would only repeat that equal pods have no place.
-    pub fn is_known_to_wait(&self, pod: &PendingPod, reach: PlanReach) -> bool {
+    fn is_known_to_wait(&self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> bool {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let kind = DemandKey::of(pod, self.kube_filters);
         let is_judged = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
-        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
-        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
+        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(signature));
+        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(signature));
         is_full && (reach == PlanReach::Free || is_hopeless())
     }
 
-    fn look_at(&mut self, pod: &PendingPod, reach: PlanReach) -> PodResult {
+    fn look_at(&mut self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> PodResult {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let group = matches!(pod.way, WaitKind::Gated).then(|| self.group_of(&pod.uid)).flatten();
         match (pod.demand.asks_plugin(), group) {
@@ -113,22 +142,17 @@ impl<'a> PlanningState<'a> {
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
                 return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::DevicePlugin }]);
             }
-            (true, _) => return PodResult::Done(self.devices(pod).into_iter().collect()),
+            (true, _) => return PodResult::Done(self.devices(pod, signature).into_iter().collect()),
             (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
                 return PodResult::Done(Vec::new());
             }
             (false, Some(group)) => return self.group(&group, reach),
             (false, None) => {}
         }
-        let kind = DemandKey::of(pod, self.kube_filters);
-        let placed = match reach {
-            PlanReach::Free => self.free_place(pod, &kind),
-            PlanReach::Evictions => self.place(pod, &kind),
-        };
-        let step = match placed {
+        let step = match self.place(pod, signature, reach) {
             Ok(place) => PlanStep::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
-            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unjudged(pod, &kind) => {
+            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unjudged(pod, signature) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
             }
@@ -139,28 +163,33 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Whether a pending pod would fit on a node with an unknown verdict. Later reservations only make it harder.
-    fn would_fit_unjudged(&mut self, pod: &PendingPod, kind: &DemandKey) -> bool {
-        let is_unfit = |known: &DemandKey| known.is_like(kind);
+    fn would_fit_unjudged(&mut self, pod: &PendingPod, signature: &PodSignature) -> bool {
+        let is_unfit = |known: &PodSignature| known.is_like(signature);
         if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
             return false;
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
-        let mut unjudged = self.ranking(kind, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
+        let mut unjudged = self.ranking(signature, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
         let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
         drop(unjudged);
         if !fits {
-            self.unfit.push(kind.clone());
+            self.unfit.push(signature.clone());
         }
         fits
     }
 
-    /// A place for one pod, reserved on the scratch ledger; pods are evicted for it where nothing is free.
-    pub fn place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
-        self.free_place(pod, kind).or_else(|why| {
-            if !self.ledger.may_evict_for(&pod.uid) {
+    /// A place for one pod, reserved on the scratch ledger; if `reach` allows, pods are evicted for it where nothing is free.
+    pub fn place(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        reach: PlanReach,
+    ) -> Result<PlannedPlacement, WaitReason> {
+        self.free_place(pod, signature).or_else(|why| {
+            if reach == PlanReach::Free || !self.ledger.may_evict_for(&pod.uid) {
                 return Err(why);
             }
-            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
+            self.place_of_others(pod, signature).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
         })
     }
 
@@ -168,40 +197,55 @@ impl<'a> PlanningState<'a> {
     fn place_of_others(
         &mut self,
         pod: &PendingPod,
-        kind: &DemandKey,
+        signature: &PodSignature,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         self.pace.spend(self.hopeless.len() as u64 / 8);
-        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(kind)) {
+        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(signature)) {
             return Err(*limit);
         }
-        self.evicting(pod, kind).or_else(|limit| {
-            self.moving(pod, kind).ok_or_else(|| {
-                self.hopeless.push((kind.clone(), limit));
+        self.evicting(pod, signature).or_else(|limit| {
+            self.moving(pod, signature).ok_or_else(|| {
+                self.hopeless.push((signature.clone(), limit));
                 limit
             })
         })
     }
 
     /// The best free place, reserved.
-    pub fn free_place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
+    fn free_place(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+    ) -> Result<PlannedPlacement, WaitReason> {
         self.pace.spend(self.full.len() as u64 / 8);
-        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
+        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(signature)) {
             return Err(*why);
         }
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
-        let is_within = |(place, gpus): &(usize, GpuSet)| {
-            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
-        };
-        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        let found = self.best_free(pod, signature, &snapshot, allowance);
         if let Some(place) = found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus)) {
             return Ok(place);
         }
-        let why = self.why(pod, kind, allowance);
+        let why = self.why(pod, signature, allowance);
         if found.is_none() {
-            self.full.push((kind.clone(), why));
+            self.full.push((signature.clone(), why));
         }
         Err(why)
+    }
+
+    /// The best free place within what the pod's tenant may still take.
+    fn best_free(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        snapshot: &Snapshot,
+        allowance: TenantLimit,
+    ) -> Option<(usize, GpuSet)> {
+        let is_within = |(place, gpus): &(usize, GpuSet)| {
+            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+        };
+        self.ranking(signature, snapshot).free().find(is_within)
     }
 
     /// Reserves these GPUs, which are free.
@@ -219,49 +263,23 @@ impl<'a> PlanningState<'a> {
             victims: Arc::new([]),
             deadline: self.ledger.now() + self.ledger.policy().reservation_slack,
         };
-        self.reserve(pod, reservation, EvictionCost::default(), true)
+        self.reserve(pod, reservation, EvictionCost::default(), true, EvictionRight::Preemption)
     }
 
-    /// Takes the reservation on the scratch ledger.
+    /// Takes a reservation on the scratch ledger, whose victims are evicted by this right.
     pub fn reserve(
         &mut self,
         pod: &PendingPod,
         reservation: Reservation,
         eviction_cost: EvictionCost,
         exact: bool,
+        by: EvictionRight,
     ) -> Option<PlannedPlacement> {
-        self.take(PlannedPlacement {
-            uid: pod.uid.clone(),
-            key: pod.key.clone(),
-            reservation,
-            eviction_cost,
-            exact,
-            by: EvictionRight::Preemption,
-        })
-    }
-
-    /// The same; its victims are moved.
-    pub fn reserve_by_moving(
-        &mut self,
-        pod: &PendingPod,
-        reservation: Reservation,
-        eviction_cost: EvictionCost,
-        exact: bool,
-    ) -> Option<PlannedPlacement> {
-        self.take(PlannedPlacement {
-            uid: pod.uid.clone(),
-            key: pod.key.clone(),
-            reservation,
-            eviction_cost,
-            exact,
-            by: EvictionRight::Moves,
-        })
-    }
-
-    fn take(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
-        if !self.ledger.may_order(&place.reservation.victims) {
+        if !self.ledger.may_order(&reservation.victims) {
             return None;
         }
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        let place = PlannedPlacement { uid, key, reservation, eviction_cost, exact, by };
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.reservation.victims);
         self.pace.spend(PLACEMENT);
@@ -293,13 +311,13 @@ impl<'a> PlanningState<'a> {
     }
 
     /// The nodes in order for equal pods.
-    pub fn ranking(&mut self, kind: &DemandKey, snapshot: &Snapshot) -> &NodeRanking {
+    pub fn ranking(&mut self, signature: &PodSignature, snapshot: &Snapshot) -> &NodeRanking {
         self.pace.spend(self.rankings.len() as u64 / 8);
-        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
+        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(signature)) {
             return &self.rankings[known];
         }
         let seeing = PlanView { ledger: &self.ledger, snapshot };
-        let ranking = NodeRanking::new(kind.clone(), &seeing, self.kube_filters, self.pace);
+        let ranking = NodeRanking::new(signature.clone(), &seeing, self.kube_filters, self.pace);
         let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
         self.rankings.truncate(kept);
@@ -318,9 +336,9 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Why there is no free place for the pod; the node nearest to fitting gives the reason.
-    fn why(&mut self, pod: &PendingPod, kind: &DemandKey, allowance: TenantLimit) -> WaitReason {
+    fn why(&mut self, pod: &PendingPod, signature: &PodSignature, allowance: TenantLimit) -> WaitReason {
         let snapshot = self.ledger.snapshot();
-        let ranking = self.ranking(kind, &snapshot);
+        let ranking = self.ranking(signature, &snapshot);
         match (ranking.first_full(), ranking.first_unjudged()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
                 WaitReason::TenantLimit { vram: pod.demand.vram() }
@@ -333,11 +351,10 @@ impl<'a> PlanningState<'a> {
 
     /// A node whose device plugin has what the pod requests, counted as used on the scratch ledger. No step for a pod that is
     /// being bound.
-    fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
-        let kind = DemandKey::of(pod, self.kube_filters);
+    fn devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Option<PlanStep> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let is_due = matches!(pod.way, WaitKind::Refused { .. });
-        let step = match self.take_devices(pod, &kind) {
+        let step = match self.take_devices(pod, signature) {
             Ok(()) => {
                 self.places += usize::from(is_due);
                 PlanStep::Wake { uid, key }
@@ -347,14 +364,11 @@ impl<'a> PlanningState<'a> {
         is_due.then_some(step)
     }
 
-    fn take_devices(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<(), WaitReason> {
+    fn take_devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Result<(), WaitReason> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
-        let is_within = |(place, gpus): &(usize, GpuSet)| {
-            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
-        };
-        let found = self.ranking(kind, &snapshot).free().find(is_within);
-        let Some((place, _)) = found else { return Err(self.why(pod, kind, allowance)) };
+        let found = self.best_free(pod, signature, &snapshot, allowance);
+        let Some((place, _)) = found else { return Err(self.why(pod, signature, allowance)) };
         let node = snapshot.nodes()[place].name.clone();
         drop(snapshot);
         if self.ledger.assume(&pod.uid, &node).is_err() {

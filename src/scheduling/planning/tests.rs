@@ -21,6 +21,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 mod allowance;
+mod consolidation;
+mod groups;
+mod ranking;
+mod relief;
 mod undone;
 
 struct LedgerCluster {
@@ -140,6 +144,12 @@ fn with_placement(placement: GroupPlacement) -> Policy {
     policy
 }
 
+fn consolidating(gain: Millis) -> Policy {
+    let mut policy = Policy::default();
+    policy.planning.consolidation = Some(Consolidation { gain });
+    policy
+}
+
 #[test]
 fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
@@ -247,83 +257,6 @@ fn vram_reserved_for_one_pod_is_not_planned_for_another() {
 }
 
 #[test]
-fn a_group_is_placed_whole_or_not_at_all() {
-    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
-    for name in ["a", "b", "c"] {
-        cluster.member(name, job(60), group("trio", Some(3)));
-    }
-    assert_eq!(
-        cluster.plan(),
-        ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]
-    );
-    cluster.gated("single", job(60));
-    assert_eq!(cluster.plan()[0], "single on m", "the group holds nothing");
-    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 2)]);
-    for name in ["a", "b"] {
-        cluster.member(name, job(60), group("trio", Some(3)));
-    }
-    assert_eq!(cluster.plan(), ["a waits: group-incomplete", "b waits: group-incomplete"]);
-    cluster.member("c", job(60), group("trio", Some(3)));
-    cluster.pass(5);
-    assert_eq!(cluster.plan(), ["a on n, b on m, c on m"]);
-}
-
-#[test]
-fn a_group_without_a_declared_size_is_the_pods_that_exist_for_a_while() {
-    let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    cluster.member("a", job(60), group("g", None));
-    assert!(cluster.plan().is_empty());
-    cluster.member("b", job(60), group("g", None));
-    cluster.pass(3);
-    assert_eq!(cluster.plan(), ["a on n, b on n"]);
-}
-
-#[test]
-fn a_group_is_packed_on_the_fewest_nodes_when_the_policy_says_so() {
-    let nodes = [("k", 1), ("l", 1), ("m", 1), ("n", 3)];
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
-    for name in ["a", "b", "c"] {
-        cluster.member(name, job(60), group("trio", Some(3)));
-    }
-    assert_eq!(cluster.plan(), ["a on n, b on n, c on n"]);
-}
-
-#[test]
-fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
-    for name in ["a", "b", "c"] {
-        cluster.member(name, job(60), group("trio", Some(3)));
-    }
-    let steps = steps(&mut cluster.ledger, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    let gpus: Vec<&str> = places.iter().map(|place| place.reservation.devices[0].as_str()).collect();
-    assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
-    for name in ["a", "b", "c"] {
-        cluster.member(name, job(60), group("trio", Some(3)));
-    }
-    assert!(cluster.plan().iter().all(|step| step.ends_with("waits: group-too-large")));
-}
-
-#[test]
-fn a_group_evicts_for_all_its_members_or_for_none() {
-    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
-    cluster.bound("j", "n", 0, job(60));
-    cluster.bound("k", "m", 0, shared(60, 0));
-    for name in ["a", "b"] {
-        cluster.member(name, shared(50, 100), group("pair", Some(2)));
-    }
-    assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large"], "serving stays");
-    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
-    cluster.bound("j", "n", 0, job(60));
-    cluster.bound("k", "m", 0, job(60));
-    for name in ["a", "b"] {
-        cluster.member(name, shared(50, 100), group("pair", Some(2)));
-    }
-    assert_eq!(cluster.plan(), ["a on m after k, b on n after j"]);
-}
-
-#[test]
 fn the_same_ledger_gives_the_same_plan() {
     let mut cluster = LedgerCluster::new(&[("n", 2), ("m", 2)]);
     for name in ["a", "b", "c", "d", "e"] {
@@ -332,149 +265,6 @@ fn the_same_ledger_gives_the_same_plan() {
     let once = steps(&mut cluster.ledger, 64);
     assert_eq!(steps(&mut cluster.ledger, 64), once);
     assert_eq!(once.len(), 5);
-}
-
-fn consolidating(gain: Millis) -> Policy {
-    let mut policy = Policy::default();
-    policy.planning.consolidation = Some(Consolidation { gain });
-    policy
-}
-
-/// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
-fn halves(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
-    cluster.bound("j", "n", 0, job(30));
-    cluster.bound("k", "m", 0, job(40));
-    cluster.gated("polite", Demand { may_preempt: false, ..shared(60, 100) });
-    cluster
-}
-
-#[test]
-fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
-    assert_eq!(halves(Policy::default()).plan(), ["polite waits: insufficient-vram"], "off by default");
-    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(&mut cluster.ledger, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    let place = &places[0];
-    assert_eq!(
-        (place.by, place.reservation.node.as_str()),
-        (EvictionRight::Moves, "n"),
-        "the smaller job moves"
-    );
-    assert!(
-        cluster.ledger.clone().reserve(&place.uid, place.reservation.clone()).is_err(),
-        "by no other right"
-    );
-    assert_eq!(place.take(&mut cluster.ledger), Ok(()));
-}
-
-#[test]
-fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
-    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: insufficient-vram"]);
-    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    cluster.bound("l", "n", 0, job(20));
-    cluster.bound("o", "m", 0, job(20));
-    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "a moved pod would have no place");
-}
-
-/// A serving engine and two jobs on one GPU.
-fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
-    let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
-    let uuid = GpuUuid::parse("GPU-n-0").unwrap();
-    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
-    let sampled = cluster.ledger.now();
-    cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
-}
-
-fn shares_a_gpu() -> LedgerCluster {
-    let mut cluster = LedgerCluster::new(&[("n", 1)]);
-    cluster.bound("engine", "n", 0, shared(30, 100));
-    cluster.bound("small", "n", 0, job(10));
-    cluster.bound("large", "n", 0, job(20));
-    cluster
-}
-
-fn who_leaves(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
-    watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
-}
-
-#[test]
-fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
-    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    let nobody: [&str; 0] = [];
-    pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "a spike evicts nobody");
-    for _ in 0..9 {
-        cluster.pass(1);
-        pressed(&mut cluster, 97, 0);
-        assert_eq!(who_leaves(&cluster, &mut watch), nobody);
-    }
-    cluster.pass(1);
-    pressed(&mut cluster, 85, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "it is not over at 85 %");
-    cluster.ledger.release(&uid("small"));
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "that has time to help");
-    cluster.pass(10);
-    pressed(&mut cluster, 85, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
-    cluster.ledger.release(&uid("large"));
-    cluster.pass(10);
-    pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "the engine itself stays");
-}
-
-#[test]
-fn pressure_that_falls_below_its_end_is_timed_anew() {
-    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
-        cluster.pass(seconds);
-        pressed(&mut cluster, kv, queue);
-        assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
-    }
-    pressed(&mut cluster, 20, 80);
-    who_leaves(&cluster, &mut watch);
-    cluster.pass(10);
-    pressed(&mut cluster, 20, 80);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "a queue presses as well");
-}
-
-#[test]
-fn an_unmeasured_engine_evicts_no_neighbour() {
-    let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    assert!(watch.look(&cluster.ledger, &BTreeSet::new()).is_empty());
-}
-
-#[test]
-fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
-    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    let on_n = || ObservedPhase::Bound {
-        node: node("n"),
-        devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
-        starting: false,
-        ran: Some(Millis::seconds(600)),
-    };
-    cluster.see("small", job(10), on_n(), group("g", None));
-    cluster.see("smaller", job(5), on_n(), group("g", None));
-    pressed(&mut cluster, 97, 0);
-    who_leaves(&cluster, &mut watch);
-    cluster.pass(10);
-    pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
-    let namespace = cluster.ledger.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
-    let budget = |allowed| DisruptionBudget {
-        namespace: namespace.clone(),
-        name: "one".into(),
-        selector: Selector::EVERYTHING,
-        allowed,
-    };
-    cluster.ledger.set_budget(budget(0));
-    cluster.pass(10);
-    pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new());
-    cluster.ledger.set_budget(budget(1));
-    cluster.pass(10);
-    pressed(&mut cluster, 97, 0);
-    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
 }
 
 #[test]
@@ -500,6 +290,6 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     assert_eq!(
         cluster.plan_by(&kube_filters.snapshot()),
         ["a waits: insufficient-vram"],
-        "who leaves may be what it came for"
+        "the victim may be what it came for"
     );
 }

@@ -4,9 +4,10 @@ use super::{demand, demand_of, device};
 
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::placing::learned::{NodeEvaluation, PackingModel};
+use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
+use crate::scheduling::placing::packing::NodeEvaluation;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
@@ -72,7 +73,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
         .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
 }
 
-/// Whether a GPU fits, written again from DESIGN's words.
+/// Whether a GPU fits, written again from the definition.
 fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
@@ -154,11 +155,11 @@ proptest! {
     ) {
         let (packing_model, node) = (PackingModel::default(), node("n", gpus.clone()));
         let node_summary = packing_model.node_summary(node.node_gpus());
-        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), packing_model.evaluate(&node_summary, &demand)];
+        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), NodeEvaluation::of(&packing_model, &node_summary, &demand)];
         let chosen = pack::choose_by(&alone, GpuSet::ALL);
         prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
         for evaluation in [alone, alike] {
-            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&evaluation.compare(), choice.gpus)));
+            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&evaluation, choice.gpus)));
         }
     }
 

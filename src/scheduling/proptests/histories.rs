@@ -37,22 +37,27 @@ proptest! {
     }
 
     #[test]
-    fn cached_node_results_equal_fresh_ones(steps in prop::collection::vec(step(), 1..60)) {
+    fn cached_node_results_equal_fresh_ones(
+        steps in prop::collection::vec(step(), 1..60), changes in prop::collection::vec(demand_change(), 1..4)
+    ) {
         let (mut bench, mut score_cache) = (LedgerHistory::new(), ScoreCache::default());
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
-        let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
+        let demands = demands.map(|(vram, gpus, sharing)| loading(demand_of(vram, gpus, sharing, 0)));
+        // Each beside such as differ from it in little.
+        let near = |demand: &Demand| changes.iter().map(|change| change.of(demand)).collect::<Vec<_>>();
+        let demands: Vec<Demand> = demands.iter().flat_map(|demand| [vec![demand.clone()], near(demand)].concat()).collect();
         for step in &steps {
             bench.apply(step);
             let (snapshot, policy) = (bench.ledger.snapshot(), bench.ledger.policy().clone());
             let names = ["node-2", "node-0", "node-1"];
             let failed = name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
+            // A snapshot made of the nodes alone has no summaries.
+            let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
+                .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             for demand in &demands {
-                // A snapshot made of the nodes alone has no summaries.
-                let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
-                    .with_packing_model(Arc::new(snapshot.packing_model().clone()));
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
-                prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}", step);
+                prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}: {:?}", step, demand);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Random queues on random clusters, planned and applied: no protected pod is evicted, no VRAM is allocated twice, no node is
 //! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
-//! The oracle looks at the pods alone.
+//! The oracle reads the pods alone.
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -463,7 +463,7 @@ proptest! {
             steps.iter().filter(|step| waiting(step).is_none()).cloned().collect()
         };
         prop_assert_eq!(placed(&together), placed(&alone));
-        // The reason of a waiting pod is as of the first look at an equal pod.
+        // The reason of a waiting pod is the one found for the first equal pod.
         let waiting = |steps: &[PlanStep]| -> Vec<_> { steps.iter().filter_map(waiting).collect() };
         prop_assert_eq!(waiting(&together), waiting(&alone));
     }

@@ -63,7 +63,7 @@ pub struct Classification {
     pub version: u64,
 }
 
-/// What a class asks of a GPU beside room, as decisions read it.
+/// What a class asks of a GPU beside free VRAM, as decisions read it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassTerms {
     /// It profiles the GPU's memory at its start: two that do so at once break each other.

@@ -4,8 +4,10 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
 
+mod key;
 mod plain;
 
+pub use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
@@ -140,7 +142,8 @@ pub struct HostResources {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error(
-        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and no others, under the extender's managedResources"
+        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and \
+         no others, under the extender's managedResources"
     )]
     NoVram,
     #[error(
@@ -209,13 +212,37 @@ impl Demand {
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Result<Self, RequestError> {
         let shown = sharing_of(pod.exclusive)?;
-        let RequestedGpus { ask, vram, gpus, sharing, kv_cache } = RequestedGpus::of(pod, shown)?;
+        let requested = RequestedGpus::of(pod, shown)?;
+        let RequestedGpus { vram, gpus, kv_cache, .. } = requested;
         let model = pod.model.map(ModelId::parse).transpose()?;
+        let host_resources = host_resources_of(pod.containers)?;
         let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
+        Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
+    }
+
+    /// What to charge for a pod that is bound although it cannot be understood: all it could mean. A readable amount counts in
+    /// full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources the first it names counts: the
+    /// kubelet counts them all, and the scheduler asks about no node where one is short.
+    pub fn worst_case_classified(
+        pod: &PodRequest<'_>,
+        classify: impl FnOnce(&PodTraits) -> Classification,
+    ) -> Self {
+        let traits = traits(pod, Sharing::Shared);
+        Self { may_preempt: false, ..Self::for_gpus(RequestedGpus::worst_case(pod), pod, traits, classify) }
+    }
+
+    /// The demand of a pod without a model, CPU and memory.
+    fn for_gpus(
+        RequestedGpus { ask, vram, gpus, sharing, kv_cache }: RequestedGpus,
+        pod: &PodRequest<'_>,
+        traits: PodTraits,
+        classify: impl FnOnce(&PodTraits) -> Classification,
+    ) -> Self {
         let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
-        Ok(Self {
+        Self {
             ask,
-            per_gpu: vram.split(gpus),
+            // Of a plugin, a pod that cannot be understood may ask for no device.
+            per_gpu: vram.split(gpus.max(1)),
             gpus,
             sharing,
             traits: Arc::new(traits),
@@ -225,50 +252,10 @@ impl Demand {
             classified_by,
             priority: pod.priority,
             may_preempt: pod.may_preempt,
-            host_resources: host_resources_of(pod.containers)?,
-            grace: pod.grace,
-            model,
-            kv_cache,
-            weights: None,
-            models: Arc::default(),
-            containers: asking(pod.containers),
-        })
-    }
-
-    /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
-    /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources
-    /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
-    pub fn worst_case_classified(
-        pod: &PodRequest<'_>,
-        classify: impl FnOnce(&PodTraits) -> Classification,
-    ) -> Self {
-        let traits = traits(pod, Sharing::Shared);
-        let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
-        let ask = worst_ask(pod.containers);
-        let (gpus, sharing) = match &ask {
-            Ask::Vram => (1, Sharing::Shared),
-            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
-        };
-        Self {
-            ask,
-            per_gpu: match vram_of(pod.containers) {
-                Ok(vram) => vram,
-                Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
-                Err(_) => Bytes(u64::MAX),
-            },
-            gpus,
-            sharing,
-            traits: Arc::new(traits),
-            class,
-            terms,
-            tenant,
-            classified_by,
-            priority: pod.priority,
-            may_preempt: false,
             host_resources: HostResources::default(),
             grace: pod.grace,
             model: None,
-            kv_cache: None,
+            kv_cache,
             weights: None,
             models: Arc::default(),
             containers: asking(pod.containers),
@@ -328,9 +315,24 @@ impl RequestedGpus {
         let count = count_of(pod.containers, resource)?;
         let resource = PluginResource::parse(resource).filter(|_| count > 0);
         let ask = Ask::Plugin { resource: resource.ok_or(RequestError::ZeroDevices)?, count };
-        // How much VRAM it is a part of, nobody says.
+        // Of how much VRAM it is a part is unknown.
         let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity)?;
         Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
+    }
+
+    /// All that a pod that cannot be understood could mean.
+    fn worst_case(pod: &PodRequest<'_>) -> Self {
+        let ask = worst_ask(pod.containers);
+        let (gpus, sharing) = match &ask {
+            Ask::Vram => (1, Sharing::Shared),
+            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
+        };
+        let vram = match vram_of(pod.containers) {
+            Ok(vram) => vram,
+            Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
+            Err(_) => Bytes(u64::MAX),
+        };
+        Self { ask, vram, gpus, sharing, kv_cache: None }
     }
 }
 

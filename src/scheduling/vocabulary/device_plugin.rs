@@ -1,7 +1,7 @@
-//! GPUs that a device plugin hands out: what pods ask of it, what a node has left, and what is to be said against a node.
+//! GPUs that a device plugin hands out: what pods ask of it, and what a node has left.
 //!
-//! The kubelet picks the GPU when the pod starts, so everything here is of whole nodes: no GPU is promised, hinted or held,
-//! and what agents report of single GPUs is a hint at most. A tenant is charged a whole GPU for each device, be it a share or a
+//! The kubelet picks the GPU when the pod starts, so everything here is of whole nodes: no GPU is assumed or reserved, and what
+//! agents report of single GPUs is an indication at most. A tenant is charged a whole GPU for each device, be it a share or a
 //! MIG slice of one: the plugin does not say how much of a card it is. Pods that ask for VRAM are `fit`'s and `pack`'s.
 
 use serde::{Deserialize, Serialize};

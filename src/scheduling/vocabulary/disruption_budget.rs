@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_with_an_empty_selector_covers_its_whole_namespace_and_one_with_none_nobody() {
+    fn a_budget_with_an_empty_selector_covers_its_whole_namespace_and_one_with_none_no_pod() {
         assert!(budget(Selector::EVERYTHING).covers(&pod("serving", "chat")));
         assert!(!budget(Selector::EVERYTHING).covers(&pod("other", "chat")));
         assert!(!budget(Selector::Nothing).covers(&pod("serving", "chat")));

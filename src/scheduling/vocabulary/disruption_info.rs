@@ -1,8 +1,8 @@
-//! What a pod shows that its eviction depends on: when it last saved its work, with whom it leaves, and who asks that it be
-//! left alone.
+//! What a pod shows that its eviction depends on: its last checkpoint, the group it leaves with, and what asks that it be left
+//! alone.
 //!
-//! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no room is counted by it. Whose
-//! price it makes is `preempt`'s.
+//! No part of what it asks for ([`super::demand`]): it may change while the pod runs, and no VRAM is counted by it. `evicting`
+//! computes the price.
 
 use crate::ids::OwnerUid;
 use crate::units::{Millis, Moment};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Wall clocks that differ by less than this are one clock: a stamp of the next minute was written now.
 const SAME_CLOCK: Millis = Millis::seconds(60);
 
-/// Moments that are told by wall time waver by some milliseconds each time they are read.
+/// Moments that are computed from wall time waver by some milliseconds each time they are read.
 const SAME_MOMENT: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -30,7 +30,7 @@ pub struct DisruptionInfo {
     pub group_size: Option<u32>,
     /// Its controller: what makes a new pod when this one is evicted.
     pub owner: Option<OwnerUid>,
-    /// Kueue counts its quota: nobody evicts it behind Kueue's back.
+    /// Kueue counts its quota: Stowage does not evict it.
     pub queue_managed: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct DisruptionInfo {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpoint {
-    /// Not that anyone knows.
+    /// None is known.
     #[default]
     Never,
     At(Moment),
@@ -52,7 +52,7 @@ pub struct GroupKey {
     pub name: Arc<str>,
 }
 
-/// Whose words make a group: two that have the same name by different words are two groups.
+/// The API that names a group: two of one name by different APIs are two groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupKind {
@@ -118,7 +118,7 @@ pub struct PodDeletion {
 }
 
 impl ObservedDisruptionInfo {
-    /// The stake as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
+    /// The disruption info as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
     pub fn at(&self, now: Moment) -> DisruptionInfo {
         let checkpoint = match self.stamp {
             CheckpointAge::None | CheckpointAge::Unreadable => Checkpoint::Never,
@@ -130,7 +130,7 @@ impl ObservedDisruptionInfo {
 }
 
 impl ObservedDisruptionInfo {
-    /// What a pod would have to show at `now` to have this stake.
+    /// What a pod would have to show at `now` to have this disruption info.
     pub fn of(disruption_info: &DisruptionInfo, leaving: Option<Moment>, now: Moment) -> Self {
         let stamp = match disruption_info.checkpoint {
             Checkpoint::Never => CheckpointAge::None,

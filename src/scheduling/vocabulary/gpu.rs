@@ -39,7 +39,7 @@ pub enum Health {
 }
 
 impl Device {
-    /// What pods may be promised of it: total − driver's reserve − headroom.
+    /// VRAM that pods may be allocated: total − driver's reserve − headroom.
     pub fn capacity(&self, headroom: &Headroom) -> Bytes {
         self.total.minus(self.reserved).minus(headroom.of(&self.model).of(self.total))
     }
@@ -48,25 +48,25 @@ impl Device {
 /// What is left of one GPU. Small and flat: a decision reads thousands of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// What pods may be promised of it, all together.
+    /// VRAM that pods may be allocated, all together.
     pub capacity: Bytes,
-    /// What pods and holds have been promised.
+    /// VRAM that pods and reservations have.
     pub charged: Bytes,
-    /// What was offered to pods that have not been bound yet. Advisory.
+    /// VRAM softly reserved for pods that are not bound yet. Advisory.
     pub softly_reserved: Bytes,
-    /// An engine was among those it was offered to: if it comes, no other may start beside it for a while.
+    /// One of these pods is an engine: if it comes, no other may start beside it for a while.
     pub engine_softly_reserved: bool,
-    /// Classes that those it was offered to would not share it with.
+    /// Classes that these pods would not share it with.
     pub excluded_by_soft_reservations: ClassSet,
-    /// What was found to be used beyond what was promised, or a margin where nobody looks.
+    /// VRAM in use that no pod's grant explains, or a margin where no agent reports.
     pub unaccounted_vram: Bytes,
     /// How busy the engines on it are.
     pub engine_load: EngineLoad,
-    /// Classes that its tenants do not share it with.
+    /// Classes that its pods do not share it with.
     pub excluded_classes: ClassSet,
-    /// Pods and holds on it.
+    /// Pods and reservations on it.
     pub tenants: u16,
-    /// Its one tenant wants no other.
+    /// Its one pod shares it with no other.
     pub exclusive: bool,
     /// An engine is starting on it.
     pub starting: bool,
@@ -100,12 +100,12 @@ impl Gpu {
         self.capacity.minus(self.charged).minus(self.unaccounted_vram)
     }
 
-    /// What would be free if every tenant left.
+    /// VRAM that would be free if every pod left.
     pub fn most(&self) -> Bytes {
         self.capacity.minus(self.unaccounted_vram)
     }
 
-    /// What a tenant of this kind is charged here: the whole GPU if it wants it to itself.
+    /// What a pod of this kind is charged here: the whole GPU if it is exclusive.
     pub fn charge_for(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
         match sharing {
             Sharing::Shared => per_gpu,
@@ -130,17 +130,17 @@ impl Gpu {
     pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
         self.tenants -= 1;
-        // An exclusive GPU has one tenant, so it is exclusive no longer when that one leaves.
+        // An exclusive GPU has one pod, so it is exclusive no longer when that one leaves.
         self.exclusive &= sharing == Sharing::Shared;
     }
 
-    /// Whether the demand may come here now: there is room, no engine is in its start, and those that serve are not too
-    /// busy. Hints are left aside.
+    /// Whether the demand may come here now: it fits, no engine is in its start, and those that serve are not too busy. Soft
+    /// reservations do not count.
     pub fn can_take(&self, demand: &Demand) -> bool {
         self.has_free_vram(demand) && self.admits(demand)
     }
 
-    /// Whether there is VRAM for such a tenant.
+    /// Whether there is VRAM for such a pod.
     pub fn has_free_vram(&self, demand: &Demand) -> bool {
         self.health == Health::Healthy
             && !self.exclusive
@@ -148,7 +148,7 @@ impl Gpu {
             && demand.per_gpu <= self.free()
     }
 
-    /// Whether what runs here lets such a tenant join.
+    /// Whether what runs here lets such a pod join.
     pub fn admits(&self, demand: &Demand) -> bool {
         let would_disturb = demand.terms.engine && self.starting;
         !would_disturb
@@ -156,7 +156,7 @@ impl Gpu {
             && !demand.terms.exceeded_by(self.engine_load)
     }
 
-    /// Whether there would still be room if every hint came true.
+    /// Whether the demand would still fit if every soft reservation became a bound pod.
     pub fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
         if demand.terms.engine && self.engine_softly_reserved
             || self.excluded_by_soft_reservations.contains(demand.class)

@@ -1,6 +1,6 @@
 //! Where a model's weights are on a node, and how long it takes from there until an engine answers.
 //!
-//! The price is the one everybody measures: bytes over the speed of the way they must go, and what no speed helps.
+//! The time is bytes over the speed of the way they must go, and a start that no speed shortens.
 
 use crate::ids::ModelId;
 use crate::units::{Bytes, Millis};

@@ -4,23 +4,23 @@ use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
-use super::gpu::{Device, Gpu};
+use super::gpu::{Device, Gpu, GpuSet};
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
-use crate::ids::{ModelId, NodeName};
+use crate::ids::{GpuUuid, ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Who hands out a node's GPUs.
+/// What hands out a node's GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
     /// Stowage chooses the GPU, and the container gets it by CDI.
     #[default]
     Stowage,
-    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU promised here could be handed out twice.
+    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU assumed here could be handed out twice.
     DevicePlugin,
 }
 
@@ -54,7 +54,7 @@ pub struct Node {
     pub plugin: Arc<[PluginShare]>,
     /// How far what was measured here can be believed.
     pub freshness: Freshness,
-    /// The policy places nothing on a node nobody sees.
+    /// The policy places nothing on a node without a recent report.
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
@@ -64,12 +64,17 @@ pub struct Node {
     pub holdings: NodeModelSet,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
-    /// CPU and memory that pods may still have here; `None` if nobody said.
+    /// CPU and memory that pods may still have here; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_host: Option<HostResources>,
 }
 
 impl Node {
+    /// The UUIDs of the GPUs at these places, without those that the node does not have.
+    pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
+        gpus.iter().filter_map(|place| self.devices.get(place)).map(|device| device.uuid.clone()).collect()
+    }
+
     /// A node of which nothing but its name is known; it takes all classes.
     pub fn named(name: NodeName) -> Self {
         Self {

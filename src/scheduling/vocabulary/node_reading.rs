@@ -1,7 +1,7 @@
 //! What an agent measured on one node, and how far it may be believed by its age.
 //!
-//! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
-//! what a GPU is worth right now (`ledger::node_state`).
+//! A reading is a fact about the past. The ledger knows what is allocated; here is what was found, and together they say
+//! what is free on a GPU right now (`ledger::node_state`).
 
 use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};

@@ -1,4 +1,4 @@
-//! Decisions as data: what was promised to whom.
+//! Decisions as data: which GPUs a pod has, or has reserved.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
@@ -30,12 +30,12 @@ impl Placement {
     }
 }
 
-/// Room kept for a pod that waits for others to leave.
+/// GPUs kept for a pod that waits for others to leave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
-    /// Whose leaving it waits for.
+    /// The pods that must be gone first.
     pub victims: Arc<[PodUid]>,
     pub deadline: Moment,
 }

@@ -1,4 +1,4 @@
-//! What a user meets first: a single report on a bare machine, and wrong flags.
+//! The first use of the command: a single report on a bare machine, and wrong flags.
 
 use super::world::{AgentNode, busy, engine_at, gpu, stowage_agent, text};
 use crate::client::NOBODYS;

@@ -1,4 +1,4 @@
-//! What engines print, from their pages into the extender's ledger.
+//! Engines' figures, from their metrics pages into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, StubEngine, agents_at, bound_to, engine_at, gpu, measured, reported_until,

@@ -1,4 +1,4 @@
-//! What the driver says: memory, processes, slices, links, health. From the library into the extender's ledger.
+//! The driver's figures (memory, processes, slices, links, health), from the library into the extender's ledger.
 
 use super::world::{
     AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,
@@ -12,7 +12,7 @@ use stowage::scheduling::vocabulary::gpu::Health;
 
 /// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let node = ledger.node(&NodeName::parse(NODE).unwrap());
     node.iter()
         .flat_map(|node| node.devices.iter())

@@ -85,7 +85,7 @@ fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
     assert_eq!(after["gpus"][0]["uuid"], "GPU-a");
     let of_second = || recorded.of_boot(&after["bootId"]);
     eventually("the second is recorded", || !of_second().is_empty());
-    // A report that was given up may come in late or not at all: the number one is not looked for.
+    // A report that was given up may come in late or not at all: number one is not required.
     let (first, second) = (of_first(), of_second());
     assert!(second.iter().min() < first.iter().max(), "{first:?} {second:?}");
 }

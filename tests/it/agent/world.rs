@@ -1,6 +1,6 @@
-//! The environment of one agent: every interface that it uses is real, what is behind it is not.
+//! The environment of one agent: every interface that it uses is real, and a stand-in is behind each.
 //!
-//! Nothing here asserts what an agent says of it.
+//! Nothing here asserts what an agent reports.
 
 use crate::client::{Client, PATIENCE};
 use crate::served::{Served, ServedCluster, eventually, node};
@@ -61,7 +61,7 @@ impl AgentNode {
         world
     }
 
-    /// Has agents look for their pods at this server.
+    /// Makes agents watch their pods at this server.
     pub fn asks(&self, server: &str) {
         std::fs::write(self.kubeconfig(), kubeconfig(server)).unwrap();
     }
@@ -138,7 +138,7 @@ impl AgentNode {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The same once it says what a test waits for: a list or an engine may take longer than a look on a busy machine.
+    /// The same, repeated until it meets the test's condition: on a busy machine a list or an engine takes longer than one run.
     pub fn look_until(&self, more: &[&str], is_there: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
         loop {
@@ -322,7 +322,7 @@ pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -
 
 /// The measured figures of a GPU of the node in the ledger.
 pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
-    let ledger = extender.service.ledger();
+    let ledger = extender.service.cluster();
     let reading = ledger.reading(&NodeName::parse(NODE).unwrap())?;
     reading.gpus.iter().find(|reading| reading.uuid.as_str() == gpu).cloned()
 }

@@ -19,6 +19,7 @@ use stowage::kubernetes::port::{
 };
 use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::scheduling::policy::{Class, Policy, Protection};
+use stowage::scheduling::verbs::observe::PodObserved;
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -92,7 +93,7 @@ impl InstalledCluster {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
         let pod = serde_json::from_value(pod).unwrap();
         let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
-        self.service.ledger().see(seen.expect("it is bound"));
+        self.service.cluster().apply(PodObserved(seen.expect("it is bound")));
     }
 
     async fn pod(&self, name: &str) -> Value {
@@ -219,7 +220,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: pdb, namespace: default}, \
                   spec: {minAvailable: 1, selector: {matchLabels: {app: victim}}}}";
     assert!(cluster.world.apply(budget, &[]).ok);
-    // Nobody counts for the budget here: no controllers run.
+    // No controller runs here, so none computes the budget's status.
     let outcome = cluster.evict("victim", &uid).await;
     assert!(matches!(outcome, EvictionOutcome::TryLater { after: Some(_) }), "not counted yet: {outcome:?}");
     let allow = |allowed: u32| {

@@ -169,7 +169,7 @@ async fn s6_no_annotation_puts_devices_into_a_container() {
         let outcome = try_to_create(&world.client, "default", &annotated(key)).await;
         assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_STOWAGE)), "{key}: {outcome:?}");
     }
-    // Others' keys that look alike.
+    // Similar keys of other projects.
     for key in ["cdi.kubevirt.io/storage.import", "example.com/cdi.k8s.io", "netdevices.nri.io/pod"] {
         try_to_create(&world.client, "default", &annotated(key)).await.unwrap();
     }

@@ -19,7 +19,7 @@ pub struct GpuNode {
     pub name: String,
     pub gpus: u32,
     pub mib: u64,
-    /// What the driver keeps of each GPU; labels do not tell.
+    /// What the driver keeps of each GPU; labels do not show it.
     pub reserved_mib: u64,
     pub model: &'static str,
 }
@@ -44,7 +44,7 @@ impl GpuNode {
         } } }))
     }
 
-    /// As a kubelet fills it in, before anyone has advertised VRAM.
+    /// As a kubelet fills it in, before VRAM is advertised.
     pub fn status(&self) -> Value {
         let amounts =
             json!({ "cpu": "128", "memory": "1024Gi", "pods": "250", "ephemeral-storage": "1024Gi" });

@@ -1,4 +1,4 @@
-//! Leadership: Stowage acts while its own kube-scheduler holds the Lease, and no longer.
+//! Leadership: Stowage acts as long as its own kube-scheduler holds the Lease, and no longer.
 
 use super::fleet::{node, pod};
 use super::processes::eventually;

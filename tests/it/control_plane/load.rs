@@ -290,7 +290,7 @@ fn asks(name: &str, way: LoadKind) -> Pod {
             spec.scheduling_gates = Some(serde_json::from_value(gates).unwrap());
         }
         LoadKind::Filtered => {}
-        // Nobody else may bind a pod that asks for VRAM.
+        // No other client may bind a pod that requests VRAM.
         LoadKind::WithoutStowage => spec.containers[0].resources.as_mut().unwrap().limits = None,
     }
     pod

@@ -80,7 +80,7 @@ pub fn free_ports<const N: usize>() -> [u16; N] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// Looks until there is an answer.
+/// Polls until there is an answer.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -92,7 +92,7 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
     }
 }
 
-/// Looks all the time and fails as soon as it is not so.
+/// Calls `look`, which asserts a condition, again and again for this long.
 pub async fn throughout(time: Duration, mut look: impl AsyncFnMut()) {
     let started = Instant::now();
     while started.elapsed() < time {

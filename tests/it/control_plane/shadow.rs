@@ -20,7 +20,7 @@ use stowage::service::Service;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Stowage in this process, in shadow mode, on the world's address for the verbs.
+/// Stowage in this process, in shadow mode, on the cluster's address for the verbs.
 struct Shadow {
     service: Arc<Service>,
     _tasks: JoinSet<()>,
@@ -115,7 +115,7 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
     .await;
     assert_eq!(shadow.count("bind", &["would-reject", "not-asked", "refused"]), 0);
     assert!(shadow.count("filter", &["same"]) >= 1 && shadow.count("filter", &["refused"]) >= 1);
-    let totals = shadow.service.ledger().totals();
+    let totals = shadow.service.cluster().totals();
     assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (4, 0, 0, 0));
     println!("4 pods bound past a shadow; {}", world.versions());
 }

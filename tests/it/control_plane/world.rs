@@ -274,7 +274,7 @@ impl RealControlPlane {
         kubeconfig(self.folder.path(), "service-account", &self.server, token.said.trim())
     }
 
-    /// The shipped configuration with this world's addresses in it.
+    /// The shipped configuration with this cluster's addresses in it.
     pub fn scheduler_config(&self) -> PathBuf {
         self.configured(SCHEDULER_CONFIG, |_| {})
     }

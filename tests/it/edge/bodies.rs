@@ -24,7 +24,7 @@ fn send(agents: SocketAddr, body: &str, so_far: &Barrier) -> Option<u16> {
     stream.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
     let head = post_head("/v1/reports", &format!("Content-Length: {}", body.len()));
     let (most, last) = body.as_bytes().split_at(body.len() - 1);
-    // Who is not to be read yet, or not at all, cannot write it all.
+    // A client whose body is not read yet, or is not read at all, cannot send all of it.
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(most));
     so_far.wait();
     let _ = written.and_then(|()| stream.write_all(last));

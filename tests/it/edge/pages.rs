@@ -1,4 +1,4 @@
-//! S2: the operators' pages: who may read them, and that no client can make more than one cost memory at a time.
+//! S2: the operators' pages: which clients may read them, and that no client can make more than one cost memory at a time.
 
 use crate::client::Client;
 use crate::process::json_dump;

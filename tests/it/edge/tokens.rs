@@ -30,7 +30,7 @@ fn forged(n: usize) -> String {
     format!("{}.{}.c2lnbmF0dXJl", part(&json!({ "alg": "RS256", "kid": "k" })), part(&claims))
 }
 
-/// Half of them are no tokens at all, half look like an agent's.
+/// Half of them are no tokens at all, half have the form of an agent's.
 fn made_up(n: usize) -> String {
     if n.is_multiple_of(2) { forged(n) } else { format!("made-up-{n}") }
 }

@@ -13,7 +13,7 @@ const WRITES: [Operation; 4] =
     [Operation::Binding, Operation::PodStatus, Operation::Eviction, Operation::Pod];
 const LISTS: [Operation; 3] = [Operation::ListPods, Operation::ListNodes, Operation::ListBudgets];
 
-/// Orders a fate for every request to come. With a proxy, some Bindings land when the chain says that none does any more.
+/// Orders a fate for every request to come. With a proxy, some Bindings land later than the write times allow.
 pub fn order(api: &ApiServer, dice: &mut Random, times: WriteTimes, proxy: bool) {
     for _ in 0..REQUESTS {
         for operation in WRITES {

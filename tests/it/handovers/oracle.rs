@@ -74,7 +74,7 @@ fn parts(pod: &Value) -> Vec<(String, PodShare)> {
     devices.into_iter().map(|device| (format!("{node}/{device}"), part.clone())).collect()
 }
 
-/// Holds that stand, as the pods' conditions show them: per pod, its GPUs.
+/// Active reservations, as the pods' conditions show them: per pod, its GPUs.
 pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
     pods.iter().filter_map(|pod| Some((name(pod), held(pod)?))).collect()
 }

@@ -17,7 +17,7 @@ pub struct HandoverTally {
     pub events: BTreeMap<&'static str, u64>,
     /// What became of writes of pods.
     pub fates: BTreeMap<&'static str, u64>,
-    /// GPUs overallocated by a Binding that was delayed for longer than the chain of times.
+    /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
     pub by_proxy: u64,
     /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
     pub reported: u64,

@@ -72,7 +72,7 @@ async fn vram_is_allocated_when_the_report_shows_it_free() {
     world.until_so("the victim is told to leave", |world| world.leaving().contains("victim")).await;
     world.let_go();
     let used = |world: &PlannerCluster| {
-        let snapshot = world.setup().stowage.service.ledger().snapshot();
+        let snapshot = world.setup().stowage.service.cluster().snapshot();
         snapshot.node("a").is_some_and(|node| node.gpus[0].unaccounted_vram.0 > 0)
     };
     world.until_so("its memory is seen without it", used).await;
@@ -163,7 +163,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     assert_eq!(world.writes("gate"), 0, "it was the second that did it");
     let stays: Vec<&str> = ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
     assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");
-    assert_eq!(second.service.ledger().totals().reservations, 1);
+    assert_eq!(second.service.cluster().totals().reservations, 1);
 
     // The scheduler asks the first.
     set_leading(second_leads, false);
@@ -171,7 +171,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     world.bound("serving").await;
     world
         .until_so("nothing is held by either", |world| {
-            world.holds() == 0 && second.service.ledger().totals().reservations == 0
+            world.holds() == 0 && second.service.cluster().totals().reservations == 0
         })
         .await;
     second.stop().await.unwrap();

@@ -86,7 +86,7 @@ async fn no_pod_is_evicted_on_a_node_that_a_selector_excludes() {
     goes_past_a(|_, pod| pod["spec"]["nodeSelector"] = json!({ "host": "b" })).await;
 }
 
-/// Stowage cannot judge where its volume is: the scheduler has to.
+/// Stowage does not know where its volume can be mounted: the scheduler decides.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_for_a_pod_with_a_volume_and_its_gate_is_removed_without_a_nomination() {
     let world = cheap_on_a_dear_on_b().await;

@@ -18,7 +18,7 @@ fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
 }
 
 fn kv_percent(world: &PlannerCluster) -> Option<u8> {
-    let snapshot = world.setup().stowage.service.ledger().snapshot();
+    let snapshot = world.setup().stowage.service.cluster().snapshot();
     snapshot.node("a")?.gpus[0].engine_load.kv_cache.map(|percent| percent.get())
 }
 

@@ -30,7 +30,7 @@ impl PlannerCluster {
         Self::by(Policy::default(), machines).await
     }
 
-    /// Holds end so soon after their victims should be gone that a test can wait for it.
+    /// Reservations end so soon after their victims should be gone that a test can wait for it.
     pub async fn impatient(machines: &[DemoMachine]) -> Self {
         let mut policy = Policy::default();
         policy.reservation_slack = Millis::seconds(3);
@@ -38,7 +38,7 @@ impl PlannerCluster {
     }
 
     async fn by(mut policy: Policy, machines: &[DemoMachine]) -> Self {
-        // What an agent last said stays true, however late a busy machine makes its next report.
+        // An agent's last report stays valid, however late a busy machine makes the next one.
         policy.telemetry.fresh = Millis::seconds(24 * 3600);
         policy.telemetry.stale = Millis::seconds(48 * 3600);
         Self { setup: Setup::by(policy.clone(), machines).await.unwrap(), policy }
@@ -130,7 +130,7 @@ impl PlannerCluster {
     }
 
     pub fn holds(&self) -> u64 {
-        self.setup.stowage.service.ledger().totals().reservations
+        self.setup.stowage.service.cluster().totals().reservations
     }
 
     /// The number of accepted writes of a kind. A reservation whose pod was bound counts two: taken, and ended.
@@ -152,7 +152,7 @@ impl PlannerCluster {
         calls.into_iter().map(|call| (call.verb, call.nodes)).collect()
     }
 
-    /// Looks until there is an answer.
+    /// Polls until there is an answer.
     pub async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let looked = async {
             loop {

@@ -107,7 +107,7 @@ pub fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     Ok(())
 }
 
-/// Writes `text` and its final zero into `room` bytes.
+/// Writes `text` and its final zero into a buffer of `room` bytes.
 pub fn put_text(place: *mut c_char, room: c_uint, text: &str) -> Result<(), u32> {
     if place.is_null() || text.contains('\0') {
         return Err(INVALID_ARGUMENT);

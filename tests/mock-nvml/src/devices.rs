@@ -120,7 +120,7 @@ pub extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
 }
 
 /// NVML's protocol: `count` is the capacity of the caller's array and is set to the number of entries; too small an array is an
-/// error, and tells the caller the number.
+/// error that returns the number to the caller.
 fn list(
     device: Handle,
     function: &str,

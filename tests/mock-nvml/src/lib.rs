@@ -1,12 +1,12 @@
-//! A `libnvidia-ml.so` that behaves as a file says: the agent's tests run the true NVML path without a GPU.
+//! A `libnvidia-ml.so` that behaves as a script says: the agent's tests run the production NVML path without a GPU.
 //!
 //! Two crates in one. As an rlib it gives tests the [`NvmlScript`] to write and [`Mock`], which puts a copy of the library where
 //! the agent can open it. As a cdylib it is that library. Only what the agent calls is exported, with the answers that
 //! NVIDIA's documentation gives; no other code of the project may use `unsafe`, and nothing here may use the project.
 //!
 //! The script is the file named by `MOCK_NVML_SCRIPT`, or else the one beside the library with `.json` added to its name.
-//! It is read again at each `nvmlInit`, `nvmlDeviceGetCount` and wait for events: a test changes the world while the agent
-//! runs, and one sample sees one world.
+//! It is read again at each `nvmlInit`, `nvmlDeviceGetCount` and wait for events: a test changes the script while the agent
+//! runs, and one sample reads one version of it.
 
 mod abi;
 mod devices;
@@ -50,7 +50,7 @@ impl Mock {
         &self.library
     }
 
-    /// Changes the world, at once and as a whole.
+    /// Replaces the script, at once and as a whole.
     pub fn play(&self, script: &NvmlScript) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(script)?;
         let (beside, half) = (script_beside(&self.library), self.library.with_extension("half"));
@@ -59,7 +59,7 @@ impl Mock {
     }
 }
 
-/// Where a library without `MOCK_NVML_SCRIPT` looks for its script.
+/// Where a library without `MOCK_NVML_SCRIPT` finds its script.
 fn script_beside(library: &Path) -> PathBuf {
     let mut name = library.as_os_str().to_owned();
     name.push(".json");

@@ -70,7 +70,7 @@ pub struct Slice {
 #[serde(default)]
 pub struct GpuProcess {
     pub pid: u32,
-    /// In bytes; `None` where the driver does not say.
+    /// In bytes; `None` where the driver does not report it.
     pub used: Option<u64>,
     /// A client of an MPS server: listed apart.
     pub mps: bool,

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_uint, c_ulonglong};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks at the script: well below any wait that the agent asks for.
+/// How often a wait reads the script: well below any wait that the agent asks for.
 const POLL: Duration = Duration::from_millis(5);
 
 #[unsafe(no_mangle)]
@@ -40,7 +40,7 @@ pub extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> u32 {
     }))
 }
 
-/// The world as it is now, once the script lets the caller on. Others may call meanwhile.
+/// The state as it is now, once the script lets the caller continue. Other threads may call meanwhile.
 fn when_it_no_longer_hangs() -> MutexGuard<'static, NvmlState> {
     loop {
         let mut world = world();

@@ -1,4 +1,4 @@
-//! The pod-resources client against a real server on a unix socket, and against what is none.
+//! The pod-resources client against a real server on a unix socket, and against sockets that are no kubelet's.
 
 use super::*;
 use crate::agent::ownership::fake_kubelet::{FakeKubelet, given};
@@ -101,7 +101,7 @@ async fn an_answer_does_not_stand_in_for_ever() {
 }
 
 #[tokio::test]
-async fn a_socket_nobody_listens_on_says_so() {
+async fn a_socket_without_a_listener_is_reported() {
     let kubelet = FakeKubelet::stopped();
     drop(UnixListener::bind(kubelet.socket()).unwrap());
     let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();

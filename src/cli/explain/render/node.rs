@@ -102,7 +102,7 @@ fn score_text(score: &ScorePart) -> String {
     format!("{} = {sum} (less is better); {left} would stay free{useless}{contended}", score.cost)
 }
 
-/// `total − reserved − headroom − promised − beyond = free`.
+/// `total − reserved − headroom − allocated − unaccounted = free`.
 fn figures(gpus: &[GpuPart]) -> Table {
     let header = [
         "",

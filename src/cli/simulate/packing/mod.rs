@@ -1,5 +1,5 @@
-//! `stowage simulate packing`: GPU allocation under several policies, as a table, an object or a picture. The simulation is in
-//! `lab::simulate::packing`; here are the arguments, and the parallel runs.
+//! `stowage simulate packing`: GPU allocation under several policies, as a table, a JSON object or a picture. The simulation is
+//! in `lab::simulate::packing`; this file has the arguments, and the parallel runs.
 //!
 //! [`source`] reads the trace and the published results next to it, [`through_extender`] calls the verbs over HTTP, [`table`]
 //! and [`picture`] format the results.
@@ -167,7 +167,7 @@ impl PackingArgs {
             );
         }
         let mut policies = if self.policy.is_empty() { PlayedPolicy::usual() } else { self.policy.clone() };
-        // Each once, in the order in which they were asked for.
+        // Each once, in the order in which they were requested.
         let asked = policies.clone();
         let mut place = 0;
         policies.retain(|policy| {

@@ -1,4 +1,4 @@
-//! What the command prints, and what it says of what it cannot play.
+//! The output of `stowage simulate packing`, and its messages about traces and arguments that it cannot use.
 
 use super::*;
 use clap::Parser;
@@ -101,7 +101,7 @@ fn the_table_stands_beside_what_was_published() {
 }
 
 #[test]
-fn where_no_pod_serves_nobody_can_be_evicted_for_one() {
+fn eviction_for_serving_pods_needs_a_trace_with_serving_pods() {
     let directory = trace(PODS);
     let path = directory.path().to_str().unwrap();
     let words = ["--trace", path, "--variant", "tiny", "--preempt-best-effort"];
@@ -110,13 +110,13 @@ fn where_no_pod_serves_nobody_can_be_evicted_for_one() {
 }
 
 #[test]
-fn who_is_told_the_mix_is_not_played_where_pods_end() {
-    let error = args(&["--policy", "stowage-known-demand", "--churn", "0.9"]).unwrap().stage().err().unwrap();
+fn the_policy_that_knows_all_arrivals_is_refused_with_churn() {
+    let error = args(&["--policy", "stowage-told", "--churn", "0.9"]).unwrap().stage().err().unwrap();
     assert!(error.to_string().contains("leave it or --churn out"), "{error}");
 }
 
 #[test]
-fn pods_too_large_for_the_models_they_name_are_played_and_told() {
+fn pods_too_large_for_the_models_they_name_are_simulated_and_reported() {
     let pods = |rows: &str| {
         format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np0,4000,8192,1,460,\n{rows}")
     };
@@ -139,7 +139,7 @@ fn pods_too_large_for_the_models_they_name_are_played_and_told() {
 }
 
 #[test]
-fn the_made_up_trace_is_said_to_be_made_up() {
+fn the_table_says_that_the_built_in_trace_is_generated() {
     let stage = args(&["--policy", "best-fit", "--seeds", "1"]).unwrap().stage().unwrap();
     let text = table::losses(&stage.source, &stage.setting, &stage.churns("0.9".parse().unwrap()).unwrap());
     assert!(text.starts_with("made up (with --trace DIR"), "{text}");
@@ -147,7 +147,7 @@ fn the_made_up_trace_is_said_to_be_made_up() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_with_the_way_out() {
+fn invalid_arguments_are_refused_with_the_remedy() {
     let cases: [(&[&str], &str); 7] = [
         (
             &["--policy", "worst-fit"],
@@ -176,7 +176,7 @@ fn an_unknown_variant_is_answered_with_those_that_are_there() {
 }
 
 #[test]
-fn a_bad_trace_is_told_with_file_line_and_way_out() {
+fn the_error_for_an_invalid_trace_has_file_line_and_remedy() {
     let cases = [
         (PODS.replace("num_gpu,", "gpus,"), "line 1: there is no column \"num_gpu\""),
         (PODS.replace("460", "-460"), "line 2: gpu_milli is -460, less than nothing; write 0 or more"),

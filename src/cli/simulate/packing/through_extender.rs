@@ -20,6 +20,7 @@ use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::observe::{PodObserved, PodReleased};
 use crate::service::Service;
 use anyhow::{Context, Result, ensure};
 use axum::Router;
@@ -55,7 +56,7 @@ impl<'s> ThroughExtender<'s> {
         let policy = Policy::default();
         let service = Service::new(policy.clone());
         let names = ledger::names(setting, &arrivals.ranks);
-        ledger::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
+        ledger::fill(&mut service.cluster(), setting, &arrivals.ranks, &names);
         service.lead_from_the_start();
         let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), RequestLimits::default());
         Ok(Self {
@@ -112,13 +113,13 @@ impl<'s> ThroughExtender<'s> {
 
     /// The pod runs, as the watch would show, and its engine answers at once.
     fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
-        let mut ledger = self.service.ledger();
+        let mut ledger = self.service.cluster();
         let entry = ledger.pod_state(uid).context("a pod that was bound is in the ledger")?;
         let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
         let seat = ledger::seat(&ledger, &self.names, &node, &devices);
         let state = ObservedPhase::Bound { node, devices: Some(devices), starting: false, ran: None };
-        ledger.see(ledger::seen(uid, demand, state));
+        ledger.apply(PodObserved(ledger::seen(uid, demand, state)));
         Ok(seat)
     }
 
@@ -142,21 +143,21 @@ impl Placer for ThroughExtender<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let setting = self.setting;
         let kind = &setting.kinds[arrival.kind];
-        self.upkeep.tick(&mut self.service.ledger(), cluster, &self.names);
+        self.upkeep.tick(&mut self.service.cluster(), cluster, &self.names);
         if kind.gpus == 0 {
-            return self.cpu_only.place(&mut self.service.ledger(), cluster, arrival);
+            return self.cpu_only.place(&mut self.service.cluster(), cluster, arrival);
         }
         let uid = ledger::uid(arrival.number);
         let seat = self.schedule(cluster, &uid, kind);
         let seat = seat.expect("the verbs answer a well-formed request from one who leads");
         if seat.is_none() {
-            self.service.ledger().release(&uid);
+            self.service.cluster().apply(PodReleased(uid.clone()));
         }
         seat.map(Placed::alone)
     }
 
     fn end(&mut self, number: usize) {
-        self.service.ledger().release(&ledger::uid(number));
+        self.service.cluster().apply(PodReleased(ledger::uid(number)));
     }
 }
 
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nodes_with_the_highest_score_each_is_taken_sometimes() {
+    fn each_node_with_the_highest_score_is_chosen_sometimes() {
         let setting = PlayedTrace::of(&built_in::trace());
         let mut through = ThroughExtender::new(
             &setting,

@@ -155,7 +155,7 @@ fn a_node_affinity_that_cannot_be_read_cannot_be_judged() {
 }
 
 #[test]
-fn what_filters_nodes_in_unknown_ways_is_named() {
+fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
     let near = json!([{ "topologyKey": "zone", "labelSelector": {} }]);
     let volume = |source: &str| json!({ "volumes": [{ "name": "v", source: {} }] });
     let claim = json!({ "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }] });
@@ -187,7 +187,7 @@ fn what_filters_nodes_in_unknown_ways_is_named() {
 }
 
 #[test]
-fn whom_a_pod_requires_away_from_it_is_kept() {
+fn the_required_anti_affinity_of_a_pod_is_read() {
     let far = |term: Value| {
         let rule = json!({ "requiredDuringSchedulingIgnoredDuringExecution": [term] });
         let spec = json!({ "nodeName": "a", "affinity": { "podAntiAffinity": rule } });

@@ -2,28 +2,29 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
 
 fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.ledger().reservation_of(&uid(name)).unwrap().reservation
+    bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
 }
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = reservation_for(bench, name).deadline;
-    deadline.since(bench.service.ledger().now())
+    deadline.since(bench.service.cluster().now())
 }
 
 fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
-    let mut ledger = bench.service.ledger();
+    let mut ledger = bench.service.cluster();
     let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
         deadline: ledger.now() + Millis::seconds(60),
     };
-    ledger.reserve(&uid(name), reservation).unwrap();
+    ledger.apply(Reserve { uid: uid(name), reservation: reservation }).unwrap();
 }
 
 /// Its victim leaves five seconds before the deadline.
@@ -43,17 +44,17 @@ async fn late() -> PlannerFixture {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_told_late_has_time_to_be_bound_and_the_api_server_knows() {
+async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() {
     let mut bench = late().await;
     assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed, touch", "serving: lift"]);
     bench.pass(14);
-    assert_eq!(bench.service.ledger().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2);
-    assert_eq!(bench.service.ledger().totals().reservations, 0, "but not for ever");
+    assert_eq!(bench.service.cluster().totals().reservations, 0, "but not for ever");
 }
 
 #[tokio::test]
-async fn who_is_told_again_is_not_given_more_time() {
+async fn a_pod_that_is_nominated_again_gets_no_more_time() {
     let mut bench = late().await;
     bench.tick().await;
     let deadline = reservation_for(&bench, "serving").deadline;
@@ -65,7 +66,7 @@ async fn who_is_told_again_is_not_given_more_time() {
 }
 
 #[tokio::test]
-async fn a_standby_sees_that_a_hold_was_extended() {
+async fn a_standby_sees_that_a_reservation_was_extended() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     let mut pod = waiting("serving", 50, 100);
@@ -82,7 +83,7 @@ async fn a_standby_sees_that_a_hold_was_extended() {
 }
 
 #[tokio::test]
-async fn a_hold_that_ends_while_it_is_being_written_is_cleared_after_that() {
+async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -99,7 +100,7 @@ async fn a_hold_that_ends_while_it_is_being_written_is_cleared_after_that() {
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
+async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_server_shows_it() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
@@ -116,7 +117,7 @@ async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobody_else() {
+async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions_for_it() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("one", "n", 30, -10));
     bench.show(bound("two", "n", 30, -10));
@@ -127,7 +128,7 @@ async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobod
     bench.gone("one");
     bench.index.reset_nodes(&bench.service, &[]);
     bench.pass(1);
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
     for _ in 0..10 {

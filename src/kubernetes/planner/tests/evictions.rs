@@ -1,8 +1,10 @@
-//! Which pods are evicted, how often, and which are not any more.
+//! Which pods are evicted, how often an eviction is retried, and when it is called off.
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
 use crate::scheduling::policy::{EvictionRates, WhenIncomplete};
+use crate::scheduling::verbs::observe::ReadingReported;
+use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Percent};
 
@@ -11,7 +13,7 @@ fn refuse_for_now(bench: &PlannerFixture, name: &str) {
 }
 
 #[tokio::test]
-async fn a_node_that_is_cordoned_meanwhile_gets_no_more_evictions_and_the_pod_no_room_there() {
+async fn a_cordoned_node_gets_no_more_evictions_and_the_reservation_there_ends() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -28,7 +30,7 @@ async fn a_node_that_is_cordoned_meanwhile_gets_no_more_evictions_and_the_pod_no
 }
 
 #[tokio::test]
-async fn who_was_not_told_to_leave_is_not_told_to_stay() {
+async fn a_pod_whose_eviction_was_not_requested_gets_no_condition_that_it_stays() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -52,12 +54,12 @@ fn report_pressure(bench: &PlannerFixture) {
     let pressure = EngineLoad::of(Percent::new(97), Some(0));
     let uuid = GpuUuid::from_index(0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
-    let mut ledger = bench.service.ledger();
+    let mut ledger = bench.service.cluster();
     let sampled = ledger.now();
-    ledger.read(
-        &NodeName::parse("n").unwrap(),
-        NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
-    );
+    ledger.apply(ReadingReported {
+        node: NodeName::parse("n").unwrap(),
+        reading: NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
+    });
 }
 
 /// Ten seconds of pressure, and the writes during them.
@@ -72,7 +74,7 @@ async fn press(bench: &mut PlannerFixture) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_neighbour_whose_budget_refuses_is_asked_less_and_less_often_and_another_goes_meanwhile() {
+async fn the_eviction_of_a_protected_neighbour_is_retried_with_back_off_and_another_is_tried() {
     let mut bench = pressed(Policy::default());
     refuse_for_now(&bench, "small");
     refuse_for_now(&bench, "large");
@@ -88,11 +90,11 @@ async fn a_neighbour_whose_budget_refuses_is_asked_less_and_less_often_and_anoth
 }
 
 #[tokio::test]
-async fn relief_counts_in_the_same_budget() {
+async fn relief_counts_towards_the_eviction_limits() {
     let mut policy = Policy::default();
     policy.eviction_rates = EvictionRates { cluster: 1, node: 1, tenant: 1 };
     let mut bench = pressed(policy);
-    bench.service.ledger().note_ordered(&[uid("large")]);
+    bench.service.cluster().apply(EvictionsOrdered(vec![uid("large")]));
     let mut written = press(&mut bench).await;
     written.extend(press(&mut bench).await);
     assert_eq!(written, Vec::<String>::new());
@@ -128,7 +130,7 @@ fn evictions_of(name: &str, written: &[String]) -> usize {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_broken_group_is_asked_to_leave_again_and_again_and_not_for_ever() {
+async fn the_eviction_of_an_orphaned_member_is_retried_for_a_limited_time() {
     let mut bench = broken_pair(EvictionRates::default()).await;
     refuse_for_now(&bench, "a");
     bench.pass(31);
@@ -146,18 +148,18 @@ async fn what_is_left_of_a_broken_group_is_asked_to_leave_again_and_again_and_no
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_broken_group_waits_for_its_turn_within_the_rates() {
+async fn the_eviction_of_an_orphaned_member_waits_for_the_eviction_limits() {
     let mut bench = broken_pair(EvictionRates { cluster: 1, node: 1, tenant: 1 }).await;
     bench.show(bound("other", "n", 10, -10));
     bench.pass(31);
-    bench.service.ledger().note_ordered(&[uid("other")]);
+    bench.service.cluster().apply(EvictionsOrdered(vec![uid("other")]));
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
     bench.pass(61);
     assert_eq!(evictions_of("a", &bench.tick().await), 1);
 }
 
 #[tokio::test]
-async fn a_group_that_is_whole_after_all_keeps_what_it_has() {
+async fn a_group_that_is_complete_after_all_keeps_its_members() {
     let mut bench = broken_pair(EvictionRates::default()).await;
     refuse_for_now(&bench, "a");
     bench.pass(31);

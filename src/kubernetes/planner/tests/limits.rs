@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::scheduling::policy::EvictionRates;
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 
 fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
@@ -12,11 +13,14 @@ fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
 }
 
 #[tokio::test]
-async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_event_that_does_not_wake_it() {
+async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_does_not_wake_it() {
     let mut bench = one_a_minute(&["m", "n"]);
     for name in ["y", "z"] {
         bench.show(waiting(name, 50, 100));
-        bench.service.ledger().note_refused(&uid(name), None);
+        bench
+            .service
+            .cluster()
+            .apply(FilterDecided { uid: uid(name), answer: FilterAnswer::Refused { asked: None } });
     }
     bench.pass(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);
@@ -28,7 +32,7 @@ async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_even
 }
 
 #[tokio::test]
-async fn b1_a_gated_pod_that_the_allowance_keeps_waiting_reads_which_limit_it_is() {
+async fn b1_the_condition_of_a_gated_pod_names_the_eviction_limit_that_keeps_it_pending() {
     let mut bench = one_a_minute(&["m", "n"]);
     bench.show(gated("y", 50, 100));
     bench.show(gated("z", 50, 100));

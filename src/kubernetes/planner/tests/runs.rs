@@ -4,32 +4,38 @@ use super::*;
 use crate::service::Tenure;
 use std::collections::BTreeSet;
 
-#[tokio::test]
-async fn a_plan_that_is_being_made_holds_up_no_deadline() {
-    let mut bench = PlannerFixture::new(&["n", "m"]);
-    bench.show(gated("held", 50, 0));
-    bench.tick().await;
-    bench.show(gated("next", 50, 0));
-    let service = bench.service.clone();
-    let kube_filters = service.kube_filters();
-    bench.planner.tick();
-    assert!(!bench.planner.is_idle(), "the run waits for the view that is locked");
-    bench.pass(31);
-    bench.planner.tick();
-    drop(kube_filters);
-    let outcome = bench.planner.writes.next().await;
-    bench.planner.note(outcome);
-    assert_eq!(bench.recorder.written(), ["held: end hold"]);
-    let mut written = Vec::new();
-    while !bench.planner.is_idle() {
-        bench.planner.go_on().await;
-        written.extend(bench.recorder.written());
-    }
-    assert!(written.contains(&"next: lift".to_owned()), "{written:?}");
+#[test]
+fn a_planning_run_delays_no_deadline() {
+    // One thread for plans, so that a test can occupy it.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut bench = PlannerFixture::new(&["n", "m"]);
+        bench.show(gated("held", 50, 0));
+        bench.tick().await;
+        bench.show(gated("next", 50, 0));
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let occupied = tokio::task::spawn_blocking(move || wait.recv());
+        bench.planner.tick();
+        assert!(!bench.planner.is_idle(), "the run waits for the thread");
+        bench.pass(31);
+        bench.planner.tick();
+        go_on.send(()).unwrap();
+        occupied.await.unwrap().unwrap();
+        let outcome = bench.planner.writes.next().await;
+        bench.planner.note(outcome);
+        assert_eq!(bench.recorder.written(), ["held: end hold"]);
+        let mut written = Vec::new();
+        while !bench.planner.is_idle() {
+            bench.planner.go_on().await;
+            written.extend(bench.recorder.written());
+        }
+        assert!(written.contains(&"next: lift".to_owned()), "{written:?}");
+    });
 }
 
 #[tokio::test]
-async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_is_written() {
+async fn changes_during_a_planning_run_are_checked_before_anything_is_written() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.planner.tick();
@@ -39,7 +45,7 @@ async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_i
     }
     // The copy is from before: the plan placed the pod, and the ledger rejected it.
     assert_eq!(bench.recorder.written(), Vec::<String>::new());
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -50,13 +56,13 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     bench.planner.rest();
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
     // The planner has not been notified yet.
     bench.planner.tick();
     bench.service.set_tenure(Tenure::Standby);
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
-    assert_eq!(bench.service.ledger().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::*;
 use crate::kubernetes::port::PodOnRecord;
 
 #[tokio::test]
-async fn a_gated_pod_without_a_place_is_told_why_once() {
+async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     bench.show(gated("a", 50, 0));
@@ -23,7 +23,7 @@ async fn a_gated_pod_without_a_place_is_told_why_once() {
 }
 
 #[tokio::test]
-async fn a_group_is_told_when_the_reason_is_another_and_no_more_than_twice_a_minute() {
+async fn the_condition_of_a_group_changes_with_the_reason_and_at_most_twice_a_minute() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(member("a", 50, "pair", 2));
     bench.pass(3);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selector_without_terms_is_everyone_and_none_is_nobody() {
+    fn an_empty_selector_selects_every_pod_and_a_missing_one_selects_none() {
         let labels = json!({ "app": "a", "tier": "x" });
         for (selector, selected) in [
             (json!({}), true),

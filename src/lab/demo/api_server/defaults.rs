@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// What the kubelet grants a pod that names no grace period.
 const GRACE_PERIOD_SECONDS: u64 = 30;
 
-/// Fills in a new object. `priority_of` looks a PriorityClass up.
+/// Fills in a new object. `priority_of` returns the value of a PriorityClass.
 pub fn complete(object: &mut Value, resource: &Resource, priority_of: impl Fn(&str) -> Option<i64>) {
     let fields = fields_of(object);
     fields.insert("kind".into(), json!(resource.kind));

@@ -115,7 +115,7 @@ impl ApiServer {
         uri.parse().expect("a socket address makes a URI")
     }
 
-    /// A client of this server; `name` is its User-Agent, by which the counters tell clients apart.
+    /// A client of this server; `name` is its User-Agent, by which the counters distinguish clients.
     pub fn client(&self, name: &str) -> kube::Result<kube::Client> {
         self.client_with(name, WriteTimes::default())
     }
@@ -224,7 +224,7 @@ impl ApiServer {
         self.shared.revisions.subscribe()
     }
 
-    /// Waits until the objects satisfy `look`, which is called again after each write.
+    /// Waits until `look` returns a value; it is called again after each write.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut revisions = self.subscribe();
         loop {

@@ -1,7 +1,7 @@
 //! Field and label selectors of lists and watches.
 //!
-//! Pure. Fields are looked up by their path, which is more than the real server allows; set-based label
-//! selectors (`in (…)`) are not understood and select nothing.
+//! Pure. Fields are selected by their path, which is more than the real server allows; set-based label selectors (`in (…)`)
+//! are not understood and select nothing.
 
 use serde_json::Value;
 

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 /// What one watch is about.
 pub struct WatchRequest {
-    /// Whose it is.
+    /// The User-Agent of the client.
     pub client: String,
     pub resource: &'static Resource,
     pub selector: ListSelector,

@@ -63,7 +63,7 @@ impl SchedulerConfig {
 
     /// How many feasible nodes are enough among `nodes`.
     pub fn nodes_to_find(&self, nodes: usize) -> usize {
-        /// Fewer are always looked at: sampling would save nothing.
+        /// Up to this many, all nodes are checked: sampling would save nothing.
         const MIN_NODES: usize = 100;
         const MIN_PERCENT: usize = 5;
         let percent = self
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_cluster_is_sampled_unless_told_otherwise() {
+    fn a_large_cluster_is_sampled_unless_configured_otherwise() {
         let mut config = SchedulerConfig::shipped("http://e/scheduler/");
         assert_eq!(config.nodes_to_find(5000), 5000);
         config.percentage_of_nodes_to_score = None;

@@ -101,7 +101,7 @@ impl Observations {
         *self.progress.borrow()
     }
 
-    /// Waits until `look` is satisfied; it is called again after each step of the scheduler.
+    /// Waits until `look` returns a value; it is called again after each step of the scheduler.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut progress = self.progress.subscribe();
         loop {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn between_equals_who_started_last_leaves_and_who_has_not_started_before_them() {
+    fn between_equals_the_pod_that_started_last_is_evicted_and_an_unstarted_one_before_it() {
         let on = |node: &str, started: Option<&str>| {
             let mut object = json!({"metadata": {"name": node, "uid": node}, "spec": {"priority": 1}});
             if let Some(started) = started {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_of_equal_priority_is_a_victim() {
+    fn no_pod_of_equal_priority_is_a_victim() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 0, "40Gi", None), &view, &refusals, 0, None);
         assert_eq!(found.refusals["n"], message::no_victims());

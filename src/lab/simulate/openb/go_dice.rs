@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permutation_has_everyone_once() {
+    fn a_permutation_has_every_number_once() {
         let mut list = GoDice::seeded(7).permutation(100);
         assert_ne!(list, (0..100).collect::<Vec<_>>());
         list.sort_unstable();

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_is_no_share_is_told_with_its_line() {
+    fn the_error_for_a_figure_that_is_no_share_names_its_line() {
         let text = TEXT.replace("97.5", "197.5");
         let error = read(TraceText { file: "p.csv", text: &text }).unwrap_err().to_string();
         assert!(error.starts_with("p.csv, line 3: a100 is \"197.5\""), "{error}");

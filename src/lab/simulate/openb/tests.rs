@@ -58,7 +58,7 @@ fn a_missing_column_is_named_beside_those_that_are_there() {
 }
 
 #[test]
-fn a_wrong_field_is_told_with_its_line_and_the_way_out() {
+fn the_error_for_an_invalid_field_names_its_line_and_the_remedy() {
     let good = "p0,1,1,1,10,,BE,Running,0,1,0";
     let cases = [
         ("p1,1,1,1,-460,,BE,Running,0,1,0", "line 3: gpu_milli is -460, less than nothing; write 0 or more"),

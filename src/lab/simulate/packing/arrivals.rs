@@ -30,7 +30,7 @@ impl ArrivalDice {
 /// every run of a policy without random numbers has the published result, to the hundredth, seed by seed.
 const ROLLED_BY_OTHERS: usize = 10;
 
-/// One seed's.
+/// The arrivals of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrivals {
     pub seed: u64,
@@ -95,7 +95,7 @@ mod tests {
     use crate::lab::simulate::openb::built_in;
 
     #[test]
-    fn everyone_comes_once_and_then_some_again_until_the_load_is_reached() {
+    fn every_pod_arrives_once_and_then_some_again_until_the_load_is_reached() {
         let setting = setting(&[(64_000, 8)], &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)]);
         let arrivals = Arrivals::of(&setting, 42);
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_trace_that_asks_for_more_some_are_left_out() {
+    fn pods_of_a_trace_that_requests_more_are_left_out() {
         let setting = PlayedTrace::of(&built_in::trace());
         let arrivals = Arrivals::of(&setting, 42);
         assert!(arrivals.pods.len() < setting.pods.len());

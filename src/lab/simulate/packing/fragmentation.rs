@@ -93,7 +93,7 @@ impl TypicalShape {
         Self { milli, gpus, models: models.into(), up_to: up_to.collect() }
     }
 
-    /// What is free on GPUs that hold such a pod, times those of them that have the CPU they want.
+    /// The free capacity of GPUs that fit such a pod, times the number of such pods for which the CPU suffices.
     fn useful(&self, rest: Rest<'_>) -> u64 {
         if !self.models[rest.model] {
             return 0;
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_lost_to_whom_it_does_not_fit() {
+    fn free_capacity_counts_as_fragmented_for_pods_that_cannot_use_it() {
         let typical = typical();
         let fragments = |cpu, gpus: &[u32]| typical.fragments(Rest { model: 0, cpu, gpus });
         assert_eq!(typical.count(), 3);

@@ -4,17 +4,18 @@
 //!
 //! That of the published runs ("Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), so that figures compare:
 //!
-//! - Every node of the trace. Pods without GPUs land on them too.
-//! - All pods come in an order of the seed, then pods drawn with replacement until the next one would ask for more than 130 %
-//!   of the GPUs. Nobody leaves. A pod that does not fit is dropped.
-//! - A pod fits where CPU, memory, the GPU's model and a slot allow it, and as many GPUs as it asks for have the thousandths free.
-//! - Nodes are ranked by the seed; of nodes that are equal to a policy the lowest rank is taken.
-//! - Allocation at a load of L % is the mean over all arrivals at which what has been asked for rounds to L % of the GPUs.
+//! - The cluster is every node of the trace. Pods without GPUs are placed on these nodes too.
+//! - All pods of the trace arrive in a random order that the seed determines. Then pods drawn with replacement arrive, until the
+//!   next one would make the requested share exceed 130 % of the GPUs. No pod ends. A pod that does not fit is dropped.
+//! - A pod fits on a node that has the CPU, the memory, the GPU model and a free pod slot, and on which as many GPUs as the pod
+//!   requests have the requested thousandths free.
+//! - The seed determines the rank of each node. Of nodes that a policy scores equally, the one with the lowest rank gets the pod.
+//! - The allocation at a load of L % is the mean over all arrivals at which the requested share rounds to L % of the GPUs.
 //!
 //! [`trace`] is the workload, [`arrivals`] its order, [`cluster`] the free resources, [`placer`] the interface of a policy,
-//! [`baseline`] the published policies, [`shipped`] Stowage, [`run`] one step, [`mod@replay`] one run of the protocol, [`mod@churn`]
-//! one in which pods end, [`curve`] the figures of a replay, [`fragmentation`] the free capacity that is of no use, [`bound`]
-//! the upper bounds of allocation, [`report`] the comparison.
+//! [`baseline`] the published policies, [`shipped`] Stowage, [`run`] one step, [`mod@replay`] one run of the protocol,
+//! [`mod@churn`] one in which pods end, [`curve`] the figures of a replay, [`fragmentation`] the free capacity that is of no
+//! use, [`bound`] the upper bounds of allocation, [`report`] the comparison.
 
 pub mod arrivals;
 pub mod baseline;

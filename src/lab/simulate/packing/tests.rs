@@ -19,7 +19,7 @@ fn a_run_is_the_same_each_time() {
 }
 
 #[test]
-fn what_is_allocated_is_what_was_asked_for_until_something_is_dropped() {
+fn the_allocation_is_the_requested_share_until_a_pod_is_dropped() {
     let setting = PlayedTrace::of(&built_in::trace());
     let arrivals = Arrivals::of(&setting, 42);
     for policy in PlayedPolicy::ALL {

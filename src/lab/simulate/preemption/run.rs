@@ -12,12 +12,17 @@ use super::workload::{Job, JobRole, Workload};
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
 use crate::lab::simulate::events::EventQueue;
 use crate::lab::simulate::random::mixed;
-use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::observe::{BudgetsVisible, PodObserved, PodReleased};
+use crate::scheduling::verbs::tick::Tick;
+use crate::scheduling::verbs::wait::{PodEvicted, Reserve};
 use crate::scheduling::vocabulary::demand::{DEFAULT_GRACE, Demand};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{
@@ -43,7 +48,7 @@ enum JobEvent {
 pub struct PreemptionRun<'w> {
     workload: &'w Workload,
     order: VictimOrder,
-    pub ledger: Ledger,
+    pub ledger: Cluster,
     policy: Arc<Policy>,
     events: EventQueue<JobEvent>,
     pods: BTreeMap<PodUid, SimulatedPod>,
@@ -87,9 +92,9 @@ pub fn play(workload: &Workload, order: VictimOrder) -> PreemptionTally {
 impl<'w> PreemptionRun<'w> {
     pub fn new(workload: &'w Workload, order: VictimOrder) -> Self {
         let policy = Arc::new(Policy::default());
-        let mut ledger = Ledger::new(policy.clone());
+        let mut ledger = Cluster::new(policy.clone());
         // There are no budgets, and the ledger knows it.
-        ledger.set_budget_visibility(BudgetVisibility::Complete);
+        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
         workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
         let mut events = EventQueue::default();
         for (job, Job { comes, .. }) in workload.jobs.iter().enumerate() {
@@ -115,7 +120,7 @@ impl<'w> PreemptionRun<'w> {
         let now = self.events.now();
         self.counter.until(now);
         let Some(event) = event.filter(|_| now < self.workload.extent.ends()) else { return false };
-        let given_up = self.ledger.expire(now);
+        let given_up = self.ledger.apply(Tick { now: now, is_leading: true });
         given_up.iter().for_each(|uid| self.turn_away(uid));
         match event {
             JobEvent::Comes(job) if self.workload.jobs[job].role == JobRole::Arrival => self.admit(job),
@@ -170,22 +175,19 @@ impl<'w> PreemptionRun<'w> {
     fn free_node(&mut self, kind: JobKind) -> Option<NodeName> {
         let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
         let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
-        let attempt = ScheduleAttempt {
-            limit: 1,
-            just_failed: None,
-            reserved_placement: None,
-            policy: &self.policy,
-            allowance: TenantLimit::default(),
-        };
+        let attempt = ScheduleAttempt { limit: 1, ..ScheduleAttempt::unreserved(&self.policy) };
         let list = rank::shortlist(&snapshot, demand, names, attempt);
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
     /// Binds the pod; false if it does not fit on the node.
     fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return false };
+        let Some(asked) = BindAsked::of(&self.ledger, uid, node) else { return false };
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.ledger.apply(asked) else {
+            return false;
+        };
         let devices = placement.recorded();
-        self.ledger.confirm(uid, node, devices.clone());
+        self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices: devices.clone() });
         let job = self.pods[uid].job;
         let Job { role, size, work, saves_every, comes } = self.workload.jobs[job];
         let (now, ready) = (self.events.now(), self.events.now() + self.time_to_load(job));
@@ -211,7 +213,7 @@ impl<'w> PreemptionRun<'w> {
         let demand = &self.demands[&self.kind(job)];
         let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
         let Some(reservation) = self.reservation(&choice) else { return false };
-        if self.ledger.reserve(uid, reservation).is_err() {
+        if self.ledger.apply(Reserve { uid: uid.clone(), reservation: reservation }).is_err() {
             return false;
         }
         self.counter.note(self.events.now(), |tally| {
@@ -244,7 +246,7 @@ impl<'w> PreemptionRun<'w> {
             tally.lost_work = tally.lost_work.plus(GpuTime::of(size, lost));
             tally.reload = tally.reload.plus(GpuTime::of(size, reload));
         });
-        self.ledger.note_evicted(uid);
+        self.ledger.apply(PodEvicted(uid.clone()));
         // Victims take all of it.
         let leaving = PodDeletion { asked_ago: Millis::default(), grace: DEFAULT_GRACE };
         self.see_running(uid, CheckpointAge::None, Some(leaving));
@@ -273,14 +275,14 @@ impl<'w> PreemptionRun<'w> {
 
     fn remove(&mut self, uid: &PodUid) -> Option<(usize, NodeName)> {
         let SimulatedPod { job, run } = self.pods.remove(uid)?;
-        self.ledger.release(uid);
+        self.ledger.apply(PodReleased(uid.clone()));
         self.counter.ends(self.workload.jobs[job].size);
         run.map(|run| (job, run.node))
     }
 
     /// The pod does not fit, and no pod is pending.
     fn turn_away(&mut self, uid: &PodUid) {
-        self.ledger.release(uid);
+        self.ledger.apply(PodReleased(uid.clone()));
         self.pods.remove(uid);
     }
 
@@ -338,7 +340,13 @@ impl<'w> PreemptionRun<'w> {
         let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
         let demand = self.demands[&self.kind(job)].clone();
         let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving });
-        self.ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: shown });
+        self.ledger.apply(PodObserved(PodObservation {
+            uid: uid.clone(),
+            key,
+            demand,
+            state,
+            observed: shown,
+        }));
     }
 
     fn run_of(&self, uid: &PodUid) -> Option<&RunningPod> {

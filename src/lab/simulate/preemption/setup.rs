@@ -4,8 +4,9 @@ use super::backlog::JobKind;
 use super::workload::{Job, JobRole, Workload};
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::lab::simulate::openb::WHOLE_GPU;
-use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved};
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A common GPU size; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
 
-pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
+pub fn add_node(ledger: &mut Cluster, name: &NodeName, gpus: u32) {
     let device = |index: u32| Device {
         uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).expect("a node's name is short enough"),
         index,
@@ -26,8 +27,9 @@ pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
         health: Health::Healthy,
         island: None,
     };
-    ledger.set_node(name, NodeKind::Stowage, None);
-    let reported = ledger.report_devices(name, (0..gpus).map(device).collect());
+    ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
+    let reported =
+        ledger.apply(DevicesReported { node: name.clone(), devices: (0..gpus).map(device).collect() });
     debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
 }
 

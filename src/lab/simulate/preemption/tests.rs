@@ -9,8 +9,11 @@ use super::*;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::lab::simulate::openb::{Trace, built_in};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved, PodObserved};
+use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
@@ -42,7 +45,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_others() {
 }
 
 #[test]
-fn the_books_add_up_after_every_event_whoever_chooses_the_victims() {
+fn the_ledger_adds_up_after_every_event_under_every_victim_order() {
     let workload = Workload::of(&built_in::trace(), SHORT, 42).unwrap();
     for order in VictimOrder::ALL {
         let mut world = PreemptionRun::new(&workload, order);
@@ -130,7 +133,7 @@ fn real_trace() -> Option<Trace> {
 
 /// Nodes with GPUs of 100 B, residents that started at some second, and one pending pod.
 struct Scene {
-    ledger: Ledger,
+    ledger: Cluster,
     nodes: Vec<NodeName>,
 }
 
@@ -138,14 +141,19 @@ const NOW: Moment = Moment(10_000_000);
 
 impl Scene {
     fn of(nodes: &[(&str, u32)]) -> Self {
-        let mut ledger = Ledger::new(Arc::new(Policy::default()));
-        ledger.set_budget_visibility(BudgetVisibility::Complete);
-        ledger.set_now(NOW);
+        let mut ledger = Cluster::new(Arc::new(Policy::default()));
+        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
+        ledger.apply(ClockAdvanced(NOW));
         let mut names = Vec::new();
         for (name, gpus) in nodes {
             let name = NodeName::parse(name).unwrap();
-            ledger.set_node(&name, NodeKind::Stowage, None);
-            ledger.report_devices(&name, (0..*gpus).map(|index| device(&name, index)).collect()).unwrap();
+            ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
+            ledger
+                .apply(DevicesReported {
+                    node: name.clone(),
+                    devices: (0..*gpus).map(|index| device(&name, index)).collect(),
+                })
+                .unwrap();
             names.push(name);
         }
         Self { ledger, nodes: names }
@@ -164,13 +172,13 @@ impl Scene {
         let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
         let shown =
             Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation {
+        self.ledger.apply(PodObserved(PodObservation {
             uid: PodUid::parse(uid).unwrap(),
             key,
             demand,
             state,
             observed: shown,
-        });
+        }));
     }
 
     /// The victims that an order chooses for a pod of that size, and their node.
@@ -223,7 +231,7 @@ fn two_gpus() -> Scene {
 }
 
 #[test]
-fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
+fn kube_schedulers_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
     // The old are readmitted first. The sum wants 90, and both young ones free just that; but no GPU fits 90 then, and the
     // next in its order is the younger of the old.
     assert_eq!(two_gpus().choice(VictimOrder::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
@@ -234,7 +242,7 @@ fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
 }
 
 #[test]
-fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
+fn kube_schedulers_order_chooses_the_fewest_and_then_the_youngest_victims() {
     let scene = || {
         Scene::of(&[("a", 1), ("b", 1), ("c", 1)])
             .with("a-1", ("a", 0), 50, -20, 9000)
@@ -253,7 +261,7 @@ fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
 }
 
 #[test]
-fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
+fn a_node_whose_sum_is_enough_is_the_last_resort_of_kube_schedulers_order() {
     let fragmented = |scene: Scene| scene.with("x", ("a", 0), 50, -20, 1).with("y", ("a", 1), 50, -20, 2);
     let scene = fragmented(Scene::of(&[("a", 2), ("b", 1)])).with("z", ("b", 0), 100, -10, 9000);
     assert_eq!(scene.choice(VictimOrder::Stock, 100), of("b", &["z"]));
@@ -261,7 +269,7 @@ fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
 }
 
 #[test]
-fn youngest_first_evicts_the_youngest_and_spares_who_need_not_leave() {
+fn youngest_first_evicts_the_youngest_and_no_unnecessary_victim() {
     // By age young-0, young-1, old-1: then GPU 1 fits 90, and young-0 may stay.
     assert_eq!(two_gpus().choice(VictimOrder::YoungestFirst, 90), of("a", &["old-1", "young-1"]));
     let scene = Scene::of(&[("a", 1), ("b", 1)])
@@ -285,7 +293,7 @@ fn lowest_priority_first_evicts_the_lowest_however_old() {
 }
 
 #[test]
-fn nobody_is_evicted_by_any_order_where_it_would_not_help() {
+fn no_order_evicts_a_pod_where_it_would_not_help() {
     for order in VictimOrder::ALL {
         let scene = || Scene::of(&[("a", 1)]).with("x", ("a", 0), 50, -20, 1);
         assert_eq!(scene().choice(order, 101), None, "{order:?}");

@@ -8,7 +8,7 @@
 //!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
 //! ```
 //!
-//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a
+//! **Cost.** One round checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a
 //! GPU's capacity changes without a pod's event.
 //!
 //! **When a finding counts.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check has
@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 impl GpuConflictKind {
     /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two bound pods
-    /// overlap there only if they did in fact; a look between two events of a node's report is ruled out all the same.
+    /// overlap there only if they did in fact; a check between two events of a node's report is ruled out all the same.
     /// Reservations are ended by writes that may have to be repeated.
     pub fn stands_for(self) -> Millis {
         match self {
@@ -47,17 +47,17 @@ impl GpuConflictKind {
     }
 }
 
-/// The greatest number of nodes that one look checks.
+/// The greatest number of nodes that one round checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditPace {
-    /// Of the nodes that changed. The others wait for the next look.
+    /// Of the nodes that changed. The others wait for the next round.
     pub changed: usize,
     /// Of the other nodes, in turn.
     pub in_turn: usize,
 }
 
 impl Default for AuditPace {
-    /// At a look per second, 5,000 nodes that all changed are checked within five seconds, and a GPU that shrank is noticed
+    /// At a round per second, 5,000 nodes that all changed are checked within five seconds, and a GPU that shrank is noticed
     /// within twenty.
     fn default() -> Self {
         Self { changed: 1000, in_turn: 250 }
@@ -77,7 +77,7 @@ pub struct Conflicts {
     is_listing: bool,
 }
 
-/// Pods among which an equal name is looked for: as many as a node has GPUs at most, and few even on a node that a user fills
+/// Pods among which an equal name is searched for: as many as a node has GPUs at most, and few even on a node that a user fills
 /// with made-up pods.
 const SHARED_WITH: usize = 64;
 
@@ -98,7 +98,7 @@ struct StandingConflict {
     counts: bool,
 }
 
-/// The changes of one look.
+/// The changes of one round.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AuditRound {
     /// Conflicts that count from now on.
@@ -187,7 +187,7 @@ impl Conflicts {
         look
     }
 
-    /// The number of changed nodes that wait for a later look.
+    /// The number of changed nodes that wait for a later round.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }

@@ -39,7 +39,7 @@ enum ConflictStep {
         lost: bool,
         reported: bool,
     },
-    /// A look, so much later.
+    /// A round, so much later.
     Look(u64),
 }
 
@@ -190,7 +190,7 @@ impl Plain {
             .then(|| (reservations.iter().map(|(pod, _)| *pod).collect(), kept))
     }
 
-    /// The conflicts that count at a look now.
+    /// The conflicts that count at a round now.
     fn look(&mut self) -> BTreeSet<ConflictRow> {
         let rows = self.rows();
         let key = |row: &ConflictRow| (row.0, row.1.clone(), row.2.clone());

@@ -1,4 +1,4 @@
-//! Which conflicts exist, when they count, which pods are evicted, and what a look costs.
+//! Which conflicts exist, when they count, which pods are evicted, and what a round costs.
 
 use super::*;
 use crate::ids::PodKey;
@@ -63,7 +63,7 @@ fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, 
     on(name, &["GPU-0"], GpuClaim::Holds(Box::new(kept)))
 }
 
-/// One node, looked at whenever the test says.
+/// One node, checked whenever the test says.
 struct ConflictFixture {
     conflicts: Conflicts,
     devices: Vec<Device>,

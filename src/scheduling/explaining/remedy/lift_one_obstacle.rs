@@ -1,7 +1,7 @@
 //! Removes one obstacle at a time, on every node that does not fit, and asks the core again.
 
 use super::{RemedyChange, gpu_candidate, gpu_candidates};
-use crate::scheduling::explaining::LedgerAccess;
+use crate::scheduling::explaining::ClusterAccess;
 use crate::scheduling::explaining::facts::{Facts, GpuOccupants, NodeDetails};
 use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::explaining::obstacle::{Obstacle, obstacles};
@@ -45,16 +45,12 @@ struct LiftedNodes {
     nodes: u32,
 }
 
-pub fn lifted(
-    node_states: &mut impl LedgerAccess,
-    facts: &Facts,
-    outline: &NodeOutline,
-) -> Vec<RemedyChange> {
+pub fn lifted(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> =
         free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
     for lift in ALL {
         let found = find(lift, facts, outline);
-        changes.extend(lift.told(node_states, facts, &found));
+        changes.extend(lift.told(cluster, facts, &found));
     }
     changes
 }
@@ -91,26 +87,26 @@ impl LiftedObstacle {
                 let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
                 is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
             }
-            Self::Bars => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
+            Self::ClassExclusions => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
             Self::Pool if node.classes.contains(demand.class) => None,
             Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
-            Self::Cut if !node.miscut => None,
-            Self::Cut => opened(Node { miscut: false, ..node.clone() }),
+            Self::MigLayout if !node.miscut => None,
+            Self::MigLayout => opened(Node { miscut: false, ..node.clone() }),
             Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
-            Self::Crowd => edited(&empty),
+            Self::Residents => edited(&empty),
         }
     }
 
     fn told(
         self,
-        node_states: &mut impl LedgerAccess,
+        cluster: &mut impl ClusterAccess,
         facts: &Facts,
         found: &LiftedNodes,
     ) -> Option<RemedyChange> {
         let nodes = found.nodes;
         let (place, gpus) = *found.gpu_candidates.first()?;
         let node = &facts.snapshot.nodes()[place];
-        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
         let gpu_candidate = gpu_candidate(node, gpus);
         let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
             let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
@@ -121,9 +117,9 @@ impl LiftedObstacle {
         };
         let class = || facts.policy.class(facts.demand().class).name.clone();
         Some(match self {
-            Self::Gate => return earliest_start_gate(node_states, facts, found),
-            Self::Pressure => return calmest(node_states, facts, found),
-            Self::Bars => {
+            Self::Gate => return earliest_start_gate(cluster, facts, found),
+            Self::Pressure => return calmest(cluster, facts, found),
+            Self::ClassExclusions => {
                 let excluding =
                     |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
                 RemedyChange::ShareClasses {
@@ -134,14 +130,14 @@ impl LiftedObstacle {
                 }
             }
             Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
-            Self::Cut => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
+            Self::MigLayout => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
                 let health =
                     health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
                 RemedyChange::RepairGpu { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
             }
-            Self::Crowd => RemedyChange::WaitForEmptyGpu {
+            Self::Residents => RemedyChange::WaitForEmptyGpu {
                 gpu_candidate,
                 by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved),
                 nodes,
@@ -167,13 +163,13 @@ fn empty(gpu: &mut Gpu) {
 
 /// The node where the last obstructing engine finishes starting soonest.
 fn earliest_start_gate(
-    node_states: &mut impl LedgerAccess,
+    cluster: &mut impl ClusterAccess,
     facts: &Facts,
     found: &LiftedNodes,
 ) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
         let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
         let gates: Vec<(Vec<String>, Option<Millis>)> =
             starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
@@ -193,7 +189,7 @@ fn earliest_start_gate(
 }
 
 /// The node where the busiest of the obstructing engines has the least load.
-fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let engine_load = |(place, gpus): &(usize, GpuSet)| {
@@ -207,7 +203,7 @@ fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNod
     };
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+    let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
     let engines = |place: usize| {
         let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
         gpu_occupants.named(|gpu_occupant| {

@@ -1,6 +1,6 @@
 //! Remedies: what would have to change for a pod that fits nowhere. Each was found by changing one thing and asking the core
 //! again. [`request`] changes what the pod requests, [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there;
-//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to look at next. Nothing here is
+//! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to check next. Nothing here is
 //! guessed from an error's code.
 
 mod devices;
@@ -9,7 +9,7 @@ mod request;
 mod sentence;
 mod victims;
 
-use super::LedgerAccess;
+use super::ClusterAccess;
 use super::classification::asked_vram;
 use super::explanation::{PodVerdict, ShareAmount};
 use super::facts::Facts;
@@ -137,7 +137,7 @@ pub enum PreemptionNeeds {
 
 /// All remedies, the easiest first.
 pub fn remedies(
-    node_states: &mut impl LedgerAccess,
+    cluster: &mut impl ClusterAccess,
     facts: &Facts,
     outline: &NodeOutline,
     verdict: PodVerdict,
@@ -145,9 +145,9 @@ pub fn remedies(
     let mut changes = match verdict {
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
         PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
-        PodVerdict::Fits => ruled_out(node_states, facts, outline),
+        PodVerdict::Fits => ruled_out(cluster, facts, outline),
         PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
-        PodVerdict::DoesNotFit => changes(node_states, facts, outline),
+        PodVerdict::DoesNotFit => changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
@@ -155,19 +155,19 @@ pub fn remedies(
 
 /// The pod fits only where the scheduler did not ask: another plugin would have to accept it there, or something must change
 /// elsewhere.
-fn ruled_out(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn ruled_out(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
     let best = outline.best().map(|place| RemedyChange::RejectedByOthers { node: node(place), nodes });
-    best.into_iter().chain(changes(node_states, facts, outline)).collect()
+    best.into_iter().chain(changes(cluster, facts, outline)).collect()
 }
 
-fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let mut changes: Vec<RemedyChange> = victims::preempt(node_states, facts, outline).into_iter().collect();
+fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+    let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
-    changes.extend(lift_one_obstacle::lifted(node_states, facts, outline));
+    changes.extend(lift_one_obstacle::lifted(cluster, facts, outline));
     let is_one = |change: &RemedyChange| {
         change.gpu_candidate().is_some() && effort(change, facts.demand()) < MUCH_LESS
     };
@@ -176,7 +176,7 @@ fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOut
     if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
-    // Emptying a GPU is worth proposing only where nothing smaller helps there.
+    // Emptying a GPU is proposed only where nothing smaller helps there.
     let is_smaller = |change: &RemedyChange| {
         use RemedyChange::{FreeVram, Preempt, ShareClasses, WaitForEngines, WaitForStartGate};
         matches!(
@@ -197,7 +197,7 @@ fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOut
 /// A pod with less than half of the VRAM that it was meant to have runs another engine.
 const MUCH_LESS: u8 = 15;
 
-/// Who has to act: nobody, the pod's owner, the policy's owner, or the cluster's owner.
+/// The effort of a change, by the role that has to act: none, the pod's owner, the policy's owner, or the cluster's owner.
 fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
     match change {
         RemedyChange::NotAsked

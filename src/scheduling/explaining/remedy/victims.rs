@@ -3,13 +3,13 @@
 use super::request::with_priority;
 use super::{PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
 use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims};
-use crate::scheduling::explaining::LedgerAccess;
+use crate::scheduling::explaining::ClusterAccess;
 use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explaining::nodes::NodeOutline;
-use crate::scheduling::ledger::Ledger;
 use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::placing::fit::{check_node_admission, evictions_could_resolve};
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::demand::Demand;
 
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
@@ -18,25 +18,25 @@ const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 /// The cheapest pods that the policy allows to evict: for the pod as it is, or, if no pod may be evicted for it, with the lowest
 /// priority for which one may.
 pub fn preempt(
-    node_states: &mut impl LedgerAccess,
+    cluster: &mut impl ClusterAccess,
     facts: &Facts,
     outline: &NodeOutline,
 ) -> Option<RemedyChange> {
     let demand = facts.demand();
-    if let Some(found) = cheapest(node_states, facts, outline, demand) {
+    if let Some(found) = cheapest(cluster, facts, outline, demand) {
         let needs = match found.limit {
             _ if !demand.may_preempt => PreemptionNeeds::PreemptionPolicy,
             Some(limit) => PreemptionNeeds::Allowance(limit),
             None => PreemptionNeeds::Nothing,
         };
-        return Some(found.told(node_states, facts, needs));
+        return Some(found.told(cluster, facts, needs));
     }
     let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
-    let found = cheapest(node_states, facts, outline, &highest)?;
+    let found = cheapest(cluster, facts, outline, &highest)?;
     let least = found.highest_priority().saturating_add(1);
     // With another priority it may be in another class: only what was tried is reported.
-    let tried = cheapest(node_states, facts, outline, &with_priority(demand, &facts.policy, least))?;
-    Some(tried.told(node_states, facts, PreemptionNeeds::Priority(least)))
+    let tried = cheapest(cluster, facts, outline, &with_priority(demand, &facts.policy, least))?;
+    Some(tried.told(cluster, facts, PreemptionNeeds::Priority(least)))
 }
 
 struct FoundVictims {
@@ -48,7 +48,7 @@ struct FoundVictims {
 }
 
 fn cheapest(
-    node_states: &mut impl LedgerAccess,
+    cluster: &mut impl ClusterAccess,
     facts: &Facts,
     outline: &NodeOutline,
     demand: &Demand,
@@ -64,7 +64,7 @@ fn cheapest(
         outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
-        let (room, missing) = node_states.look(|ledger: &mut Ledger| {
+        let (room, missing) = cluster.look(|ledger: &mut Cluster| {
             let room = ledger.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
             Some((room, demand.vram().minus(ledger.sum_left_on(name))))
         })?;
@@ -74,7 +74,7 @@ fn cheapest(
         let set = cheapest_victims(&room, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
         let victims = room.candidates.into_iter().filter(leaves).collect();
-        let limit = node_states.look(|ledger| ledger.eviction_limit(&set.all_victims()));
+        let limit = cluster.look(|ledger| ledger.eviction_limit(&set.all_victims()));
         Some(FoundVictims { place, set, victims, limit })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
@@ -85,14 +85,9 @@ impl FoundVictims {
         self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
     }
 
-    fn told(
-        &self,
-        node_states: &mut impl LedgerAccess,
-        facts: &Facts,
-        needs: PreemptionNeeds,
-    ) -> RemedyChange {
+    fn told(&self, cluster: &mut impl ClusterAccess, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
         let name = |victim: &PotentialVictim| {
-            node_states.look(|ledger| ledger.pod_state(&victim.uid).map(|entry| entry.key.to_string()))
+            cluster.look(|ledger| ledger.pod_state(&victim.uid).map(|entry| entry.key.to_string()))
         };
         let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
         let victim = |(victim, name): (&PotentialVictim, Option<String>)| Victim {

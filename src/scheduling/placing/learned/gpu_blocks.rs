@@ -4,7 +4,7 @@
 //! D_k = R·d_k ÷ k                         R: free GPUs; d_k: the share of the demand that comes in pods of k GPUs
 //! n_k = Σ_nodes min(⌊whole ÷ k⌋, ⌊CPU ÷ c_k⌋)                                    c_k: the CPU that such pods want
 //! P_k = B·k·Φ((D_k − n_k + s_k) ÷ s_k)                                the price of one block, by how scarce they are
-//! s_k = √((R + c·(all GPUs − R))·d_k ÷ k)                              c: from 0, nobody leaves, to 1, as many as come
+//! s_k = √((R + c·(all GPUs − R))·d_k ÷ k)                              c: from 0, no pod ends, to 1, as many as come
 //! ```
 //!
 //! Each k has two blocks: what the median pod wants, with the demand of all such pods; and what the largest wants, with the

@@ -28,8 +28,9 @@ pub mod packing_cost;
 pub mod potential_weights;
 
 pub use demand_history::{DemandHistory, DemandShape, EVERY};
-pub use node_summary::NodeSummary;
-pub use packing_cost::{ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost};
+pub use node_summary::{GpuGroup, NodeSummary};
+pub(super) use packing_cost::LearnedPacking;
+pub use packing_cost::NodeGpus;
 
 use gpu_blocks::GpuBlock;
 use gpu_kind::{CpuLevels, GpuKind};

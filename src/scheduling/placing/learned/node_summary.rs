@@ -107,9 +107,9 @@ impl NodeSummary {
     }
 
     /// The group of the GPU at this index.
-    pub(super) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
+    pub(in crate::scheduling::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
         let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
-        self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its lots")
+        self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its groups")
     }
 }
 
@@ -217,7 +217,7 @@ impl LearnedDemand {
         let exact = self.kinds.iter().position(|kind| is_it(&kind));
         let distance = |kind: &GpuKind| kind.capacity.0.abs_diff(gpu.capacity.0);
         let nearest = || (0..self.kinds.len()).min_by_key(|place| distance(&self.kinds[*place]));
-        exact.or_else(nearest).expect("a worth that was learned has kinds") as u8
+        exact.or_else(nearest).expect("a model that was learned has kinds") as u8
     }
 }
 

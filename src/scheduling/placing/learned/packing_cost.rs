@@ -6,18 +6,18 @@
 //! loss = φ(after) − φ(before) + t·(½·CPU left ÷ 128 + ½·free GPUs left ÷ 8) + gpu·σ + Σ_k P_k·(blocks before − after)
 //! ```
 //!
-//! If nothing was learned, the cost is that of best fit: the VRAM left over. Thousands of nodes are scored for each pod: all that
-//! is the same for every pod is in the node's [`NodeSummary`] already, and nothing is allocated here.
+//! Thousands of nodes are scored for each pod: all that is the same for every pod is in the node's [`NodeSummary`] already, and
+//! nothing is allocated here.
 
 use super::cutting_stock::GRID;
 use super::gpu_kind::free_for_others;
 use super::node_summary::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
 use super::{LearnedDemand, PackingModel};
+use crate::scheduling::placing::packing::{EqualGpus, Packing, PackingCost};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
-use serde::Serialize;
 
 /// The GPUs of a node, and the node's free CPU and memory.
 #[derive(Debug, Clone, Copy)]
@@ -29,75 +29,22 @@ pub struct NodeGpus<'a> {
     pub free_host: Option<HostResources>,
 }
 
-/// The packing cost of a choice, less is better: billionths of a GPU, or, if nothing was learned, bytes left over. Comparable
-/// under one [`PackingModel`] for one demand only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct PackingCost(pub i64);
-
 /// Billionths: far above the noise of the arithmetic, far below any figure that matters.
 const UNIT: f64 = 1e9;
 /// CPU and GPUs of a large node, the unit for what is left on a node.
 const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
-/// One node, evaluated for one demand.
+/// A node, and the model for its GPUs: the packing that has learned from demand.
 #[derive(Debug, Clone, Copy)]
-pub struct NodeEvaluation<'a> {
-    demand: &'a Demand,
-    gpus: EvaluatedGpus<'a>,
-    /// `None` if nothing was learned.
-    known: Option<LearnedNode<'a>>,
-}
-
-/// A node's GPUs: each alone, or in groups of equal ones.
-#[derive(Debug, Clone, Copy)]
-pub enum EvaluatedGpus<'a> {
-    Alone(&'a [Gpu]),
-    Alike(&'a NodeSummary),
-}
-
-/// GPUs of a node that are interchangeable.
-#[derive(Debug, Clone, Copy)]
-pub struct EqualGpus<'a> {
-    pub gpu: &'a Gpu,
-    pub places: GpuSet,
-    /// `None` for one GPU without a known group.
-    gpu_group: Option<&'a GpuGroup>,
-}
-
-impl<'a> EqualGpus<'a> {
-    pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
-        Self { gpu, places: GpuSet::one(place), gpu_group: None }
-    }
-
-    pub fn of(gpu_group: &'a GpuGroup) -> Self {
-        Self { gpu: &gpu_group.gpu, places: gpu_group.places, gpu_group: Some(gpu_group) }
-    }
-
-    /// The GPUs at these indices only.
-    pub fn among(self, places: GpuSet) -> Self {
-        Self { places: self.places.and(places), ..self }
-    }
-}
-
-/// A node, and the model for its GPUs.
-#[derive(Debug, Clone, Copy)]
-struct LearnedNode<'a> {
+pub(in crate::scheduling::placing) struct LearnedPacking<'a> {
     learned: &'a LearnedDemand,
     node_summary: &'a NodeSummary,
     before: &'a NodeBefore,
 }
 
-/// The choices of one node, to be compared: what is the same for all of them is computed once. Only for a node with several
-/// choices; many nodes have no free GPU.
-#[derive(Debug)]
-pub struct ChoiceCosts<'a> {
-    evaluation: &'a NodeEvaluation<'a>,
-    known: Option<(LearnedNode<'a>, NodeWithoutHost)>,
-}
-
 /// The node without the pod's CPU and memory, but with all of its GPUs: the same for every choice.
 #[derive(Debug)]
-struct NodeWithoutHost {
+pub(in crate::scheduling::placing) struct NodeWithoutHost {
     free_host: Option<HostHeadroom>,
     /// Set if the node then serves fewer levels of CPU than before.
     standing: Option<NodeSums>,
@@ -108,13 +55,6 @@ struct NodeWithoutHost {
 }
 
 impl PackingModel {
-    /// A node that this model has summarized, evaluated for this demand.
-    #[inline]
-    pub fn evaluate<'a>(&'a self, node_summary: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
-        let known = self.known(node_summary).filter(|_| !demand.asks_plugin());
-        NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(node_summary), known }
-    }
-
     /// The cost of placing a pod without GPUs that takes these resources of a node; `None` if nothing was learned, or the node's
     /// resources are unknown.
     pub fn packing_cost_of_host(
@@ -122,113 +62,55 @@ impl PackingModel {
         node_summary: &NodeSummary,
         taken: HostResources,
     ) -> Option<PackingCost> {
-        let known = self.known(node_summary).filter(|known| known.before.free_host.is_some())?;
+        let known = self.learned_packing(node_summary).filter(|known| known.before.free_host.is_some())?;
         let beside = known.beside(taken);
         let NodeSums { sums, .. } = beside.standing(known.before);
         Some(fixed(known.learned.packing_cost(&beside, sums, beside.blocks, 0.0)))
     }
 
-    fn known<'a>(&'a self, node_summary: &'a NodeSummary) -> Option<LearnedNode<'a>> {
+    /// The packing of a node that this model has summarized; `None` if nothing was learned.
+    #[inline]
+    pub(in crate::scheduling::placing) fn learned_packing<'a>(
+        &'a self,
+        node_summary: &'a NodeSummary,
+    ) -> Option<LearnedPacking<'a>> {
         let (learned, before) = self.learned.as_ref().zip(node_summary.before.as_ref())?;
-        Some(LearnedNode { learned, node_summary, before })
+        Some(LearnedPacking { learned, node_summary, before })
     }
 }
 
-impl<'a> NodeEvaluation<'a> {
-    /// GPUs without a model: those with the least left over are best.
-    pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
-        Self { demand, gpus: EvaluatedGpus::Alone(gpus), known: None }
+impl Packing for LearnedPacking<'_> {
+    type Base = NodeWithoutHost;
+
+    fn base(&self, demand: &Demand) -> NodeWithoutHost {
+        self.beside(demand.host_resources)
     }
 
-    pub fn demand(&self) -> &'a Demand {
-        self.demand
+    fn cost(&self, beside: &NodeWithoutHost, demand: &Demand, chosen: GpuSet) -> PackingCost {
+        let gpu_groups = self.node_summary.gpu_groups().iter();
+        let met = gpu_groups.filter(|gpu_group| gpu_group.places.meets(chosen));
+        let taken = met.map(|gpu_group| (gpu_group, gpu_group.places.and(chosen).len()));
+        fixed(self.packing_cost_of(beside, chosen, taken, demand))
     }
 
-    /// The GPUs to choose from.
-    pub fn gpus(&self) -> EvaluatedGpus<'a> {
-        self.gpus
+    fn cost_of_one(&self, beside: &NodeWithoutHost, demand: &Demand, equal: EqualGpus<'_>) -> PackingCost {
+        let Some(gpu_group) = equal.gpu_group else {
+            return self.cost(beside, demand, equal.places.lowest());
+        };
+        let taken = std::iter::once((gpu_group, 1));
+        fixed(self.packing_cost_of(beside, gpu_group.places.lowest(), taken, demand))
     }
 
-    /// The GPU at this index.
-    pub fn gpu(&self, place: usize) -> &'a Gpu {
-        match self.gpus {
-            EvaluatedGpus::Alone(gpus) => &gpus[place],
-            EvaluatedGpus::Alike(node_summary) => &node_summary.gpu_group_of(place).gpu,
-        }
+    /// A measure that grows with the cost.
+    fn part(&self, _: GpuSet, packing_cost: PackingCost) -> u32 {
+        on_scale(packing_cost)
     }
 
-    /// Free VRAM over all its GPUs.
-    pub fn free(&self) -> Bytes {
-        match self.gpus {
-            EvaluatedGpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
-            EvaluatedGpus::Alike(node_summary) => node_summary.free(),
-        }
+    fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes> {
+        let Self { learned, node_summary, .. } = self;
+        let useless = |place| learned.useless(node_summary.gpu_group_of(place), demand);
+        Some(chosen.iter().map(useless).sum())
     }
-
-    /// For a node with several choices.
-    pub fn compare(&'a self) -> ChoiceCosts<'a> {
-        let known = self.known.map(|known| (known, known.beside(self.demand.host_resources)));
-        ChoiceCosts { evaluation: self, known }
-    }
-
-    /// The same on a scale from 0 to 1,000: the free part of the chosen GPUs, or a measure that grows with the packing cost.
-    pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
-        match self.known {
-            Some(_) => on_scale(packing_cost),
-            None => {
-                let whole: Bytes = chosen.iter().map(|place| self.gpu(place).capacity).sum();
-                (packing_cost.0.unsigned_abs().saturating_mul(1000) / whole.0.max(1)) as u32
-            }
-        }
-    }
-
-    /// The part of what stays free on these GPUs that recent pods cannot use; `None` if nothing was learned.
-    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
-        let LearnedNode { learned, node_summary, .. } = self.known.as_ref()?;
-        Some(chosen.iter().map(|place| learned.useless(node_summary.gpu_group_of(place), self.demand)).sum())
-    }
-}
-
-impl<'a> ChoiceCosts<'a> {
-    /// The evaluated node.
-    pub fn evaluation(&self) -> &'a NodeEvaluation<'a> {
-        self.evaluation
-    }
-
-    /// The cost if the demand gets these GPUs.
-    pub fn of(&self, chosen: GpuSet) -> PackingCost {
-        let NodeEvaluation { demand, .. } = self.evaluation;
-        match &self.known {
-            Some((known, beside)) => {
-                let gpu_groups =
-                    known.node_summary.gpu_groups().iter().filter(|gpu_group| gpu_group.places.meets(chosen));
-                let taken = gpu_groups.map(|gpu_group| (gpu_group, gpu_group.places.and(chosen).len()));
-                fixed(known.packing_cost_of(beside, chosen, taken, demand))
-            }
-            None => {
-                let left = |place| self.evaluation.gpu(place).free().minus(demand.per_gpu);
-                left_over(chosen.iter().map(left).sum())
-            }
-        }
-    }
-
-    /// The cost if the demand gets any one of these.
-    pub fn of_one(&self, alike: EqualGpus<'_>) -> PackingCost {
-        let NodeEvaluation { demand, .. } = self.evaluation;
-        match (&self.known, alike.gpu_group) {
-            (Some((known, beside)), Some(gpu_group)) => fixed(known.packing_cost_of(
-                beside,
-                gpu_group.places.lowest(),
-                std::iter::once((gpu_group, 1)),
-                demand,
-            )),
-            _ => left_over(alike.gpu.free().minus(demand.per_gpu)),
-        }
-    }
-}
-
-fn left_over(bytes: Bytes) -> PackingCost {
-    PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
 /// Half of the scale for cost 0, three quarters for a GPU, nearly all for many: steps are finest where costs are closest.
@@ -253,7 +135,7 @@ impl NodeWithoutHost {
     }
 }
 
-impl LearnedNode<'_> {
+impl LearnedPacking<'_> {
     /// The node with this much less CPU and memory.
     fn beside(&self, taken: HostResources) -> NodeWithoutHost {
         let Self { learned, node_summary, before } = self;
@@ -357,6 +239,7 @@ impl Node {
 mod tests {
     use super::super::tests::{EmptyNode, demand_history, learned, shared, whole};
     use super::*;
+    use crate::scheduling::placing::packing::NodeEvaluation;
     use crate::units::MilliCpu;
     use proptest::prelude::*;
 
@@ -389,7 +272,7 @@ mod tests {
             let machine = EmptyNode::of(&models, cpu).with(&charged);
             let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
             let node_summary = packing_model.node_summary(machine.node_gpus());
-            let evaluation = packing_model.evaluate(&node_summary, &demand);
+            let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
             let gpu_candidates = (0..4).filter(|place| machine.gpus[*place].has_free_vram(&demand));
             let chosen: GpuSet = gpu_candidates.take(demand.gpus as usize).collect();
             let mut after = machine.clone();
@@ -412,7 +295,7 @@ mod tests {
             };
             let broken = on(seen.standing.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.standing.whole, cpu_left);
             let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
-            let told = evaluation.compare().of(chosen).0 as f64 / UNIT;
+            let told = evaluation.packing_cost(chosen).0 as f64 / UNIT;
             prop_assert!((told - expected).abs() < 1e-8, "{} {}", told, expected);
         }
     }

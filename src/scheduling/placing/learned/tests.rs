@@ -2,9 +2,10 @@
 
 use super::cutting_stock::ValueCurve;
 use super::gpu_kind;
-use super::{DemandHistory, DemandShape, NodeGpus, PackingCost, PackingModel};
+use super::{DemandHistory, DemandShape, NodeGpus, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::scheduling::placing::pack;
+use crate::scheduling::placing::packing::{NodeEvaluation, PackingCost};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
@@ -65,7 +66,7 @@ impl EmptyNode {
 
     fn chosen(&self, packing_model: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
         let node_summary = packing_model.node_summary(self.node_gpus());
-        let evaluation = packing_model.evaluate(&node_summary, demand);
+        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, demand);
         let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
         Some((choice.packing_cost, choice.gpus))
     }
@@ -277,15 +278,15 @@ proptest! {
         let mixed = demand_history(sizes.into_iter().map(shared).chain([whole(2)]));
         let packing_model = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { PackingModel::default() };
         let (demand, node_summary) = (shared(milli), packing_model.node_summary(machine.node_gpus()));
-        let evaluation = packing_model.evaluate(&node_summary, &demand);
+        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
         let gpu_candidates = (0..8).filter(|place| machine.gpus[*place].has_free_vram(&demand));
-        let best = gpu_candidates.map(|place| (evaluation.compare().of(GpuSet::one(place)), place)).min();
+        let best = gpu_candidates.map(|place| (evaluation.packing_cost(GpuSet::one(place)), place)).min();
         let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| (choice.packing_cost, choice.gpus));
         prop_assert_eq!(chosen, best.map(|(packing_cost, place)| (packing_cost, GpuSet::one(place))));
         prop_assert_eq!(chosen, machine.chosen(&packing_model, &demand));
         let places: Vec<usize> = node_summary.gpu_groups().iter().flat_map(|gpu_group| gpu_group.places.iter()).collect();
         prop_assert_eq!(places.len(), 8);
-        prop_assert!((0..8).all(|place| *evaluation.gpu(place) == machine.gpus[place]));
+        prop_assert!((0..8).all(|place| *evaluation.gpus().gpu(place) == machine.gpus[place]));
     }
 }
 
@@ -312,8 +313,7 @@ proptest! {
         let packing_model = learned(&mixed, std::slice::from_ref(&machine));
         let demand = if milli > 900 { whole(wanted) } else { demand_of(milli, wanted, Sharing::Shared, 0) };
         let node_summary = packing_model.node_summary(machine.node_gpus());
-        let evaluation = packing_model.evaluate(&node_summary, &demand);
-        let comparison = evaluation.compare();
+        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
         let is_promised = |place: usize| {
             let gpu = &machine.gpus[place];
             match demand.sharing {
@@ -324,7 +324,7 @@ proptest! {
         let cost = |set: &GpuSet| {
             let islands: Vec<_> = set.iter().map(|place| machine.gpus[place].island).collect();
             let is_apart = islands.iter().any(|island| island.is_none() || *island != islands[0]);
-            let alone = |place| (is_promised(place), comparison.of(GpuSet::one(place)), place);
+            let alone = |place| (is_promised(place), evaluation.packing_cost(GpuSet::one(place)), place);
             let mut each: Vec<_> = set.iter().map(alone).collect();
             each.sort_unstable();
             (each.iter().filter(|(is_promised, ..)| *is_promised).count(), is_apart, each)

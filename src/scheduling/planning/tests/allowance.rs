@@ -30,7 +30,7 @@ fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
     assert_eq!(
         cluster.plan(),
         ["y on m after job-m", "z waits: eviction-limit", "zz waits: insufficient-vram"],
-        "no eviction makes room for 73 GiB"
+        "no eviction frees 73 GiB"
     );
 }
 

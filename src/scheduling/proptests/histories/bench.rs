@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -37,8 +38,11 @@ pub struct LedgerHistory {
 
 impl LedgerHistory {
     pub fn new() -> Self {
+        // A byte of the weights takes a second, so that small differences count.
+        let mut policy = Policy::default();
+        policy.loading = LoadingSpeeds { network: Bytes(1), disk: Bytes(1), ..LoadingSpeeds::default() };
         let mut bench = Self {
-            ledger: Ledger::new(Arc::new(Policy::default())),
+            ledger: Ledger::new(Arc::new(policy)),
             now: Moment(0),
             promised: BTreeMap::new(),
             on_devices: BTreeMap::new(),
@@ -66,7 +70,7 @@ impl LedgerHistory {
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
-                    ledger.offer(&uid(pod), view, gpus, self.now);
+                    ledger.offer(&uid(pod), &view.name, &view.uuids(gpus));
                 }
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
@@ -204,7 +208,7 @@ impl LedgerHistory {
         }
     }
 
-    /// Takes in a reading, and computes the unaccounted VRAM from DESIGN's words.
+    /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&name(node)) {
             return self.ledger.read(&name(node), reading);
@@ -257,7 +261,7 @@ impl LedgerHistory {
         }
     }
 
-    /// `free = total − reserved − headroom − Σ max(reserved, attributed) − unexplained`, for nodes whose reading is fresh.
+    /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh.
     pub fn check_free(&mut self) {
         let entries: Vec<(PodUid, PodState)> =
             self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();

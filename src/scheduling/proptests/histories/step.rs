@@ -1,13 +1,13 @@
 //! The steps that can happen to a ledger, drawn at random, and the names that they use.
 
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::proptests::{device, sharing};
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Moment, Percent};
+use crate::units::{Bytes, MilliCpu, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -70,6 +70,49 @@ pub fn step() -> impl Strategy<Value = LedgerStep> {
         1 => (node, 0u64..8).prop_map(|(node, cpu)| LedgerStep::Spare(node, cpu)),
         1 => Just(LedgerStep::Learn),
     ]
+}
+
+/// A demand of a pod that loads a model.
+pub fn loading(demand: Demand) -> Demand {
+    Demand { model: ModelId::parse("org/model").ok(), ..demand }
+}
+
+/// The one thing in which a demand differs from another.
+#[derive(Debug, Clone, Copy)]
+pub enum DemandChange {
+    KvCache(u64),
+    Weights(u64),
+    Cpu(u64),
+    QueueLimit(u32),
+    NoModel,
+    /// Nothing that a node tells apart.
+    Priority(i32),
+}
+
+pub fn demand_change() -> impl Strategy<Value = DemandChange> {
+    prop_oneof![
+        3 => (1u64..40).prop_map(DemandChange::KvCache),
+        1 => (1u64..200).prop_map(DemandChange::Weights),
+        2 => (1u64..8000).prop_map(DemandChange::Cpu),
+        1 => (0u32..4).prop_map(DemandChange::QueueLimit),
+        1 => Just(DemandChange::NoModel),
+        1 => (1i32..4).prop_map(DemandChange::Priority),
+    ]
+}
+
+impl DemandChange {
+    pub fn of(self, demand: &Demand) -> Demand {
+        let mut demand = demand.clone();
+        match self {
+            Self::KvCache(bytes) => demand.kv_cache = Some(Bytes(bytes)),
+            Self::Weights(bytes) => demand.weights = Some(Bytes(bytes)),
+            Self::Cpu(milli) => demand.host_resources.cpu = MilliCpu(milli),
+            Self::QueueLimit(limit) => demand.terms.queue_limit = Some(limit),
+            Self::NoModel => demand.model = None,
+            Self::Priority(priority) => demand.priority = priority,
+        }
+        demand
+    }
 }
 
 pub fn uid(pod: u8) -> PodUid {

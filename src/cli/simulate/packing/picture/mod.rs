@@ -1,6 +1,6 @@
-//! Two panels for a slide, 16 by 9: what is allocated and what is in fragments, over what pods have asked for; one line for each
-//! policy, with its name and last figure at its end. SVG for pages, PNG for everything else; the PNG has its letters from a
-//! font that is built in, so that it is the same on a machine without fonts.
+//! Draws the results of `stowage simulate packing`: two panels, 16 by 9, with the allocated and the fragmented share over the
+//! requested share. Each policy has one line, with its name and last figure at the line's end. The file is SVG or PNG; a PNG
+//! uses a built-in font, so that it is the same on a machine without fonts.
 
 mod panel;
 
@@ -17,10 +17,10 @@ use std::str::FromStr;
 const WIDTH: f64 = 1600.0;
 const HEIGHT: f64 = 900.0;
 const TITLE_HEIGHT: f64 = 80.0;
-/// Below, nothing has been dropped yet and all lines are one.
+/// Below this requested share, in percent, no policy has rejected a pod yet, and all lines coincide.
 const FIRST_LOAD: u64 = 70;
 
-/// A file for a picture, of a kind that can be drawn.
+/// A file for a picture, in one of the two formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PictureFile {
     path: PathBuf,
@@ -55,7 +55,7 @@ impl FromStr for PictureFile {
 }
 
 impl PictureFile {
-    /// Draws and writes it.
+    /// Draws the picture and writes the file.
     pub fn write(&self, title: &str, lines: &[PackingLine]) -> Result<()> {
         let scene = scene(title, lines);
         let bytes = match self.kind {

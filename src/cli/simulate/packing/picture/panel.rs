@@ -1,5 +1,5 @@
-//! One panel: axes, a line for each policy, and at each line's end its name in its colour. Names that would lie on each other
-//! are moved apart.
+//! One panel: axes, a line for each policy, and at each line's end the policy's name in the same colour. Names that would
+//! overlap are moved apart.
 
 use crate::lab::simulate::packing::arrivals::LAST_LOAD;
 use crate::lab::simulate::packing::curve::Point;
@@ -9,10 +9,10 @@ use kuva::render::layout::{ComputedLayout, Layout, TickFormat};
 use kuva::render::plots::Plot;
 use kuva::render::render::{Primitive, Scene, TextAnchor, render_multiple};
 
-/// Room for names at the lines' ends, and for figures at the left.
+/// Margins in pixels: left, for the axis' figures, and right, for the names at the lines' ends.
 const MARGINS: (f64, f64) = (80.0, 215.0);
 const NAME_SIZE: u32 = 19;
-/// From one name's line to the next.
+/// The least distance between two names, in pixels.
 const NAME_HEIGHT: f64 = 25.0;
 
 pub struct Panel {
@@ -24,7 +24,7 @@ pub struct Panel {
 struct LineLabel {
     policy: PlayedPolicy,
     text: String,
-    /// Where the line ends.
+    /// Where the policy's line ends.
     end: f64,
     y: f64,
 }
@@ -38,7 +38,7 @@ impl Panel {
         let curves: Vec<(PlayedPolicy, Vec<(f64, f64)>)> =
             lines.iter().map(|line| (line.policy, shown(line))).collect();
         let layout = || self.layout(&curves, first_load, (width, height));
-        // Ours last: it lies on top.
+        // Stowage is drawn last, so it lies on top.
         let mut order: Vec<&(PlayedPolicy, Vec<(f64, f64)>)> = curves.iter().collect();
         order.sort_by_key(|(policy, _)| *policy);
         let plots = order.iter().map(|(policy, points)| plot(*policy, points)).collect();
@@ -75,10 +75,10 @@ impl Panel {
     }
 }
 
-/// Of the vertical axis, in per cent.
+/// The step of the vertical axis, in percent.
 const STEP: f64 = 5.0;
 
-/// From the lowest to the highest figure, to the next steps of the axis.
+/// The range of the vertical axis: from the lowest to the highest figure, rounded outwards to the axis' steps.
 fn range(curves: &[(PlayedPolicy, Vec<(f64, f64)>)]) -> (f64, f64) {
     let figures = || curves.iter().flat_map(|(_, points)| points.iter().map(|(_, figure)| *figure));
     let low = figures().fold(100.0, f64::min);
@@ -92,7 +92,7 @@ fn plot(policy: PlayedPolicy, points: &[(f64, f64)]) -> Plot {
     LinePlot::new().with_data(points.to_vec()).with_color(colour(policy)).with_stroke_width(width).into()
 }
 
-/// Told apart by people who see no red or no green too (Okabe and Ito, 2008).
+/// Colours that people with colour vision deficiency can distinguish (Okabe and Ito, 2008).
 fn colour(policy: PlayedPolicy) -> &'static str {
     match policy {
         PlayedPolicy::Random => "#7f7f7f",
@@ -121,10 +121,10 @@ fn names(curves: &[(PlayedPolicy, Vec<(f64, f64)>)], computed: &ComputedLayout) 
     names
 }
 
-/// Moves what stands closer than a name's height apart, in order and between these bounds, each as little as may be: names
-/// that push each other form a block around the middle of where they would be.
+/// Moves positions that are closer than a name's height apart. Keeps their order and the bounds, and moves each as little as
+/// possible: names that push each other form a block around the mean of their positions.
 fn apart(ys: &mut [f64], top: f64, bottom: f64) {
-    // Of each block: where its first stands, and how many it has.
+    // Each block: the position of its first name, and its number of names.
     let mut blocks: Vec<(f64, usize)> = Vec::new();
     for (place, wanted) in ys.iter().enumerate() {
         blocks.push((*wanted, 1));
@@ -162,7 +162,7 @@ fn write(scene: &mut Scene, computed: &ComputedLayout, name: &LineLabel) {
     });
     scene.add(Primitive::Text {
         x: right + 20.0,
-        // The middle of small letters, not their foot, stands at the line's end.
+        // The middle of lower-case letters, not their baseline, is level with the line's end.
         y: name.y + f64::from(NAME_SIZE) / 3.0,
         content: name.text.clone(),
         size: NAME_SIZE,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lie_on_each_other_are_moved_apart_around_their_middle() {
+    fn overlapping_names_are_moved_apart_around_their_middle() {
         assert_eq!(moved(vec![100.0, 200.0]), [100.0, 200.0]);
         assert_eq!(moved(vec![100.0, 101.0]), [88.0, 113.0]);
         assert_eq!(moved(vec![100.0, 100.0, 100.0]), [75.0, 100.0, 125.0]);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_a_node_that_changed_is_forgotten() {
+    fn cached_scores_of_a_changed_node_are_not_used() {
         let setting = setting(&[(64_000, 1), (32_000, 1)], &[kind(1000, 1, 600)]);
         let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
         let mut best_fit = Scored::new(&setting, BestFit);

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_between_the_events_of_a_load_counts_for_those_that_follow() {
+    fn a_pod_between_two_events_of_a_load_counts_from_the_later_one_on() {
         // 0.1 GPUs of ten are a hundredth; the third pod asks for nothing, and comes at 1 % too.
         let setting = setting(&[(1000, 10)], &[kind(1, 1, 50), kind(1, 1, 500), kind(1, 0, 0)]);
         let arrivals = Arrivals { seed: 0, pods: vec![0, 0, 2, 1, 0], ranks: vec![0] };

@@ -1,19 +1,20 @@
-//! The linear program of the bound, solved as its dual: prices at which no pod can be placed at a profit.
+//! The linear program of the bound. Its dual is solved: prices of capacity at which no placement of a pod makes a profit.
 //!
 //! ```text
-//! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, those of the sort taken together
+//! maximise  Σ_k gpu_k Σ_n x_kn            x_kn: pods of kind k on nodes of sort n, as if these were one node
 //! with      placed_k ≤ Σ_n x_kn ≤ came_k
 //!           Σ_k cpu_k·x_kn ≤ CPU_n,  Σ_k memory_k·x_kn ≤ memory_n
 //!           Σ_k whole_k·x_kn + Σ_p y_pn ≤ GPU_n        y_pn: GPUs cut in the way p, as in the cutting-stock problem
 //!           Σ_{k of size s} x_kn ≤ Σ_p a_sp·y_pn       for each size s of parts
 //! ```
 //!
-//! The ways to cut are columns, so in the dual they are constraints: a GPU's price is at least that of the parts of each cut
-//! (Gilmore and Gomory, 1961). They are far too many to write down; each round adds, for each sort, the one that is missed most,
-//! which a knapsack finds (Kelley's cutting planes, 1960).
+//! Each way to cut a GPU is a column, so in the dual it is a constraint: a GPU's price is at least the sum of the prices of the
+//! parts of each cut (Gilmore and Gomory, 1961). There are too many cuts to list. Each round adds, for each sort of node, the
+//! cut that is violated most; solving a knapsack problem finds it (Kelley's cutting planes, 1960).
 //!
-//! What is left out, such as which node of a sort a pod is on, makes the bound higher, never lower. Prices that satisfy all
-//! constraints are an upper bound even where they are not the best; where rounds end early, a GPU is priced up until they do.
+//! Simplifications, such as treating all nodes of a sort as one, make the bound higher, never lower. Prices that satisfy all
+//! constraints are an upper bound even if they are not optimal; if the rounds end early, the prices of GPUs are raised until
+//! they satisfy all constraints.
 
 use super::asked::DemandAtLoad;
 use crate::lab::simulate::openb::WHOLE_GPU;
@@ -135,7 +136,7 @@ impl NodePrices {
         })
     }
 
-    /// The cut with the most valuable parts, by size, and by how much its value exceeds a GPU's price.
+    /// The cut with the most valuable parts, as the number of parts by size, and by how much its value exceeds a GPU's price.
     fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
         let worths: Vec<(u32, f64)> =
             self.parts.iter().map(|(milli, part)| (*milli, solution.var_value(*part))).collect();

@@ -9,7 +9,7 @@ use crate::lab::simulate::packing::{CpuRule, Replay, SimulatedEviction, Typical,
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use proptest::prelude::*;
 
-/// In thousandths of GPUs: the best that can be had of these pods, the first `placed` of which must all be in.
+/// The greatest allocation of these pods, in thousandths of GPUs; the first `placed` of them must all be placed.
 fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -> Option<u64> {
     fn go(setting: &PlayedTrace, cluster: &SimulatedCluster, pods: &[usize], placed: usize) -> Option<u64> {
         let Some((pod, rest)) = pods.split_first() else { return Some(cluster.allocated()) };
@@ -90,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn what_no_cut_of_a_gpu_holds_is_not_counted_on() {
+fn the_bound_counts_only_parts_that_fit_on_one_gpu_together() {
     let asked = |came: &[f64], placed: &[f64]| DemandAtLoad { came: came.into(), placed: placed.into() };
     // Parts of 600 thousandths are one to a GPU, those of 300 three, and one of each two.
     let setting = setting(&[(64_000, 2)], &[kind(0, 1, 600), kind(0, 1, 300)]);
@@ -98,7 +98,7 @@ fn what_no_cut_of_a_gpu_holds_is_not_counted_on() {
     assert_eq!(most(asked(&[4.0, 0.0], &[0.0, 0.0])), 1.2);
     assert_eq!(most(asked(&[4.0, 1.0], &[0.0, 0.0])), 1.5);
     assert_eq!(most(asked(&[4.0, 9.0], &[0.0, 0.0])), 1.8);
-    // One that has to be in takes what others would have used better, or not.
+    // A pod that must be placed may take what others would have used better.
     let single = self::setting(&[(64_000, 1)], &[kind(0, 1, 600), kind(0, 1, 1000)]);
     let most = |placed: f64| super::most(&single, &asked(&[1.0, 1.0], &[placed, 0.0])).unwrap();
     assert!((most(0.0) - 1.0).abs() < 1e-6 && (most(1.0) - 0.6).abs() < 1e-6);
@@ -128,7 +128,7 @@ fn played(setting: &PlayedTrace, arrivals: &[Arrivals], policy: PlayedPolicy) ->
 }
 
 #[test]
-fn no_policy_passes_the_bound_on_those_who_began_as_it_did() {
+fn no_policy_exceeds_the_bound_for_policies_with_the_same_beginning() {
     let setting = PlayedTrace::of(&built_in::trace());
     let arrivals = [Arrivals::of(&setting, 42), Arrivals::of(&setting, 43)];
     let mean = |replays: &[Replay], load| {
@@ -152,7 +152,7 @@ fn no_policy_passes_the_bound_on_those_who_began_as_it_did() {
 }
 
 #[test]
-fn the_bound_is_of_whoever_turned_nobody_away_for_longest() {
+fn the_bound_begins_as_the_policy_that_rejected_no_pod_for_longest() {
     let setting = setting(&[(64_000, 10)], &[kind(0, 1, 1000)]);
     let arrivals = [Arrivals { seed: 0, pods: vec![0; 13], ranks: vec![0] }];
     let beginning = |policy, placed| Beginning { policy, until: vec![vec![placed]] };
@@ -169,7 +169,7 @@ fn the_bound_is_of_whoever_turned_nobody_away_for_longest() {
 }
 
 #[test]
-fn a_pod_that_no_node_could_hold_is_turned_away_by_all_and_says_nothing() {
+fn a_pod_that_fits_on_no_empty_node_does_not_end_the_beginning() {
     let kinds = [kind(0, 1, 1000), kind(99_000, 1, 1), kind(0, 1, 1000)];
     let setting = setting(&[(64_000, 2)], &kinds);
     let arrivals = [Arrivals { seed: 0, pods: vec![1, 0, 1, 2, 0, 2], ranks: vec![0] }];
@@ -180,7 +180,7 @@ fn a_pod_that_no_node_could_hold_is_turned_away_by_all_and_says_nothing() {
 }
 
 #[test]
-fn who_is_turned_away_ends_the_beginning_of_those_who_accept_the_same_models() {
+fn a_rejected_pod_ends_the_beginning_of_kinds_that_accept_the_same_models() {
     let nowhere_else = PodKind { models: [true, false].into(), ..kind(0, 1, 1000) };
     let setting = setting(&[(64_000, 2)], &[nowhere_else, kind(0, 1, 500), kind(0, 1, 400)]);
     let arrivals = [Arrivals { seed: 0, pods: vec![0, 1, 0, 2, 1, 1], ranks: vec![0] }];

@@ -11,6 +11,7 @@ use crate::lab::simulate::packing::placer::{Placed, Placer, PodArrival};
 use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
 use crate::scheduling::evicting::WithoutEvictable;
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Bytes, MilliCpu};
@@ -53,7 +54,7 @@ impl<'s> CpuOnly<'s> {
 
     pub fn place(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &mut Cluster,
         cluster: &SimulatedCluster,
         arrival: PodArrival,
     ) -> Option<Placed> {
@@ -75,7 +76,7 @@ impl<'s> CpuOnly<'s> {
     /// The node's rank, which is its index in a snapshot too.
     fn cheapest(
         &self,
-        ledger: &mut Ledger,
+        ledger: &mut Cluster,
         cluster: &SimulatedCluster,
         kind: &PodKind,
         standing: PodTier,

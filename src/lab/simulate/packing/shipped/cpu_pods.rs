@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_leave_and_nobody_for_nothing() {
+    fn the_largest_are_evicted_and_none_without_need() {
         let mut pods = BestEffortCpuPods::default();
         for (number, cpu) in [(1, 1000), (2, 4000), (3, 2000)] {
             pods.put(0, number, &kind(cpu, 0, 0));

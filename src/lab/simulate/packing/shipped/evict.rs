@@ -10,6 +10,8 @@ use crate::lab::simulate::packing::trace::PodKind;
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::verbs::observe::PodReleased;
+use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu};
@@ -25,10 +27,12 @@ impl Shipped<'_> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
-        self.ledger.reserve(uid, reservation(&self.ledger, &set)?).ok()?;
+        self.ledger
+            .apply(Reserve { uid: uid.clone(), reservation: reservation(&self.ledger, &set)? })
+            .ok()?;
         let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
-            self.ledger.release(victim);
+            self.ledger.apply(PodReleased(victim.clone()));
         });
         cpu_pods.iter().for_each(|number| self.cpu_only.evictable.remove(*number));
         evicted.extend(cpu_pods);

@@ -5,9 +5,11 @@ use super::ledger;
 use crate::ids::NodeName;
 use crate::lab::simulate::packing::cluster::SimulatedCluster;
 use crate::lab::simulate::packing::trace::PlayedTrace;
-use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, EVERY, PackingModel};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::FreeHostKnown;
+use crate::scheduling::verbs::tick::PackingModelLearned;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Bytes, MilliCpu};
@@ -58,23 +60,23 @@ impl SimulatedUpkeep {
     }
 
     /// As often as `serve` does, which is before each pod: updates changed nodes, and learns if it is due.
-    pub fn tick(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
+    pub fn tick(&mut self, ledger: &mut Cluster, cluster: &SimulatedCluster, names: &[NodeName]) {
         self.look_at_nodes(ledger, cluster, names);
         self.learn(ledger);
     }
 
-    fn look_at_nodes(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
+    fn look_at_nodes(&mut self, ledger: &mut Cluster, cluster: &SimulatedCluster, names: &[NodeName]) {
         self.versions.resize(names.len(), 0);
         for (rank, node) in cluster.nodes().iter().enumerate() {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
                 let free_host = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
-                ledger.set_free_host(&names[rank], Some(free_host));
+                ledger.apply(FreeHostKnown { node: names[rank].clone(), free_host: Some(free_host) });
             }
         }
     }
 
-    fn learn(&mut self, ledger: &mut Ledger) {
+    fn learn(&mut self, ledger: &mut Cluster) {
         let demand_history = match &mut self.knowledge {
             Knowledge::Learned if ledger.is_packing_model_due() => Arc::new(ledger.demand_history_to_learn()),
             Knowledge::Learned => return,
@@ -91,6 +93,6 @@ impl SimulatedUpkeep {
             PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
         // The ledger copies a snapshot that is still in use.
         drop(snapshot);
-        ledger.set_packing_model(packing_model);
+        ledger.apply(PackingModelLearned(packing_model));
     }
 }

@@ -8,6 +8,8 @@ use crate::lab::simulate::packing::cluster::SimulatedPlacement;
 use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
@@ -34,9 +36,9 @@ pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
 }
 
 /// The nodes with their GPUs, under these names.
-pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
+pub fn fill(ledger: &mut Cluster, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
     // There are no budgets, and the ledger knows it.
-    ledger.set_budget_visibility(BudgetVisibility::Complete);
+    ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
         let device = |index: u32| Device {
@@ -49,8 +51,11 @@ pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: 
             health: Health::Healthy,
             island: None,
         };
-        ledger.set_node(&names[rank], NodeKind::Stowage, None);
-        let reported = ledger.report_devices(&names[rank], (0..site.gpus).map(device).collect());
+        ledger.apply(NodeObserved::new(names[rank].clone(), NodeKind::Stowage));
+        let reported = ledger.apply(DevicesReported {
+            node: names[rank].clone(),
+            devices: (0..site.gpus).map(device).collect(),
+        });
         debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
     }
 }

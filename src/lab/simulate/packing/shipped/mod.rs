@@ -18,11 +18,17 @@ use super::placer::{Placed, Placer, PodArrival};
 use super::trace::{PlayedTrace, PodKind};
 use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::openb::Qos;
-use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting};
-use crate::scheduling::placing::rank::ScheduleAttempt;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::filter::{FilterAsked, filter};
+use crate::scheduling::verbs::observe::{PodObserved, PodReleased};
+use crate::scheduling::verbs::request::VerbRequest;
+use crate::scheduling::verbs::tick::Tick;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::Millis;
@@ -55,8 +61,7 @@ impl SimulatedEviction {
 pub struct Shipped<'s> {
     setting: &'s PlayedTrace,
     eviction: SimulatedEviction,
-    pub ledger: Ledger,
-    policy: Arc<Policy>,
+    pub ledger: Cluster,
     /// By rank: in order, so that of equal nodes the lower rank is taken here too.
     names: Vec<NodeName>,
     /// By kind and [`PodTier`]; none of pods without GPUs.
@@ -106,13 +111,12 @@ impl<'s> Shipped<'s> {
     ) -> Self {
         let policy = Arc::new(Policy::default());
         let names = ledger::names(setting, ranks);
-        let mut ledger = Ledger::new(policy.clone());
+        let mut ledger = Cluster::new(policy.clone());
         ledger::fill(&mut ledger, setting, ranks, &names);
         Self {
             eviction,
             ledger,
             demands: setting.kinds.iter().map(|kind| ledger::demands(setting, kind, &policy)).collect(),
-            policy,
             names,
             setting,
             cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
@@ -135,29 +139,32 @@ impl<'s> Shipped<'s> {
 
     fn best(&mut self, cluster: &SimulatedCluster, uid: &PodUid, arrival: PodArrival) -> Option<NodeName> {
         let kind = &self.setting.kinds[arrival.kind];
-        self.ledger.begin_attempt(uid);
-        let snapshot = self.ledger.snapshot();
-        let demand = &self.ledger.pod_state(uid)?.demand;
-        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
-        let attempt = ScheduleAttempt {
-            limit: usize::from(self.policy.shortlist),
-            just_failed: None,
-            reserved_placement: None,
-            policy: &self.policy,
-            allowance: TenantLimit::default(),
+        let pod = self.ledger.pod_state(uid)?;
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key: pod.key.clone(),
+            demand: pod.demand.clone(),
+            waiting: ObservedWaiting::default(),
         };
-        let list = self.score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt);
-        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
+        let view = self.ledger.apply(FilterAsked(request));
+        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
+        let mut scores = self.score_cache.take(&view.snapshot, &view.request.demand, &view.policy);
+        let list = filter(&view, names.into_iter(), &mut scores);
+        self.score_cache.put(scores);
+        list.best.first().map(|best| view.snapshot.nodes()[best.node].name.clone())
     }
 
     /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-        let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
+        let asked = BindAsked::of(&self.ledger, uid, node)?;
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.ledger.apply(asked) else {
+            return None;
+        };
         let devices = placement.recorded();
-        self.ledger.confirm(uid, node, devices.clone());
+        self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices: devices.clone() });
         let demand = self.ledger.pod_state(uid)?.demand.clone();
         let state = ObservedPhase::Bound { node: node.clone(), devices, starting: false, ran: None };
-        self.ledger.see(ledger::seen(uid, demand, state));
+        self.ledger.apply(PodObserved(ledger::seen(uid, demand, state)));
         Some(placement)
     }
 
@@ -173,26 +180,31 @@ impl<'s> Shipped<'s> {
 
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
-        self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
+        self.ledger.apply(Tick { now: self.ledger.now() + BETWEEN_ARRIVALS, is_leading: true });
         self.upkeep.tick(&mut self.ledger, cluster, &self.names);
         let Some(demand) = self.demand(arrival) else {
             return self.cpu_only.place(&mut self.ledger, cluster, arrival);
         };
         let uid = ledger::uid(arrival.number);
-        self.ledger.see(ledger::seen(&uid, demand, ObservedPhase::Waiting(ObservedWaiting::default())));
+        self.ledger.apply(PodObserved(ledger::seen(
+            &uid,
+            demand,
+            ObservedPhase::Waiting(ObservedWaiting::default()),
+        )));
         let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
             SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
             SimulatedEviction::Never => None,
         });
         if placed.is_none() {
-            self.ledger.note_refused(&uid, None);
-            self.ledger.release(&uid);
+            self.ledger
+                .apply(FilterDecided { uid: uid.clone(), answer: FilterAnswer::Refused { asked: None } });
+            self.ledger.apply(PodReleased(uid.clone()));
         }
         placed
     }
 
     fn end(&mut self, number: usize) {
-        self.ledger.release(&ledger::uid(number));
+        self.ledger.apply(PodReleased(ledger::uid(number)));
         self.cpu_only.evictable.remove(number);
     }
 }

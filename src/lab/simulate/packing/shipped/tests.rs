@@ -12,7 +12,7 @@ fn audited(shipped: &Shipped<'_>) {
     assert!(violations.is_empty(), "{violations:?}");
 }
 
-/// Thousandths of GPUs that the ledger says are promised, to the nearest.
+/// Thousandths of GPUs that are allocated by the ledger, rounded.
 fn promised(shipped: &Shipped<'_>) -> u64 {
     let totals = shipped.ledger.totals();
     let gpu = totals.capacity.0 / totals.gpus;
@@ -20,7 +20,7 @@ fn promised(shipped: &Shipped<'_>) -> u64 {
 }
 
 #[test]
-fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
+fn the_ledger_adds_up_after_every_event_and_agrees_with_the_flat_cluster() {
     let setting = PlayedTrace::of(&built_in::trace());
     for eviction in [SimulatedEviction::Never, SimulatedEviction::OfBestEffort] {
         let arrivals = Arrivals::of(&setting, 42);
@@ -42,7 +42,7 @@ fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
 }
 
 #[test]
-fn a_pod_goes_only_where_the_stock_filters_let_it() {
+fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
     let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
     let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
     let cluster = SimulatedCluster::new(&setting, &[0, 1]);
@@ -73,7 +73,7 @@ fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
 }
 
 #[test]
-fn whoever_leaves_frees_the_cpu_too() {
+fn a_victim_frees_its_cpu_too() {
     // One with little CPU, and one with most of it; neither leaves enough of the GPU for another.
     let kinds = [kind(1000, 1, 600), kind(6000, 1, 900), kind(5000, 1, 700)];
     assert_eq!(third_of(kinds), (Some(0), vec![1]));

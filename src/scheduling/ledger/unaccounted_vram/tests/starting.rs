@@ -75,7 +75,7 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     let view = snapshot.node("n").unwrap();
     let gpu_candidate = fit(view, &first).unwrap();
     assert_eq!(gpu_candidate.iter().collect::<Vec<_>>(), [0], "beside the tenant it fits most tightly");
-    bench.ledger.offer(&uid("first"), view, gpu_candidate, bench.now);
+    bench.ledger.offer(&uid("first"), &view.name, &view.uuids(gpu_candidate));
     let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
     assert_eq!(next.iter().collect::<Vec<_>>(), [1], "there it would have to wait for the first one's start");
 }

@@ -1,90 +1,96 @@
-//! Bindings whose result is unknown: one record and at most one settling loop for each pod, and when an assume may be
-//! forgotten. Pure.
+//! Bindings whose result is unknown: one record and at most one settling loop for each pod, and when an allocation may be
+//! forgotten.
 //!
-//! A Binding may land for as long as [`latest_landing`](crate::kubernetes::port::ControlPlane::latest_landing) after it was begun.
-//! Until then only a read that shows the pod bound or gone settles it, whatever a later attempt was answered.
+//! A Binding may land for a limited time after it was begun; the edge knows the limit. Until then only a read that shows the
+//! pod bound or gone settles it, whatever a later attempt was answered.
 
 use crate::ids::PodUid;
 use crate::units::{Millis, Moment};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, BuildHasherDefault};
 
 /// Pauses between two reads of one pod: the first and the longest.
 const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
 
 /// Records of assumed pods, so no more than there are assumed pods.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenBindings {
-    open: Mutex<FxHashMap<PodUid, OpenBinding>>,
+    open: FxHashMap<PodUid, OpenBinding>,
 }
 
 /// What is known of one pod's Bindings.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct OpenBinding {
     /// Writes that have not been answered yet.
     under_way: u32,
     /// When the latest write began that may have been written.
     may_land: Option<Moment>,
     is_settling: bool,
+    /// Reads of the settling loop so far.
+    reads: u32,
 }
 
 impl OpenBindings {
-    /// Records that a Binding of the pod is about to be written.
-    pub fn begin(&self, uid: &PodUid) {
-        self.open.lock().entry(uid.clone()).or_default().under_way += 1;
+    /// A Binding of the pod is about to be written.
+    pub fn begin(&mut self, uid: &PodUid) {
+        self.open.entry(uid.clone()).or_default().under_way += 1;
     }
 
-    /// Records that the write begun at `begun` has been answered or has timed out; `is_open` if it may have been written all
-    /// the same.
-    pub fn end(&self, uid: &PodUid, begun: Moment, is_open: bool) {
-        let mut open = self.open.lock();
-        let Some(record) = open.get_mut(uid) else { return };
+    /// The write begun at `begun` has been answered or has timed out; `is_open` if it may have been written all the same.
+    pub fn end(&mut self, uid: &PodUid, begun: Moment, is_open: bool) {
+        let Some(record) = self.open.get_mut(uid) else { return };
         record.under_way = record.under_way.saturating_sub(1);
         if is_open {
             record.may_land = record.may_land.max(Some(begun));
         }
-        drop_if_done(&mut open, uid);
+        self.drop_if_done(uid);
     }
 
     /// Whether none of the pod's Bindings can land any more.
-    pub fn have_landed(&self, uid: &PodUid, now: Moment, landing: Millis) -> bool {
-        self.open.lock().get(uid).is_none_or(|record| {
-            record.under_way == 0 && record.may_land.is_none_or(|begun| begun + landing < now)
+    pub fn have_landed(&self, uid: &PodUid, now: Moment, latest_landing: Millis) -> bool {
+        self.open.get(uid).is_none_or(|record| {
+            record.under_way == 0 && record.may_land.is_none_or(|begun| begun + latest_landing < now)
         })
     }
 
     /// Returns whether to start a settling loop: there is one for each pod.
-    pub fn settle(&self, uid: &PodUid) -> bool {
-        !std::mem::replace(&mut self.open.lock().entry(uid.clone()).or_default().is_settling, true)
+    pub fn settle(&mut self, uid: &PodUid) -> bool {
+        !std::mem::replace(&mut self.open.entry(uid.clone()).or_default().is_settling, true)
     }
 
-    /// Records that the pod's settling loop has ended.
-    pub fn settled(&self, uid: &PodUid) {
-        let mut open = self.open.lock();
-        if let Some(record) = open.get_mut(uid) {
-            (record.is_settling, record.may_land) = (false, None);
+    /// How long the settling loop pauses before its next read.
+    pub fn next_pause(&mut self, uid: &PodUid) -> Millis {
+        let Some(record) = self.open.get_mut(uid) else { return pause(uid, 0) };
+        record.reads = record.reads.saturating_add(1);
+        pause(uid, record.reads - 1)
+    }
+
+    /// The pod's settling loop has ended.
+    pub fn settled(&mut self, uid: &PodUid) {
+        if let Some(record) = self.open.get_mut(uid) {
+            (record.is_settling, record.may_land, record.reads) = (false, None, 0);
         }
-        drop_if_done(&mut open, uid);
+        self.drop_if_done(uid);
     }
 
     /// Pods with an unsettled Binding.
     pub fn unsettled(&self) -> usize {
-        self.open.lock().len()
+        self.open.len()
     }
-}
 
-fn drop_if_done(open: &mut FxHashMap<PodUid, OpenBinding>, uid: &PodUid) {
-    let is_done =
-        |record: &OpenBinding| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
-    if open.get(uid).is_some_and(is_done) {
-        open.remove(uid);
+    fn drop_if_done(&mut self, uid: &PodUid) {
+        let is_done =
+            |record: &OpenBinding| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
+        if self.open.get(uid).is_some_and(is_done) {
+            self.open.remove(uid);
+        }
     }
 }
 
 /// The pause before the `nth` read of the pod. It grows with each read and differs between pods, so that Bindings left open by
 /// the same outage are not read at the same moment.
-pub fn pause(uid: &PodUid, nth: u32) -> Millis {
+fn pause(uid: &PodUid, nth: u32) -> Millis {
     let (first, longest) = PAUSES;
     let full = Millis((first.0 << nth.min(16)).min(longest.0));
     let jitter = BuildHasherDefault::<rustc_hash::FxHasher>::default().hash_one((uid, nth));
@@ -107,7 +113,7 @@ mod tests {
 
     #[test]
     fn b9_one_loop_settles_a_pod_however_many_binds_were_left_open() {
-        let bindings = OpenBindings::default();
+        let mut bindings = OpenBindings::default();
         let pod = uid("a");
         for second in 0..10 {
             bindings.begin(&pod);
@@ -122,7 +128,7 @@ mod tests {
 
     #[test]
     fn b9_nothing_is_forgotten_while_another_write_is_under_way_or_may_land() {
-        let bindings = OpenBindings::default();
+        let mut bindings = OpenBindings::default();
         let pod = uid("a");
         bindings.begin(&pod);
         bindings.end(&pod, at(0), true);

@@ -1,52 +1,53 @@
-//! The guard of the ledger's lock. A panic under the lock discards the ledger.
+//! The guard of the cluster's lock. A panic under the lock discards the cluster's state.
 //!
-//! A panic may leave a change half made, and no later check can tell which half. The pods on the API server are consistent:
-//! leadership closes, and everything is relisted into an empty ledger. This module does not know what the ledger contains.
+//! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
+//! leadership closes, and everything is relisted into an empty state. This module does not know what the state contains.
 
 use super::Service;
-use crate::scheduling::ledger::Ledger;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::tick::ClockAdvanced;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
 use tracing::error;
 
-/// The locked ledger. Take it for one call or a few; never across an await.
-pub struct LedgerGuard<'a> {
-    ledger: MutexGuard<'a, Ledger>,
+/// The locked cluster. Take it for one call or a few; never across an await.
+pub struct ClusterGuard<'a> {
+    cluster: MutexGuard<'a, Cluster>,
     service: &'a Service,
     /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
     /// lock.
     was_panicking: bool,
 }
 
-impl<'a> LedgerGuard<'a> {
-    pub(super) fn new(service: &'a Service, ledger: MutexGuard<'a, Ledger>) -> Self {
-        Self { ledger, service, was_panicking: std::thread::panicking() }
+impl<'a> ClusterGuard<'a> {
+    pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
+        Self { cluster, service, was_panicking: std::thread::panicking() }
     }
 }
 
-impl Deref for LedgerGuard<'_> {
-    type Target = Ledger;
+impl Deref for ClusterGuard<'_> {
+    type Target = Cluster;
 
-    fn deref(&self) -> &Ledger {
-        &self.ledger
+    fn deref(&self) -> &Cluster {
+        &self.cluster
     }
 }
 
-impl DerefMut for LedgerGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Ledger {
-        &mut self.ledger
+impl DerefMut for ClusterGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
     }
 }
 
-impl Drop for LedgerGuard<'_> {
+impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() || self.was_panicking {
             return;
         }
-        // Leadership closes first, so that no reader mistakes the empty ledger for the cluster.
+        // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         self.service.gate.list_anew();
-        *self.ledger = Ledger::new(self.ledger.policy().clone());
-        self.ledger.set_now(self.service.now());
+        *self.cluster = self.cluster.emptied();
+        self.cluster.apply(ClockAdvanced(self.service.now()));
         self.service.metrics.ledgers_discarded.inc();
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is listed anew"
@@ -59,6 +60,7 @@ mod tests {
     use super::*;
     use crate::ids::NodeName;
     use crate::scheduling::policy::Policy;
+    use crate::scheduling::verbs::observe::NodeObserved;
     use crate::scheduling::vocabulary::node::NodeKind;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -68,8 +70,8 @@ mod tests {
         service
     }
 
-    fn add_node(ledger: &mut Ledger) {
-        ledger.set_node(&NodeName::parse("a").unwrap(), NodeKind::Stowage, None);
+    fn add_node(cluster: &mut Cluster) {
+        cluster.apply(NodeObserved::new(NodeName::parse("a").unwrap(), NodeKind::Stowage));
     }
 
     #[test]
@@ -77,15 +79,15 @@ mod tests {
         let service = synced();
         let terms = service.gate.terms();
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let mut ledger = service.ledger();
-            add_node(&mut ledger);
+            let mut cluster = service.cluster();
+            add_node(&mut cluster);
             panic!("in the middle of a change");
         }));
         assert!(result.is_err());
         assert!(!service.gate.is_synced(), "nobody is answered from half a change");
         assert!(terms.has_changed().unwrap(), "everything is listed anew");
-        assert_eq!(service.ledger().totals().nodes, 0);
-        assert_eq!(service.ledger().now(), service.now());
+        assert_eq!(service.cluster().totals().nodes, 0);
+        assert_eq!(service.cluster().now(), service.now());
         assert_eq!(service.metrics.ledgers_discarded.get(), 1);
     }
 
@@ -94,7 +96,7 @@ mod tests {
         struct LooksAtTheEnd<'a>(&'a Service);
         impl Drop for LooksAtTheEnd<'_> {
             fn drop(&mut self) {
-                add_node(&mut self.0.ledger());
+                add_node(&mut self.0.cluster());
             }
         }
         let service = synced();
@@ -104,6 +106,6 @@ mod tests {
         }));
         assert!(result.is_err());
         assert!(service.gate.is_synced());
-        assert_eq!(service.ledger().totals().nodes, 1);
+        assert_eq!(service.cluster().totals().nodes, 1);
     }
 }

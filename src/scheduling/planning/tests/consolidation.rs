@@ -1,0 +1,40 @@
+//! Consolidation moves pods only if each has another place and the moves cost less than they gain.
+
+use super::*;
+
+/// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
+fn halves(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
+    cluster.bound("j", "n", 0, job(30));
+    cluster.bound("k", "m", 0, job(40));
+    cluster.gated("polite", Demand { may_preempt: false, ..shared(60, 100) });
+    cluster
+}
+
+#[test]
+fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
+    assert_eq!(halves(Policy::default()).plan(), ["polite waits: insufficient-vram"], "off by default");
+    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
+    let steps = steps(&mut cluster.ledger, 64);
+    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let place = &places[0];
+    assert_eq!(
+        (place.by, place.reservation.node.as_str()),
+        (EvictionRight::Moves, "n"),
+        "the smaller job moves"
+    );
+    assert!(
+        cluster.ledger.clone().reserve(&place.uid, place.reservation.clone()).is_err(),
+        "by no other right"
+    );
+    assert_eq!(place.take(&mut cluster.ledger), Ok(()));
+}
+
+#[test]
+fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
+    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: insufficient-vram"]);
+    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
+    cluster.bound("l", "n", 0, job(20));
+    cluster.bound("o", "m", 0, job(20));
+    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "a moved pod would have no place");
+}

@@ -1,0 +1,39 @@
+//! Pods share a ranking of the nodes only if every node scores the same for both.
+
+use super::*;
+use crate::ids::ModelId;
+use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
+
+/// A pod with 30 GiB of VRAM, of which so many are KV cache.
+fn of_model(kv_cache: u64) -> Demand {
+    let model = ModelId::parse("org/model").ok();
+    Demand { model, kv_cache: Some(Bytes::gib(kv_cache)), ..job(30) }
+}
+
+/// Node `stored` has the model on disk, of unknown size, and two empty GPUs; on node `tight` the VRAM fits better.
+fn stored_or_tight() -> LedgerCluster {
+    let mut cluster = LedgerCluster::new(&[("stored", 2), ("tight", 1)]);
+    cluster.bound("resident", "tight", 0, job(40));
+    let model =
+        NodeModel { model: ModelId::parse("org/model").unwrap(), tier: ModelTier::Disk, bytes: Bytes::ZERO };
+    let sampled = cluster.ledger.now();
+    let reading = NodeReading { sampled, holdings: [model].into_iter().collect(), ..NodeReading::default() };
+    cluster.ledger.read(&node("stored"), reading);
+    cluster
+}
+
+#[test]
+fn pods_that_differ_only_in_kv_cache_are_ranked_by_the_weights_that_each_loads() {
+    let placed_alone = |kv_cache| {
+        let mut cluster = stored_or_tight();
+        cluster.gated("pod", of_model(kv_cache));
+        cluster.plan()
+    };
+    assert_eq!(placed_alone(0), ["pod on stored"], "30 GiB of weights take longest over the network");
+    assert_eq!(placed_alone(29), ["pod on tight"], "1 GiB of weights loads fast anywhere");
+    let mut cluster = stored_or_tight();
+    cluster.gated("heavy", of_model(0));
+    cluster.pass(1);
+    cluster.gated("light", of_model(29));
+    assert_eq!(cluster.plan(), ["heavy on stored", "light on tight"]);
+}

@@ -1,0 +1,103 @@
+//! Pressure on an engine that lasts evicts its neighbours, one after the other.
+
+use super::*;
+
+/// A serving engine and two jobs on one GPU.
+fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
+    let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
+    let uuid = GpuUuid::parse("GPU-n-0").unwrap();
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
+    let sampled = cluster.ledger.now();
+    cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
+}
+
+fn shares_a_gpu() -> LedgerCluster {
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
+    cluster.bound("engine", "n", 0, shared(30, 100));
+    cluster.bound("small", "n", 0, job(10));
+    cluster.bound("large", "n", 0, job(20));
+    cluster
+}
+
+fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
+    watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
+}
+
+#[test]
+fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    let none: [&str; 0] = [];
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), none, "a spike evicts no pod");
+    for _ in 0..9 {
+        cluster.pass(1);
+        pressed(&mut cluster, 97, 0);
+        assert_eq!(evicted(&cluster, &mut watch), none);
+    }
+    cluster.pass(1);
+    pressed(&mut cluster, 85, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["small"], "it is not over at 85 %");
+    cluster.ledger.release(&uid("small"));
+    assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
+    cluster.pass(10);
+    pressed(&mut cluster, 85, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"]);
+    cluster.ledger.release(&uid("large"));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), none, "the engine itself stays");
+}
+
+#[test]
+fn pressure_that_falls_below_its_end_is_timed_anew() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
+        cluster.pass(seconds);
+        pressed(&mut cluster, kv, queue);
+        assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
+    }
+    pressed(&mut cluster, 20, 80);
+    evicted(&cluster, &mut watch);
+    cluster.pass(10);
+    pressed(&mut cluster, 20, 80);
+    assert_eq!(evicted(&cluster, &mut watch), ["small"], "a queue presses as well");
+}
+
+#[test]
+fn an_unmeasured_engine_evicts_no_neighbour() {
+    let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    assert!(watch.look(&cluster.ledger, &BTreeSet::new()).is_empty());
+}
+
+#[test]
+fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    let on_n = || ObservedPhase::Bound {
+        node: node("n"),
+        devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
+        starting: false,
+        ran: Some(Millis::seconds(600)),
+    };
+    cluster.see("small", job(10), on_n(), group("g", None));
+    cluster.see("smaller", job(5), on_n(), group("g", None));
+    pressed(&mut cluster, 97, 0);
+    evicted(&cluster, &mut watch);
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
+    let namespace = cluster.ledger.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
+    let budget = |allowed| DisruptionBudget {
+        namespace: namespace.clone(),
+        name: "one".into(),
+        selector: Selector::EVERYTHING,
+        allowed,
+    };
+    cluster.ledger.set_budget(budget(0));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new());
+    cluster.ledger.set_budget(budget(1));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"]);
+}

@@ -1,0 +1,81 @@
+//! The `bind` verb: allocates GPUs to the pod under the lock, before its Binding is written. [`binding`](super::binding) tells what
+//! follows from the write.
+
+use super::{Change, Cluster};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
+use crate::scheduling::policy::{Digest, Mode};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::placement::Placement;
+use crate::units::Moment;
+
+/// kube-scheduler asks to bind the pod to the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindAsked {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub node: NodeName,
+}
+
+/// A Binding to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindDecision {
+    pub placement: Placement,
+    pub demand: Demand,
+    /// The pod has a reservation, whose condition ends with the Binding.
+    pub is_reserved: bool,
+    /// The policy of the decision.
+    pub policy: Digest,
+    /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
+    pub is_new: bool,
+    /// When the write begins.
+    pub begun: Moment,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindAnswer {
+    Write(BindDecision),
+    AlreadyBound,
+}
+
+/// Why nothing is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindRefusal {
+    Conflict(AssumeConflict),
+    /// The pod requests VRAM in shadow mode.
+    InShadow,
+}
+
+impl BindAsked {
+    /// For a pod of the ledger; `None` if it is not there.
+    pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
+        let key = ledger.pod_state(uid)?.key.clone();
+        Some(Self { uid: uid.clone(), key, node: node.clone() })
+    }
+}
+
+impl Change for BindAsked {
+    type Output = Result<BindAnswer, BindRefusal>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        let ledger = &mut cluster.ledger;
+        let pod = ledger.pod_state(&self.uid).filter(|pod| pod.key == self.key);
+        let pod = pod.ok_or(BindRefusal::Conflict(AssumeConflict::UnknownPod))?;
+        let policy = ledger.policy();
+        if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
+            return Err(BindRefusal::InShadow);
+        }
+        let begun = ledger.now();
+        let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
+        let decision = |placement, is_new| {
+            BindAnswer::Write(BindDecision { placement, demand, is_reserved, policy, is_new, begun })
+        };
+        let answer = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
+            AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
+            AssumeResult::New(placement) => decision(placement, true),
+            AssumeResult::InFlight(placement) => decision(placement, false),
+        };
+        cluster.bindings.begin(&self.uid);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,245 @@
+//! What follows from the write of a Binding, step by step: the edge writes, reads and waits as it is told, and brings the
+//! results here.
+//!
+//! ```text
+//!  BindAsked ──► Write ──┬─ written ─────────────────────────► Bound
+//!                        ├─ refused ─────────────────────────► Failed
+//!                        ├─ 409 ───────► Read ──┬─ bound here ► Bound
+//!                        │                      ├─ elsewhere,
+//!                        │                      │  or gone ───► Failed
+//!                        └─ no answer ──────────┴─ unbound,
+//!                                                  unread ────► Settle
+//! ```
+//!
+//! An assumed pod whose Binding may have been written stays assumed until a read shows it bound or gone. A read that shows it
+//! unbound settles nothing, because the write may still land. The same Binding is then written again, which can only succeed or
+//! show that the first one had succeeded. One settling loop per pod does that: pause, read, write, and so on. It ends as soon as
+//! the pod is not assumed with this placement any more.
+
+use super::{Change, Cluster};
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::ledger::PodPhase;
+use crate::scheduling::vocabulary::placement::Placement;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+/// What the edge does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindingStep {
+    /// Write the Binding, begun at this moment.
+    Write {
+        begun: Moment,
+    },
+    /// Read the pod from the API server.
+    Read,
+    /// Sleep, then read.
+    Pause(Millis),
+    /// The pod is bound as requested.
+    Bound,
+    Failed(NotBound),
+    /// The result is unknown: answer so, and start a settling loop.
+    Settle,
+    /// Nothing is left to settle.
+    Over,
+}
+
+/// Why a pod is not bound as requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotBound {
+    Refused,
+    OnAnotherNode,
+    Gone,
+}
+
+/// On whose behalf a Binding is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BindingStage {
+    /// A bind request; `is_new` if it allocated the GPUs itself.
+    Request {
+        is_new: bool,
+    },
+    Settling,
+}
+
+/// The API server's answer to a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BindingAnswer {
+    Written,
+    Refused,
+    Conflict,
+    /// None, or one that leaves open whether it was written.
+    Unknown,
+}
+
+/// A write was answered, or given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingAnswered {
+    pub uid: PodUid,
+    pub placement: Placement,
+    pub stage: BindingStage,
+    pub begun: Moment,
+    pub answer: BindingAnswer,
+    /// For how long after it was begun an unanswered write may still land.
+    pub latest_landing: Millis,
+}
+
+/// What a read of the pod shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodRead {
+    Failed,
+    /// There is no pod of this UID.
+    Gone,
+    Unbound,
+    Bound {
+        node: NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+    },
+}
+
+/// The pod was read, past every cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingRead {
+    pub uid: PodUid,
+    pub placement: Placement,
+    pub stage: BindingStage,
+    pub pod: PodRead,
+}
+
+/// A settling loop wants to begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettlingAsked(pub PodUid);
+
+/// The settling loop has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettlingEnded(pub PodUid);
+
+/// The pod is bound, without a request to this process: in a simulation, or in a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingWritten {
+    pub uid: PodUid,
+    pub node: NodeName,
+    pub devices: Option<Arc<[GpuUuid]>>,
+}
+
+/// The Binding was not written, and cannot be written any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingFailed(pub PodUid);
+
+impl Change for BindingAnswered {
+    type Output = BindingStep;
+
+    fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
+        let Self { uid, placement, stage, begun, answer, latest_landing } = self;
+        let is_open = matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown);
+        cluster.bindings.end(&uid, begun, is_open);
+        match (answer, stage) {
+            (BindingAnswer::Written, _) => {
+                cluster.ledger.confirm(&uid, &placement.node, placement.recorded());
+                BindingStep::Bound
+            }
+            (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
+                if is_new {
+                    cluster.forget_if_landed(&uid, latest_landing);
+                }
+                BindingStep::Failed(NotBound::Refused)
+            }
+            (BindingAnswer::Refused, BindingStage::Settling) => {
+                cluster.forget_if_landed(&uid, latest_landing);
+                cluster.pause_or_end(&uid, &placement)
+            }
+            (BindingAnswer::Conflict, BindingStage::Request { .. }) => BindingStep::Read,
+            (BindingAnswer::Unknown, BindingStage::Request { .. }) => BindingStep::Settle,
+            (_, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
+        }
+    }
+}
+
+impl Change for BindingRead {
+    type Output = BindingStep;
+
+    fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
+        let Self { uid, placement, stage, pod } = self;
+        // A watch or a later request may have been faster.
+        if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
+            return BindingStep::Over;
+        }
+        match (pod, stage) {
+            (PodRead::Gone, _) => {
+                cluster.ledger.release(&uid);
+                BindingStep::Failed(NotBound::Gone)
+            }
+            (PodRead::Bound { node, devices }, _) => {
+                cluster.ledger.confirm(&uid, &node, devices);
+                match node == placement.node {
+                    true => BindingStep::Bound,
+                    false => BindingStep::Failed(NotBound::OnAnotherNode),
+                }
+            }
+            (_, BindingStage::Request { .. }) => BindingStep::Settle,
+            (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
+            (PodRead::Unbound, BindingStage::Settling) => {
+                cluster.bindings.begin(&uid);
+                BindingStep::Write { begun: cluster.ledger.now() }
+            }
+        }
+    }
+}
+
+impl Change for SettlingAsked {
+    /// The first step; `None` if a loop runs for the pod.
+    type Output = Option<BindingStep>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        let begins = cluster.bindings.settle(&self.0);
+        begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&self.0)))
+    }
+}
+
+impl Change for SettlingEnded {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.bindings.settled(&self.0);
+    }
+}
+
+impl Change for BindingWritten {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
+    }
+}
+
+impl Change for BindingFailed {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.forget(&self.0);
+    }
+}
+
+impl Cluster {
+    /// The pod is pending again, unless one of its Bindings can still land.
+    fn forget_if_landed(&mut self, uid: &PodUid, latest_landing: Millis) {
+        if self.bindings.have_landed(uid, self.ledger.now(), latest_landing) {
+            self.ledger.forget(uid);
+        }
+    }
+
+    fn pause_or_end(&mut self, uid: &PodUid, placement: &Placement) -> BindingStep {
+        match self.is_assumed(uid, placement) {
+            true => BindingStep::Pause(self.bindings.next_pause(uid)),
+            false => BindingStep::Over,
+        }
+    }
+
+    /// Whether this placement is still the pod's, and neither written nor given up.
+    fn is_assumed(&self, uid: &PodUid, placement: &Placement) -> bool {
+        let phase = self.ledger.pod_state(uid).map(|pod| &pod.phase);
+        matches!(phase, Some(PodPhase::Assumed(assumed)) if assumed.placement == *placement)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The steps after a bind request, one answer of the API server at a time.
+
+use super::*;
+use crate::ids::PodKey;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::units::Bytes;
+
+const LANDING: Millis = Millis::seconds(16);
+
+/// Two nodes with a GPU each, and one pending pod.
+struct BindFixture {
+    cluster: Cluster,
+}
+
+fn uid() -> PodUid {
+    PodUid::parse("uid-p").unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+impl BindFixture {
+    fn new() -> Self {
+        let mut cluster = Cluster::new(Arc::new(Policy::default()));
+        for name in ["a", "b"] {
+            cluster.apply(NodeObserved::new(node(name), NodeKind::Stowage));
+            let gpu = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
+            cluster.apply(DevicesReported { node: node(name), devices: vec![gpu] }).unwrap();
+        }
+        cluster.apply(PodObserved(PodObservation {
+            uid: uid(),
+            key: PodKey::parse("default", "p").unwrap(),
+            demand: demand_of(40 << 30, 1, Sharing::Shared, 0),
+            state: ObservedPhase::Waiting(ObservedWaiting::default()),
+            observed: None,
+        }));
+        Self { cluster }
+    }
+
+    fn ask(&mut self, name: &str) -> BindDecision {
+        let asked = BindAsked::of(&self.cluster, &uid(), &node(name)).unwrap();
+        match self.cluster.apply(asked) {
+            Ok(BindAnswer::Write(decision)) => decision,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn answered(
+        &mut self,
+        decision: &BindDecision,
+        stage: BindingStage,
+        answer: BindingAnswer,
+    ) -> BindingStep {
+        let BindDecision { placement, begun, .. } = decision.clone();
+        self.cluster.apply(BindingAnswered {
+            uid: uid(),
+            placement,
+            stage,
+            begun,
+            answer,
+            latest_landing: LANDING,
+        })
+    }
+
+    fn read(&mut self, decision: &BindDecision, stage: BindingStage, pod: PodRead) -> BindingStep {
+        self.cluster.apply(BindingRead { uid: uid(), placement: decision.placement.clone(), stage, pod })
+    }
+
+    fn pass(&mut self, time: Millis) {
+        let now = self.cluster.now() + time;
+        self.cluster.apply(ClockAdvanced(now));
+    }
+
+    fn is_assumed(&self) -> bool {
+        self.cluster.pod_state(&uid()).unwrap().is_assumed()
+    }
+}
+
+const REQUEST: BindingStage = BindingStage::Request { is_new: true };
+const SETTLING: BindingStage = BindingStage::Settling;
+
+#[test]
+fn a_written_binding_binds_the_pod() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    assert_eq!(bench.answered(&decision, REQUEST, BindingAnswer::Written), BindingStep::Bound);
+    assert!(!bench.is_assumed());
+    assert_eq!(bench.cluster.unsettled_bindings(), 0);
+}
+
+#[test]
+fn a_refused_binding_frees_the_gpus() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    let step = bench.answered(&decision, REQUEST, BindingAnswer::Refused);
+    assert_eq!((step, bench.is_assumed()), (BindingStep::Failed(NotBound::Refused), false));
+}
+
+#[test]
+fn a_second_requests_refusal_does_not_free_what_the_first_may_still_bind() {
+    let mut bench = BindFixture::new();
+    let first = bench.ask("a");
+    let second = bench.ask("a");
+    assert!(!second.is_new);
+    let stage = BindingStage::Request { is_new: false };
+    assert_eq!(
+        bench.answered(&second, stage, BindingAnswer::Refused),
+        BindingStep::Failed(NotBound::Refused)
+    );
+    assert!(bench.is_assumed());
+    assert_eq!(bench.answered(&first, REQUEST, BindingAnswer::Written), BindingStep::Bound);
+}
+
+#[test]
+fn a_conflict_is_settled_by_a_read() {
+    let devices = Some(Arc::from([GpuUuid::parse("GPU-b").unwrap()]));
+    for (pod, step) in [
+        (PodRead::Bound { node: node("a"), devices: None }, BindingStep::Bound),
+        (PodRead::Bound { node: node("b"), devices }, BindingStep::Failed(NotBound::OnAnotherNode)),
+        (PodRead::Gone, BindingStep::Failed(NotBound::Gone)),
+        (PodRead::Unbound, BindingStep::Settle),
+        (PodRead::Failed, BindingStep::Settle),
+    ] {
+        let mut bench = BindFixture::new();
+        let decision = bench.ask("a");
+        assert_eq!(bench.answered(&decision, REQUEST, BindingAnswer::Conflict), BindingStep::Read);
+        assert_eq!(bench.read(&decision, REQUEST, pod.clone()), step, "{pod:?}");
+    }
+}
+
+#[test]
+fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    assert_eq!(bench.answered(&decision, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
+    let first = bench.cluster.apply(SettlingAsked(uid()));
+    assert!(matches!(first, Some(BindingStep::Pause(_))), "{first:?}");
+    assert_eq!(bench.cluster.apply(SettlingAsked(uid())), None, "one loop for each pod");
+    let step = bench.read(&decision, SETTLING, PodRead::Failed);
+    assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
+    let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
+    let again = BindDecision { begun, ..decision.clone() };
+    let step = bench.answered(&again, SETTLING, BindingAnswer::Unknown);
+    assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
+    assert!(matches!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Write { .. }));
+    assert_eq!(bench.answered(&again, SETTLING, BindingAnswer::Written), BindingStep::Bound);
+    bench.cluster.apply(SettlingEnded(uid()));
+    assert_eq!(bench.cluster.unsettled_bindings(), 0);
+}
+
+/// The loop used to go on as long as the pod was assumed, wherever: it wrote the given up Binding again, and the pod was bound
+/// to GPUs that had been given to others.
+#[test]
+fn a_settling_loop_ends_when_its_placement_is_given_up_and_the_pod_assumed_elsewhere() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+    bench.cluster.apply(SettlingAsked(uid()));
+    bench.pass(LANDING + Millis(1));
+    let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
+    let again = BindDecision { begun, ..decision.clone() };
+    assert_eq!(bench.answered(&again, SETTLING, BindingAnswer::Refused), BindingStep::Over);
+    let elsewhere = bench.ask("b");
+    assert_eq!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Over);
+    assert_eq!(bench.answered(&elsewhere, REQUEST, BindingAnswer::Written), BindingStep::Bound);
+}
+
+#[test]
+fn a_refusal_frees_nothing_while_an_earlier_write_may_still_land() {
+    let mut bench = BindFixture::new();
+    let decision = bench.ask("a");
+    bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
+    bench.cluster.apply(SettlingAsked(uid()));
+    bench.pass(LANDING);
+    let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
+    let again = BindDecision { begun, ..decision.clone() };
+    let step = bench.answered(&again, SETTLING, BindingAnswer::Refused);
+    assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
+    assert!(bench.is_assumed());
+}

@@ -1,0 +1,61 @@
+//! Every change of a cluster, as one value that can be recorded and applied again.
+
+use super::bind::BindAsked;
+use super::binding::{
+    BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
+};
+use super::filter::{FilterAsked, FilterDecided};
+use super::observe::{
+    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
+    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReadingReported, ReservationGone,
+};
+use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
+use super::preempt_device_plugin::NarrowAsked;
+use super::prioritize::PrioritizeAsked;
+use super::shadow::LetThrough;
+use super::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, Tick};
+use super::wait::{
+    AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
+    PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
+    TakeUnknownReservations,
+};
+use super::{Change, Cluster};
+
+/// Declares [`Input`] with one variant for each kind of change, named as its type.
+macro_rules! inputs {
+    ($($change:ident),+ $(,)?) => {
+        /// A change of a [`Cluster`], of any kind.
+        #[derive(Debug, Clone)]
+        pub enum Input {
+            $($change(Box<$change>),)+
+        }
+
+        impl Change for Input {
+            /// What follows from it shows in the cluster.
+            type Output = ();
+
+            fn apply_to(self, cluster: &mut Cluster) {
+                match self {
+                    $(Self::$change(change) => drop(change.apply_to(cluster)),)+
+                }
+            }
+        }
+
+        $(impl From<$change> for Input {
+            fn from(change: $change) -> Self {
+                Self::$change(Box::new(change))
+            }
+        })+
+    };
+}
+
+inputs! {
+    ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
+    NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
+    DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
+    FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
+    BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
+    TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
+    Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
+    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved,
+}

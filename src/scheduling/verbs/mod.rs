@@ -1,0 +1,103 @@
+//! The door into the core: what kube-scheduler, the watches, the agents and the planner bring comes in here as an input, and a
+//! decision goes out as a value.
+//!
+//! A [`Cluster`] is everything that decisions are made on: the ledger and the view of kube-scheduler's filters. It changes in one
+//! way, [`Cluster::apply`], and each change is a value of its own ([`Input`]). The order of the inputs and the snapshot that a
+//! decision was made on determine everything; a recorder or a replayer stands here.
+//!
+//! A verb is two steps. `apply(…Asked)` takes the view that the decision is made on, under the lock; the decision itself
+//! ([`filter`], [`prioritize`], [`preempt`]) is a pure function of that view and runs outside the lock; `apply(…Decided)` records
+//! it, and checks again what may have changed in between. `bind` decides under the lock, because it allocates.
+//!
+//! - [`observe`]: what the watches and the agents show. [`tick`]: time, leadership, the policy and the packing model.
+//! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
+//! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
+//!   shadow mode reports of them; [`binding`] and [`open_bindings`]: what follows from the write of a Binding.
+//! - [`wait`]: pending pods, their reservations and the evictions for them, as the planner works them off.
+
+pub mod bind;
+pub mod binding;
+pub mod filter;
+mod input;
+pub mod observe;
+mod open_bindings;
+pub mod preempt;
+pub mod preempt_device_plugin;
+pub mod prioritize;
+pub mod request;
+pub mod shadow;
+pub mod tick;
+pub mod wait;
+
+pub use input::Input;
+
+use super::kube_filters::ClusterFilters;
+use super::ledger::Ledger;
+use super::placing::snapshot::Snapshot;
+use super::policy::Policy;
+use open_bindings::OpenBindings;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// All state that decisions are made on. Reads go straight to the ledger; every change is an input.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    ledger: Ledger,
+    kube_filters: ClusterFilters,
+    bindings: OpenBindings,
+}
+
+/// One kind of change of a [`Cluster`].
+pub trait Change {
+    /// What follows from it for the caller.
+    type Output;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output;
+}
+
+impl Cluster {
+    pub fn new(policy: Arc<Policy>) -> Self {
+        Self { ledger: Ledger::new(policy), ..Self::default() }
+    }
+
+    /// An empty cluster under the same policy, with the Bindings that may still land.
+    pub fn emptied(&self) -> Self {
+        Self { bindings: self.bindings.clone(), ..Self::new(self.ledger.policy().clone()) }
+    }
+
+    /// The only way in which a cluster changes.
+    pub fn apply<C: Change>(&mut self, change: C) -> C::Output {
+        change.apply_to(self)
+    }
+
+    /// The cluster as it stands, to decide on outside the lock. It changes nothing that a decision depends on.
+    pub fn snapshot(&mut self) -> Arc<Snapshot> {
+        self.ledger.snapshot()
+    }
+
+    /// Pods with a Binding whose result is unknown.
+    pub fn unsettled_bindings(&self) -> usize {
+        self.bindings.unsettled()
+    }
+
+    /// The cluster as kube-scheduler's default filters see it.
+    pub fn kube_filters(&self) -> &ClusterFilters {
+        &self.kube_filters
+    }
+}
+
+impl Deref for Cluster {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
+/// Tests of the core bring a ledger into any state, without the inputs that lead there.
+#[cfg(test)]
+impl std::ops::DerefMut for Cluster {
+    fn deref_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+}

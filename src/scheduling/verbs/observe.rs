@@ -1,0 +1,267 @@
+//! What the watches and the node agents show, as inputs: nodes, pods, disruption budgets, device reports and readings.
+
+use super::{Change, Cluster};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning};
+use crate::scheduling::vocabulary::device_plugin::PluginDevices;
+use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use crate::scheduling::vocabulary::node_reading::NodeReading;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A node as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeObserved {
+    pub name: NodeName,
+    pub kind: NodeKind,
+    /// `None` if the node does not show which machine it is.
+    pub identity: Option<NodeIdentity>,
+    /// Its GPUs by its labels, until an agent reports; `None` if the labels do not say.
+    pub labelled: Option<Vec<Device>>,
+    pub plugin_devices: PluginDevices,
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// As kube-scheduler's filters see it; `None` leaves that as it was.
+    pub machine: Option<FilterNode>,
+}
+
+/// The node is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeDeleted(pub NodeName);
+
+/// A pod that requests GPUs, as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodObserved(pub PodObservation);
+
+/// Any pod, as kube-scheduler's filters see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilterPodObserved {
+    pub uid: PodUid,
+    pub pod: FilterPod,
+}
+
+/// What a pod means to the filters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FilterPod {
+    Bound {
+        footprint: NodeFootprint,
+        /// The requirements of the pod that replaces it if it is evicted; `None` if it is never moved.
+        successor: Option<Requirements>,
+    },
+    Waiting(Requirements),
+    /// Neither uses nor waits for anything.
+    Irrelevant,
+}
+
+/// The pod is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodDeleted(pub PodUid);
+
+/// The pod no longer requests what the ledger has of it, or no watch shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodReleased(pub PodUid);
+
+/// The pod does not show its reservation any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservationGone(pub PodUid);
+
+/// A node agent's list of its node's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevicesReported {
+    pub node: NodeName,
+    pub devices: Vec<Device>,
+}
+
+/// A node agent's measurements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadingReported {
+    pub node: NodeName,
+    pub reading: NodeReading,
+}
+
+/// A disruption budget as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BudgetObserved(pub DisruptionBudget);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BudgetDeleted {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// How much of the disruption budgets can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BudgetsVisible(pub BudgetVisibility);
+
+/// The CPU and memory that bound pods leave free, where nothing observes nodes and pods: in a simulation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreeHostKnown {
+    pub node: NodeName,
+    pub free_host: Option<crate::scheduling::vocabulary::demand::HostResources>,
+}
+
+impl NodeObserved {
+    /// A node that shows nothing but its kind.
+    pub fn new(name: NodeName, kind: NodeKind) -> Self {
+        Self {
+            name,
+            kind,
+            identity: None,
+            labelled: None,
+            plugin_devices: PluginDevices::default(),
+            labels: Arc::default(),
+            machine: None,
+        }
+    }
+}
+
+impl Change for NodeObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        let ledger = &mut cluster.ledger;
+        if let Some(identity) = self.identity {
+            ledger.identify_node(&self.name, identity);
+        }
+        ledger.set_node(&self.name, self.kind, self.labelled);
+        ledger.set_plugin_devices(&self.name, self.plugin_devices);
+        ledger.share_labels(&self.name, self.labels);
+        if let Some(machine) = self.machine {
+            cluster.kube_filters.set_machine(machine);
+            cluster.settle_free_host(&self.name);
+        }
+    }
+}
+
+impl Change for NodeDeleted {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.remove_node(&self.0);
+        cluster.kube_filters.remove_machine(&self.0);
+    }
+}
+
+impl Change for PodObserved {
+    type Output = PodWarning;
+
+    fn apply_to(self, cluster: &mut Cluster) -> PodWarning {
+        cluster.ledger.see(self.0)
+    }
+}
+
+impl Change for FilterPodObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        let Self { uid, pod } = self;
+        let before = cluster.kube_filters.node_of(&uid).cloned();
+        let after = match pod {
+            FilterPod::Bound { footprint, successor } => {
+                let node = footprint.node.clone();
+                cluster.kube_filters.set_pod(uid.clone(), footprint);
+                successor.into_iter().for_each(|wants| cluster.kube_filters.set_movable(uid.clone(), wants));
+                Some(node)
+            }
+            FilterPod::Waiting(wants) => {
+                cluster.kube_filters.set_waiting(uid, wants);
+                None
+            }
+            FilterPod::Irrelevant => {
+                cluster.kube_filters.remove_pod(&uid);
+                None
+            }
+        };
+        after.iter().for_each(|node| cluster.settle_free_host(node));
+        before
+            .iter()
+            .filter(|node| Some(*node) != after.as_ref())
+            .for_each(|node| cluster.settle_free_host(node));
+    }
+}
+
+impl Change for PodDeleted {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.release(&self.0);
+        let before = cluster.kube_filters.node_of(&self.0).cloned();
+        cluster.kube_filters.remove_pod(&self.0);
+        before.iter().for_each(|node| cluster.settle_free_host(node));
+    }
+}
+
+impl Change for PodReleased {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.release(&self.0);
+    }
+}
+
+impl Change for ReservationGone {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.forget_observed_reservation(&self.0);
+    }
+}
+
+impl Change for DevicesReported {
+    /// How many GPUs the node has that it did not have before.
+    type Output = Result<usize, DevicesRefused>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        cluster.ledger.report_devices(&self.node, self.devices)
+    }
+}
+
+impl Change for ReadingReported {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.read(&self.node, self.reading);
+    }
+}
+
+impl Change for BudgetObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.set_budget(self.0);
+    }
+}
+
+impl Change for BudgetDeleted {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.remove_budget(&self.namespace, &self.name);
+    }
+}
+
+impl Change for BudgetsVisible {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.set_budget_visibility(self.0);
+    }
+}
+
+impl Change for FreeHostKnown {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.set_free_host(&self.node, self.free_host);
+    }
+}
+
+impl Cluster {
+    /// Brings what the filters know of a node's CPU and memory to the ledger.
+    fn settle_free_host(&mut self, node: &NodeName) {
+        let free_host = self.kube_filters.free_host(node);
+        self.ledger.set_free_host(node, free_host);
+    }
+}

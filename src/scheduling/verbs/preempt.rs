@@ -1,0 +1,262 @@
+//! The `preempt` verb: of the nodes on which kube-scheduler could preempt, the one with the cheapest victims, and a reservation
+//! there.
+//!
+//! kube-scheduler's candidates come from a dry run of its own filters, which count the sum of the node. Stowage chooses its own
+//! victims: on the GPUs that the pod needs, and enough of them that kube-scheduler's sum is satisfied too. Where a device
+//! plugin allocates the GPUs Stowage cannot choose them, and [`preempt_device_plugin`](super::preempt_device_plugin) chooses
+//! among kube-scheduler's candidates.
+//!
+//! [`PreemptAsked`] takes the candidates with everything that their eviction cost depends on; [`preempt`] searches them, which
+//! may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
+
+use super::request::VerbRequest;
+use super::{Change, Cluster};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::evicting::{
+    self, BudgetRules, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
+};
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, Requirements};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PotentialVictim, Preemptor};
+use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::Millis;
+use std::collections::BTreeMap;
+
+/// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
+const OTHERS_GRACE: Millis = Millis::seconds(30);
+
+/// A node on which kube-scheduler could preempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferedNode {
+    pub node: String,
+    /// UIDs of the pods that it would evict there.
+    pub victims: Vec<String>,
+    /// How many disruption budgets that would violate.
+    pub pdb_violations: i64,
+}
+
+/// kube-scheduler asks where the pod may preempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreemptAsked {
+    pub request: VerbRequest,
+    /// What the pod requires of a node besides GPUs. kube-scheduler may have seen the pod before the watch here did.
+    pub wants: Requirements,
+    pub offered: Vec<OfferedNode>,
+}
+
+/// The offered nodes, with everything that their eviction cost depends on.
+#[derive(Debug, Clone)]
+pub struct PreemptView {
+    demand: Demand,
+    candidates: Vec<PreemptionCandidate>,
+    /// For each node, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
+    others: BTreeMap<NodeName, Vec<String>>,
+    violate_budgets: ViolateBudgets,
+}
+
+/// What to answer kube-scheduler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PreemptDecision {
+    /// These pods leave.
+    Evict {
+        victims: VictimSet,
+        /// Victims that request no VRAM.
+        others: Vec<String>,
+    },
+    /// On no node may enough pods be evicted.
+    NoCandidate,
+    /// VRAM has become free since the pod was rejected, so no pod is evicted; the ledger requeues the pod.
+    FitsNow,
+}
+
+/// The victims are chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreemptDecided {
+    pub uid: PodUid,
+    pub victims: VictimSet,
+    /// Version of the policy that they were chosen by.
+    pub policy: u64,
+}
+
+/// A reservation that is in the ledger and is to be written to the pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservationMade {
+    pub reservation: Reservation,
+    /// The policy of the decision.
+    pub policy: Digest,
+}
+
+/// Why no reservation is made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReserved {
+    #[error("the policy changed while victims were chosen")]
+    PolicyChanged,
+    #[error("the eviction rates allow no more evictions within this minute")]
+    EvictionRates,
+    #[error("the node or a GPU of it is gone")]
+    NodeGone,
+    #[error("the node changed while victims were chosen: {0}")]
+    Conflict(#[from] AssumeConflict),
+}
+
+/// Preemption led to no eviction; the planner tries to place the pod. If the sum of every node is too small kube-scheduler never
+/// calls `filter`, and only this call shows that the pod is pending.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftToPlanner(pub PodUid);
+
+/// The preempting pod, and the state that its candidates are assessed by.
+struct CandidateSurvey<'a> {
+    ledger: &'a Ledger,
+    uid: &'a PodUid,
+    preemptor: Preemptor,
+    /// CPU, memory and other resources that it requests besides GPUs.
+    query: FilterQuery<'a>,
+}
+
+/// The decision: least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only
+/// if the policy permits it.
+pub fn preempt(view: PreemptView) -> PreemptDecision {
+    let PreemptView { demand, candidates, mut others, violate_budgets } = view;
+    let by = |rules| evicting::cheapest(&candidates, &demand, rules, SearchEffort::default());
+    let found = match violate_budgets {
+        ViolateBudgets::Never => by(BudgetRules::Keep),
+        ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
+    };
+    let Some(mut victims) = found else { return PreemptDecision::NoCandidate };
+    let others = others.remove(&victims.node).unwrap_or_default();
+    if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
+        return PreemptDecision::FitsNow;
+    }
+    if !others.is_empty() {
+        victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
+    }
+    PreemptDecision::Evict { victims, others }
+}
+
+impl Change for PreemptAsked {
+    /// `None` if the pod has a reservation already.
+    type Output = Option<(VerbRequest, PreemptView)>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        let Self { mut request, wants, offered } = self;
+        let Cluster { ledger, kube_filters, .. } = cluster;
+        request.come_under(ledger.policy());
+        request.enter(ledger);
+        if ledger.reserved_placement(&request.uid).is_some() {
+            return None;
+        }
+        ledger.note_offered_to_preempt(&request.uid, offered.len());
+        let (uid, violate_budgets) = (&request.uid, ledger.policy().violate_budgets);
+        let query = kube_filters.ask(None, &wants);
+        let survey = CandidateSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
+        let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
+        for (candidate, others) in offered.iter().filter_map(|node| survey.candidate(node)) {
+            others_by_node.insert(candidate.node.clone(), others);
+            candidates.push(candidate);
+        }
+        let demand = request.demand.clone();
+        Some((request, PreemptView { demand, candidates, others: others_by_node, violate_budgets }))
+    }
+}
+
+impl CandidateSurvey<'_> {
+    /// The node as a candidate, and kube-scheduler's victims there that request no VRAM.
+    fn candidate(&self, offered: &OfferedNode) -> Option<(PreemptionCandidate, Vec<String>)> {
+        let Self { ledger, uid, preemptor, query } = self;
+        let node = NodeName::parse(&offered.node).ok()?;
+        // If kube-scheduler itself would evict no pod, it rejects the node for another reason.
+        if offered.victims.is_empty() {
+            return None;
+        }
+        let mut candidate = ledger.candidate_for(preemptor, &node)?;
+        keep_whole_groups(&mut candidate);
+        let mut residents = Vec::new();
+        let mut others = Vec::new();
+        for victim in &offered.victims {
+            let uid = PodUid::parse(victim).ok()?;
+            match ledger.resident_on(&uid, &node) {
+                Some(resident) => residents.push(resident),
+                // What its eviction would free, and whether it is allowed, is unknown: skip this node.
+                None if ledger.pod_state(&uid).is_some() => return None,
+                None => others.push(victim.clone()),
+            }
+        }
+        let mut shortfall = Shortfall::of(residents.iter());
+        // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
+        let missing = ledger.pod_state(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
+        shortfall.vram = shortfall.vram.min(missing);
+        let lack =
+            query.shortfall(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
+        let HostResources { cpu, memory } = shortfall.host_resources;
+        shortfall.host_resources = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+        candidate.shortfall = shortfall;
+        // Whatever kube-scheduler's victims must free, and none that Stowage knows frees, the chosen victims must free.
+        let known = known_violations(&candidate, &residents);
+        candidate.violations = u32::try_from(offered.pdb_violations).unwrap_or(0).saturating_sub(known);
+        if others.is_empty() {
+            candidate.violations = 0;
+        }
+        Some((candidate, others))
+    }
+}
+
+/// kube-scheduler evicts pods of one node: a group with members on other nodes is kept.
+fn keep_whole_groups(candidate: &mut PreemptionCandidate) {
+    let is_gone = |uid: &PodUid| candidate.candidates.iter().any(|resident| resident.uid == *uid);
+    let is_here: Vec<bool> = candidate.gangs.iter().map(|gang| gang.members.iter().all(is_gone)).collect();
+    candidate.candidates.retain(|resident| resident.gang.is_none_or(|gang| is_here[usize::from(gang)]));
+}
+
+/// By how much the known disruption budgets are exceeded if these pods are evicted.
+fn known_violations(candidate: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
+    let leaves = |victim: &&PotentialVictim| residents.iter().any(|resident| resident.uid == victim.uid);
+    let covered = candidate.candidates.iter().filter(leaves).flat_map(|victim| &victim.budgets);
+    let mut counts = vec![0u32; candidate.budgets.len()];
+    covered.for_each(|budget| counts[usize::from(*budget)] += 1);
+    counts.iter().zip(&candidate.budgets).map(|(count, allowed)| count.saturating_sub(*allowed)).sum()
+}
+
+impl Change for PreemptDecided {
+    type Output = Result<ReservationMade, NotReserved>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        let Self { uid, victims, policy: chosen_by } = self;
+        let ledger = &mut cluster.ledger;
+        let policy = ledger.policy().clone();
+        // The version also differs if shadow mode began just before the candidates were read.
+        if policy.version != chosen_by || policy.mode == Mode::Shadow {
+            return Err(NotReserved::PolicyChanged);
+        }
+        let leaving = victims.all_victims();
+        // One limit for all evictions; within it the planner may find another node.
+        if !ledger.may_order(&leaving) {
+            return Err(NotReserved::EvictionRates);
+        }
+        let node = ledger.node(&victims.node).ok_or(NotReserved::NodeGone)?;
+        let devices = node.uuids(victims.gpus);
+        if devices.len() < victims.gpus.iter().count() {
+            return Err(NotReserved::NodeGone);
+        }
+        let reservation = Reservation {
+            node: victims.node.clone(),
+            devices,
+            victims: leaving.clone().into(),
+            deadline: ledger.now() + victims.longest_grace + policy.reservation_slack,
+        };
+        ledger.reserve(&uid, reservation.clone())?;
+        ledger.note_ordered(&leaving);
+        victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
+        Ok(ReservationMade { reservation, policy: policy.digest })
+    }
+}
+
+impl Change for LeftToPlanner {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        if cluster.ledger.pod_state(&self.0).is_some_and(|pod| pod.refused().is_none()) {
+            cluster.ledger.note_refused(&self.0, None);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The `prioritize` verb: a rank for each of the nodes that passed filter.
+
+use super::request::{DecisionView, VerbRequest};
+use super::{Change, Cluster};
+use crate::scheduling::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
+
+/// kube-scheduler asks how good these nodes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrioritizeAsked(pub VerbRequest);
+
+/// The decision: all nodes that fit, best first. [`filter::offered`](super::filter::offered) records the first of them.
+pub fn prioritize<'a>(view: &DecisionView, names: impl ExactSizeIterator<Item = &'a str>) -> Shortlist {
+    let attempt = ScheduleAttempt { limit: names.len().max(1), ..view.attempt() };
+    shortlist(&view.snapshot, &view.request.demand, names, attempt)
+}
+
+impl Change for PrioritizeAsked {
+    type Output = DecisionView;
+
+    fn apply_to(self, cluster: &mut Cluster) -> DecisionView {
+        DecisionView::take(cluster, self.0)
+    }
+}

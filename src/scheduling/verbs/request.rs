@@ -1,0 +1,98 @@
+//! The pod of a request, and the view that its decision is made on.
+
+use super::Cluster;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank::ScheduleAttempt;
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use std::sync::Arc;
+
+/// The shortlist doubles with every attempt that did not lead to a bind, at most this many times: with four nodes at first, 256
+/// nodes are enough for other plugins to find one they accept.
+const MAX_DOUBLINGS: u32 = 6;
+
+/// The pod that kube-scheduler asks about, as the request shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerbRequest {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub demand: Demand,
+    pub waiting: ObservedWaiting,
+}
+
+/// Cluster and pod, all of one moment and one policy.
+#[derive(Debug, Clone)]
+pub struct DecisionView {
+    /// The pod, classified by the policy of this view.
+    pub request: VerbRequest,
+    pub snapshot: Arc<Snapshot>,
+    /// The GPUs that are the pod's already, on which node, or why they are not free yet.
+    pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
+    pub policy: Arc<Policy>,
+    /// What the pod's tenant may still use.
+    pub allowance: TenantLimit,
+    /// How often the pod came back unbound.
+    pub tries: u32,
+    /// The node it came back from a moment ago.
+    pub just_failed: Option<NodeName>,
+}
+
+impl VerbRequest {
+    /// Adds the pod to the ledger. If the policy has changed since the pod was read, classifies the pod by the new one.
+    pub(super) fn enter(&self, ledger: &mut Ledger) {
+        ledger.see(PodObservation {
+            uid: self.uid.clone(),
+            key: self.key.clone(),
+            demand: self.demand.clone(),
+            state: ObservedPhase::Waiting(self.waiting.clone()),
+            // The watch reports it.
+            observed: None,
+        });
+    }
+
+    /// Classifies the pod by `policy` if it was classified by another one.
+    pub(super) fn come_under(&mut self, policy: &Policy) {
+        if self.demand.classified_by != policy.version {
+            self.demand.take(policy.classify(&self.demand.traits));
+        }
+    }
+}
+
+impl DecisionView {
+    /// What a verb would decide on for this pod, without a trace of the question: for previews and tests of policies.
+    pub fn preview(cluster: &mut Cluster, request: VerbRequest) -> Self {
+        Self::take(cluster, request)
+    }
+
+    pub(super) fn take(cluster: &mut Cluster, mut request: VerbRequest) -> Self {
+        let ledger = &mut cluster.ledger;
+        let policy = ledger.policy().clone();
+        request.come_under(&policy);
+        let snapshot = ledger.snapshot();
+        request.demand.weighed_by(&snapshot);
+        Self {
+            reserved_placement: ledger.reserved_placement(&request.uid),
+            allowance: ledger.allowance(&request.uid, &request.demand),
+            snapshot,
+            policy,
+            tries: 0,
+            just_failed: None,
+            request,
+        }
+    }
+
+    /// The scheduling attempt with the policy's shortlist, doubled for each earlier attempt that did not lead to a bind.
+    pub fn attempt(&self) -> ScheduleAttempt<'_> {
+        let first = ScheduleAttempt::of(&self.policy, self.reserved_placement.as_ref(), self.allowance);
+        ScheduleAttempt {
+            limit: first.limit << self.tries.min(MAX_DOUBLINGS),
+            just_failed: self.just_failed.as_ref(),
+            ..first
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What shadow mode reports: how each decision compares with what kube-scheduler did instead.
+//!
+//! The verbs decide as always. No pod is allocated GPUs, reserved for, evicted or requeued, and no soft reservation steers other
+//! pods; the ledger keeps the decision for comparison with the pod's bind.
+
+use super::filter::{FilterDecided, offered, refused};
+use super::preempt_device_plugin::NarrowedCandidates;
+use super::request::{DecisionView, VerbRequest};
+use super::{Change, Cluster};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::ledger::{Ledger, PodPhase};
+use crate::scheduling::placing::rank::Shortlist;
+use crate::scheduling::policy::{Digest, Mode};
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use serde::Serialize;
+
+/// How Stowage's decision compares with what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShadowOutcome {
+    Same,
+    /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
+    Different,
+    /// It would have rejected every node.
+    WouldReject,
+    /// It would have ranked the nodes; kube-scheduler ranked them itself.
+    WouldRank,
+    /// Of the nodes to preempt on it would have kept one.
+    WouldNarrow,
+    WouldNotPreempt,
+    /// Bound without any request to this process.
+    NotAsked,
+    /// The pod requests VRAM, which shadow mode does not provide.
+    Refused,
+}
+
+/// The node that the latest filter decision would have chosen for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expected {
+    pub policy: Digest,
+    first: ExpectedNode,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ExpectedNode {
+    Node(NodeName),
+    None,
+    NotAsked,
+}
+
+/// A pod whose request is invalid is let through. Its bind finds it in the ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LetThrough(pub VerbRequest);
+
+impl ShadowOutcome {
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Different => "different",
+            Self::WouldReject => "would-reject",
+            Self::WouldRank => "would-rank",
+            Self::WouldNarrow => "would-narrow",
+            Self::WouldNotPreempt => "would-not-preempt",
+            Self::NotAsked => "not-asked",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Whether the pod would have been treated differently.
+    pub fn is_news(self) -> bool {
+        !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
+    }
+
+    /// Of a filter decision. A pod that requests VRAM is refused: without Stowage's allocation it would get none.
+    pub fn of_filter(view: &DecisionView, list: &Shortlist) -> Self {
+        match (&view.request.demand.ask, list.best.is_empty(), list.refused.is_empty()) {
+            (Ask::Vram, ..) => Self::Refused,
+            (_, true, _) => Self::WouldReject,
+            (_, _, true) => Self::Same,
+            _ => Self::Different,
+        }
+    }
+
+    pub fn of_prioritize(list: &Shortlist) -> Self {
+        if list.best.is_empty() { Self::WouldReject } else { Self::WouldRank }
+    }
+
+    /// Of a choice among `offered` candidates.
+    pub fn of_preempt(request: &VerbRequest, narrowed: &NarrowedCandidates, offered: usize) -> Self {
+        match (&request.demand.ask, narrowed.chosen) {
+            (Ask::Vram, _) => Self::Refused,
+            (_, None) => Self::WouldNotPreempt,
+            (_, Some(_)) if offered == 1 => Self::Same,
+            (_, Some(_)) => Self::WouldNarrow,
+        }
+    }
+}
+
+impl Expected {
+    /// `None` unless the pod is about to be bound in shadow mode.
+    pub fn of(ledger: &Ledger, uid: &PodUid) -> Option<Self> {
+        let policy = ledger.policy();
+        let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else { return None };
+        let first = match (&waiting.offered, &waiting.refused) {
+            (Some(node), _) => ExpectedNode::Node(node.clone()),
+            (None, Some(_)) => ExpectedNode::None,
+            (None, None) => ExpectedNode::NotAsked,
+        };
+        (policy.mode == Mode::Shadow).then_some(Self { policy: policy.digest, first })
+    }
+
+    /// Compares it with kube-scheduler's node; the expected node, if there is one.
+    pub fn compare(&self, bound_to: &NodeName) -> (ShadowOutcome, Option<&NodeName>) {
+        match &self.first {
+            ExpectedNode::Node(first) if first == bound_to => (ShadowOutcome::Same, Some(first)),
+            ExpectedNode::Node(first) => (ShadowOutcome::Different, Some(first)),
+            ExpectedNode::None => (ShadowOutcome::WouldReject, None),
+            ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, None),
+        }
+    }
+}
+
+/// What the ledger has to know of a filter decision. If a pod that requests VRAM is refused, and the policy changes to
+/// enforcing, nothing else would requeue it.
+pub fn decided<'a>(
+    view: &DecisionView,
+    names: impl Iterator<Item = &'a str>,
+    list: &Shortlist,
+) -> FilterDecided {
+    match list.best.first().filter(|_| view.request.demand.ask != Ask::Vram) {
+        Some(first) => offered(view, first),
+        None => refused(view, names),
+    }
+}
+
+impl Change for LetThrough {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        self.0.enter(&mut cluster.ledger);
+    }
+}

@@ -1,0 +1,107 @@
+//! When two demands are equal for a node: the one key under which results of fit and score are shared.
+
+use super::{Demand, HostResources, Sharing};
+use crate::ids::{GpuModel, ModelId};
+use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::units::Bytes;
+use std::sync::Arc;
+
+/// All of a demand that fit and score may read. Of two demands with equal keys, every node gives both the same GPUs and the same
+/// score. What depends on the pod beyond that (its tenant's limit, its right to preempt) is not in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DemandKey {
+    ask: Ask,
+    per_gpu: Bytes,
+    gpus: u32,
+    sharing: Sharing,
+    class: ClassId,
+    terms: ClassTerms,
+    host_resources: HostResources,
+    /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
+    model: Option<(ModelId, Bytes)>,
+    models: Arc<[GpuModel]>,
+}
+
+impl DemandKey {
+    /// Names every field of [`Demand`]: to add one is to decide here whether nodes are told apart by it.
+    pub fn of(demand: &Demand) -> Self {
+        let Demand {
+            ask,
+            per_gpu,
+            gpus,
+            sharing,
+            class,
+            terms,
+            host_resources,
+            model,
+            models,
+            // Part of the key as the size of the model's weights.
+            kv_cache: _,
+            weights: _,
+            // A node sees only their result, the class and its terms.
+            traits: _,
+            classified_by: _,
+            // For limits and evictions.
+            tenant: _,
+            priority: _,
+            may_preempt: _,
+            // For the pod's own end, and its Binding.
+            grace: _,
+            containers: _,
+        } = demand;
+        Self {
+            ask: ask.clone(),
+            per_gpu: *per_gpu,
+            gpus: *gpus,
+            sharing: *sharing,
+            class: *class,
+            terms: *terms,
+            host_resources: *host_resources,
+            model: model.clone().map(|model| (model, demand.weights())),
+            models: models.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::proptests::demand_of;
+    use crate::units::MilliCpu;
+
+    #[test]
+    fn demands_that_a_node_may_tell_apart_have_different_keys() {
+        let model = |name| ModelId::parse(name).ok();
+        let base = Demand { model: model("org/a"), ..demand_of(40 << 30, 1, Sharing::Shared, 0) };
+        let others = [
+            Demand { per_gpu: Bytes::gib(41), ..base.clone() },
+            Demand { gpus: 2, ..base.clone() },
+            Demand { sharing: Sharing::Exclusive, ..base.clone() },
+            Demand { class: ClassId::at(63), ..base.clone() },
+            Demand { terms: ClassTerms { queue_limit: Some(77), ..base.terms }, ..base.clone() },
+            Demand {
+                host_resources: HostResources { cpu: MilliCpu(1), ..HostResources::default() },
+                ..base.clone()
+            },
+            Demand { model: model("org/b"), ..base.clone() },
+            Demand { model: None, ..base.clone() },
+            Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+        ];
+        for (n, other) in others.iter().enumerate() {
+            assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
+        }
+    }
+
+    #[test]
+    fn demands_that_no_node_tells_apart_share_a_key() {
+        let base = demand_of(40 << 30, 1, Sharing::Shared, 0);
+        let without_model = Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() };
+        let urgent = Demand { priority: 7, may_preempt: false, ..base.clone() };
+        assert_eq!(
+            [without_model, urgent].map(|other| DemandKey::of(&other)),
+            [(); 2].map(|()| DemandKey::of(&base))
+        );
+    }
+}
