@@ -22,11 +22,17 @@
 
 pub mod engine_metrics;
 pub mod ids;
-pub mod lab;
 pub mod policy_cases;
 pub mod policy_file;
 pub mod scheduling;
 pub mod units;
+
+#[cfg(feature = "lab")]
+pub mod lab;
+
+#[cfg(all(test, any(feature = "service", feature = "lab")))]
+#[path = "../tests/it/needs.rs"]
+mod needs;
 
 #[cfg(feature = "service")]
 pub mod agent;

@@ -2,6 +2,9 @@
 //!
 //! Nothing here knows a clock. The owner of a clock passes a [`Moment`] in.
 
+pub mod setting;
+pub mod text;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -48,7 +48,8 @@ impl FullCluster {
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
         // Eviction limits have a bench of their own.
-        policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
+        policy.preemption.evictions_per_minute =
+            EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
         Self::by(policy, nodes, load, sizes, seed)
     }
 

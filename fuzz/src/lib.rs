@@ -102,6 +102,21 @@ mod tests {
         replay("wire", super::wire);
     }
 
+    /// What a real kube-scheduler sends, with Stowage's resource in place of the recorded one.
+    #[test]
+    fn the_recorded_requests_pass() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kube-scheduler-v1.36.2");
+        let mut requests = 0;
+        for file in std::fs::read_dir(folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let fixture: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let Some(request) = fixture.get("request") else { continue };
+            super::wire(request.to_string().replace("example.com/vram", "stowage.dev/vram").as_bytes());
+            requests += 1;
+        }
+        assert!(requests > 10, "{requests} requests are recorded");
+    }
+
     #[test]
     fn the_engine_page_corpus_passes() {
         replay("engine_page", super::engine_page);

@@ -7,6 +7,7 @@ mod explain;
 mod node_agent;
 mod policy;
 mod serve_policy;
+#[cfg(feature = "lab")]
 mod simulate;
 
 use crate::extender::request::RequestLimits;
@@ -14,8 +15,8 @@ use crate::extender::tls::TlsFiles;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
 use crate::kubernetes::{LeadWith, LeaseName};
-use crate::lab::demo;
-use crate::lab::demo::Show;
+#[cfg(feature = "lab")]
+use crate::lab::demo::{self, Show};
 use crate::policy_file::format;
 use crate::report::NodeReport;
 use crate::serve::{self, ClusterSource, ServeOptions};
@@ -28,6 +29,7 @@ use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use serve_policy::ServePolicyArgs;
+#[cfg(feature = "lab")]
 use simulate::SimulateArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -52,12 +54,14 @@ enum Command {
     /// Report what this node's GPUs, engines and models are doing; runs on every GPU node
     Agent(Box<AgentArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
+    #[cfg(feature = "lab")]
     Demo(DemoArgs),
     /// Check, show and describe policies
     Policy(PolicyArgs),
     /// Explain a pod's placement and what would have to change
     Explain(ExplainArgs),
     /// Simulate workloads with Stowage's scheduler and with others
+    #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
@@ -151,6 +155,7 @@ enum Lead {
     Always,
 }
 
+#[cfg(feature = "lab")]
 #[derive(Debug, Args)]
 struct DemoArgs {
     /// Play the story once and exit: 0 if every invariant held
@@ -185,11 +190,13 @@ impl Cli {
                 runtime.shutdown_background();
                 outcome.map(|()| ExitCode::SUCCESS)
             }
+            #[cfg(feature = "lab")]
             Command::Demo(args) => {
                 log_to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
+            #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
                 log_to_stderr("error");
@@ -212,6 +219,7 @@ const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 const LOG_OF_AGENT: &str = "info,kube_client=off";
 const LOG_OF_LOOK: &str = "error,kube_client=off";
 
+#[cfg(feature = "lab")]
 impl DemoArgs {
     fn show(&self) -> Show {
         match (self.json, self.once) {

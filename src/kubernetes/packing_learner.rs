@@ -25,10 +25,8 @@ impl PackingLearner {
         let service = &self.service;
         let (demand_history, snapshot) = {
             let mut ledger = service.cluster();
-            if !ledger.is_packing_model_due() {
-                return;
-            }
-            (ledger.demand_history_to_learn(), ledger.snapshot())
+            let Some(demand_history) = ledger.demand_to_learn() else { return };
+            (demand_history, ledger.snapshot())
         };
         let service = service.clone();
         self.at_work = Some(tokio::task::spawn_blocking(move || {

@@ -215,10 +215,10 @@ fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
         .map(|tenant| (tenant.uid.clone(), tenant.per_gpu))
         .collect();
     attributed.sort_unstable();
-    let promised = attributed.iter().map(|(_, bytes)| *bytes).sum();
+    let allocated = attributed.iter().map(|(_, bytes)| *bytes).sum();
     GpuReading {
         uuid: device.uuid.clone(),
-        used: Some(gpu.used.map_or(promised, |used| used.0)),
+        used: Some(gpu.used.map_or(allocated, |used| used.0)),
         attributed,
         engine_load: match (gpu.kv_cache, gpu.queue) {
             (None, None) => EngineLoad::NONE,

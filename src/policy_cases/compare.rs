@@ -125,14 +125,14 @@ fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
     let (before, after) = (old.snapshot(), new.snapshot());
     let changes = before.nodes().iter().filter_map(|node| {
         let other = after.node(node.name.as_str())?;
-        let (old, new) = (said(&old_policy, node), said(&new_policy, other));
+        let (old, new) = (described(&old_policy, node), described(&new_policy, other));
         (old != new).then(|| NodeChange { node: node.name.to_string(), old, new })
     });
     changes.collect()
 }
 
 /// `stowage, classes fraud and credit, 72.0 GiB`.
-fn said(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) -> String {
+fn described(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) -> String {
     use crate::scheduling::vocabulary::node::NodeKind;
     let kind = match node.kind {
         NodeKind::Stowage => "stowage",

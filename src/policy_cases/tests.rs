@@ -63,7 +63,7 @@ fn a_case_that_holds_has_no_differences() {
     }));
     assert_eq!(differences, []);
     let small = outcome(serde_json::json!({
-        "name": "a small one fits beside nobody",
+        "name": "a small one fits on an empty GPU",
         "pod": {"name": "bot", "namespace": "other", "vram": "8Gi"},
         "expect": {"class": "serving", "nodes": ["a"], "gpus": [0], "refused": {"b": "engines-busy"}, "victims": []},
     }));

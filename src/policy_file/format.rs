@@ -1,16 +1,16 @@
-//! The grammar of single values: `10%`, `1h30m`, `40Gi`, `3GB/s`, names. One function parses each, for the check of a file and
-//! for the conversion, so a value that passes the check cannot fail afterwards.
+//! The grammar of single values: quantities ([`text`](crate::units::text)), names, MIG profiles, CEL. One function parses each,
+//! for the check of a file and for the conversion, so a value that passes the check cannot fail afterwards.
 //!
 //! Nothing here knows where a value is or what it is for.
 
 pub mod mig;
 mod names;
-mod numbers;
 
-pub use numbers::{duration, duration_text, percent, quantity, quantity_text, speed, speed_text};
+pub use crate::units::text::{
+    Malformed, duration, duration_text, percent, quantity, quantity_text, speed, speed_text,
+};
 
 use crate::scheduling::policy::{Expression, ExpressionError};
-use std::ops::Range;
 
 /// The kind of a text. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,23 +30,6 @@ pub enum TextFormat {
     LabelValue,
     MigProfile,
     Cel,
-}
-
-/// What is wrong with a text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Malformed {
-    /// The affected bytes of the text, if not all.
-    pub at: Option<Range<usize>>,
-    /// The problem, as the end of "`…` is …"; for a CEL expression a whole sentence.
-    pub is: String,
-    /// The fix.
-    pub help: String,
-}
-
-impl Malformed {
-    fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
-        Self { at: None, is: is.into(), help: help.into() }
-    }
 }
 
 impl From<ExpressionError> for Malformed {

@@ -1,5 +1,5 @@
-//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the core uses, or into all its
-//! problems, each with its place and the fix. Pure: texts come in, no file is opened here.
+//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the
+//! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
 //! The steps: [`tree`] parses YAML and keeps every place; [`shape`] checks it against the JSON Schema of the [`mod@file`] types;
 //! [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] checks whether the parts make sense
@@ -110,7 +110,13 @@ impl Documents {
 
 fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
     let raw: file::PolicySpec = from_tree(merged, diagnostics)?;
-    let draft = Draft::new(&raw);
+    let draft = match Draft::new(&raw) {
+        Ok(draft) => draft,
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("unreadable", merged.span, error.to_string()));
+            return None;
+        }
+    };
     diagnostics.extend(semantic::check(merged, &raw, &draft));
     if has_errors(diagnostics) {
         return None;
@@ -163,5 +169,7 @@ impl Loaded {
     }
 }
 
+#[cfg(test)]
+mod round_trip_tests;
 #[cfg(test)]
 mod tests;

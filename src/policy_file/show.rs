@@ -35,7 +35,7 @@ struct PolicyListing<'a> {
 impl PolicyListing<'_> {
     fn map(&mut self, node: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         for (key, value) in node.entries() {
-            if is_null(value) {
+            if is_left_out(value) {
                 continue;
             }
             let written = written.and_then(|written| written.get(&key.text));
@@ -91,8 +91,13 @@ impl PolicyListing<'_> {
     }
 }
 
-fn is_null(node: &YamlNode) -> bool {
-    matches!(&node.value, Value::Scalar(scalar) if scalar.atom() == Atom::Null)
+/// Null, or a section in which nothing is set.
+fn is_left_out(node: &YamlNode) -> bool {
+    match &node.value {
+        Value::Scalar(scalar) => scalar.atom() == Atom::Null,
+        Value::Map(entries) => entries.iter().all(|(_, value)| is_left_out(value)),
+        _ => false,
+    }
 }
 
 fn inline(node: &YamlNode) -> String {

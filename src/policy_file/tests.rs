@@ -84,7 +84,9 @@ fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
 
 #[test]
 fn a_policy_that_is_written_out_is_unchanged_whatever_it_says() {
-    let text = "headroom: {models: {'A100 \"x\"': 8%}}\nclasses: [{name: a, match: {expression: \"pod.labels['x'] == \\\"y\\\"\", priority: {min: -5}}, mayShareWith: []}]\n\
+    let text = "headroom: {models: {'A100 \"x\"': 8%}}\n\
+                classes: [{name: a, match: {expression: \"pod.labels['x'] == \\\"y\\\"\", priority: {min: -5}}, \
+                mayShareWith: []}]\n\
                 tenants: [{name: t, namespaces: [t], guarantee: {vram: 1Ti}}]\nnodePools: [{name: p, mig: []}]\n";
     let shown = loaded(&[text]).show(&files(&[text]));
     assert_eq!(loaded(&[&shown]).policy, loaded(&[text]).policy, "{shown}");
@@ -183,7 +185,9 @@ fn policyish() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
-    fn no_text_makes_it_panic_and_every_mark_lies_inside_its_file(texts in proptest::collection::vec(prop_oneof![policyish(), "\\PC{0,60}"], 1..3)) {
+    fn no_text_makes_it_panic_and_every_mark_lies_inside_its_file(
+        texts in proptest::collection::vec(prop_oneof![policyish(), "\\PC{0,60}"], 1..3)
+    ) {
         let files: Vec<SourceText> = texts.iter().map(|text| SourceText::new("x.yaml", text.as_str())).collect();
         let found = match load(&files) {
             Ok(loaded) => loaded.warnings,

@@ -51,7 +51,11 @@ impl Announcer {
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
         let digest = self.digest();
-        error!(policy = %digest, "policy files rejected; the previous policy stays in force:\n{}", problems.whole.trim_end());
+        error!(
+            policy = %digest,
+            "policy files rejected; the previous policy stays in force:\n{}",
+            problems.whole.trim_end()
+        );
         self.tell(
             PodEventReason::PolicyRejected,
             format!(

@@ -1,6 +1,8 @@
 //! The Kubernetes edge against the stand-in API server, over loopback HTTP.
 
+mod binding;
 mod budgets;
+mod leading;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -30,7 +32,7 @@ use stowage::units::{Bytes, Millis, Moment};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::served::without_engines;
+use crate::served::{gpu_labels, without_engines};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -162,10 +164,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 async fn server_with_nodes(names: &[&str]) -> ApiServer {
     let server = ApiServer::start().await.unwrap();
     for name in names {
-        let labels = json!({
-            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-        });
-        server.create("nodes", json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
+        server.create("nodes", json!({ "metadata": { "name": name, "labels": gpu_labels(2) } })).unwrap();
     }
     server
 }
@@ -276,59 +275,6 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     assert!((deadline(&after) - deadline(&before)).abs() <= 1);
     before.stop().await;
     after.stop().await;
-}
-
-#[tokio::test]
-async fn a_bind_is_one_write_and_reads_nothing() {
-    let server = server_with_nodes(&["a"]).await;
-    let replica = TestReplica::acting(&server).await;
-    create_pod(&server, "p", 20);
-    let order = replica.assume("p", "a").await;
-    let reads = server.calls().reads_by("stowage");
-    assert_eq!(replica.control_plane.bind(&order).await, BindOutcome::Written);
-    assert_eq!(server.calls().reads_by("stowage"), reads);
-    assert_eq!(server.calls().count_by("stowage", "create", "pods/binding"), 1);
-
-    let pod = server.get("pods/default/p").unwrap();
-    assert_eq!(pod["spec"]["nodeName"], "a");
-    let annotations = &pod["metadata"]["annotations"];
-    assert_eq!(annotations["stowage.dev/devices"], order.placement.devices[0].as_str());
-    assert_eq!(annotations["stowage.dev/vram-granted"], Bytes::gib(20).0.to_string());
-    let on_record = replica.control_plane.read_pod(&order.key).await.unwrap().unwrap();
-    assert_eq!(on_record.uid, order.uid);
-    assert_eq!(on_record.node, Some(node_name("a")));
-    assert_eq!(on_record.devices, Some(order.placement.devices.clone()));
-    eventually("the watch confirms it", || matches!(replica.phase("p"), Some(PodPhase::Bound(_)))).await;
-    replica.stop().await;
-}
-
-#[tokio::test]
-async fn every_binding_response_has_its_outcome() {
-    let server = server_with_nodes(&["a", "b"]).await;
-    let replica = TestReplica::acting(&server).await;
-    create_pod(&server, "p", 20);
-    let order = replica.assume("p", "a").await;
-    let bind = async |order: &BindOrder| replica.control_plane.bind(order).await;
-
-    server.faults().next(Operation::Binding, 1, InjectedFault::Fails);
-    assert!(matches!(bind(&order).await, BindOutcome::Unknown { .. }), "500");
-    let hung = replica.bind_in_vain(&server, &order, InjectedFault::Hangs).await;
-    assert!(matches!(hung, BindOutcome::Unknown { .. }), "no answer");
-    let other = BindOrder { uid: PodUid::parse("another").unwrap(), ..order.clone() };
-    assert_eq!(bind(&other).await, BindOutcome::Conflict, "the name stands for another pod");
-    let mut missing = order.clone();
-    missing.key.name = "nobody".into();
-    assert!(matches!(bind(&missing).await, BindOutcome::Refused { .. }), "404");
-    assert_eq!(server.get("pods/default/p").unwrap()["spec"]["nodeName"], Value::Null);
-
-    bind_past_stowage(&server, "p", "b");
-    assert_eq!(bind(&order).await, BindOutcome::Conflict, "bound by someone else");
-    let writes = server.calls().count("create", "pods/binding");
-    replica.service.set_tenure(Tenure::Standby);
-    assert!(matches!(bind(&order).await, BindOutcome::Refused { .. }), "another replica leads");
-    assert_eq!(server.calls().count("create", "pods/binding"), writes, "nothing was sent");
-    assert_eq!(replica.control_plane.read_pod(&missing.key).await, Ok(None));
-    replica.stop().await;
 }
 
 #[tokio::test]
@@ -455,66 +401,4 @@ async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_ke
     let conditions = pod.status.unwrap().conditions.unwrap();
     assert!(conditions.iter().any(|condition| condition.type_ == "PodScheduled"), "{conditions:?}");
     replica.stop().await;
-}
-
-fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
-    let renewed = jiff::Timestamp::from_second(renewed).unwrap();
-    json!({ "spec": {
-        "holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": format!("{renewed:.6}"),
-    } })
-}
-
-#[tokio::test]
-async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_or_expires() {
-    let server = server_with_nodes(&["a"]).await;
-    let path = "leases/kube-system/kube-scheduler";
-    let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 12);
-    lease["metadata"] = json!({ "name": "kube-scheduler" });
-    server.create("leases/kube-system", lease).unwrap();
-    let name = LeaseName::of_kube_scheduler();
-    let lead_with = LeadWith::KubeScheduler { lease: name, hostname: "stowage-0".into() };
-    let replica = TestReplica::start(&server, "stowage", lead_with);
-    let gate = &replica.service.gate;
-    let looks = || server.calls().count("get", "leases");
-    eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
-    assert!(!gate.is_open(), "no renewal was seen yet");
-
-    let leading = || replica.service.metrics.leading.get();
-    let mut renewed = 1002;
-    eventually("the gate opens once nothing of another leader can land", || {
-        renewed += 1;
-        server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed, 12)).unwrap();
-        gate.is_open() && leading() == 1
-    })
-    .await;
-    // Without renewals it does not stay open for long.
-    eventually("the gate shuts without renewals", || !gate.is_open()).await;
-
-    server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
-    eventually("the gate opens again", || gate.is_open()).await;
-    server.patch(path, &neighbours_lease("stowage-1_77", renewed + 2, 15)).unwrap();
-    eventually("the gate shuts for another holder", || !gate.is_open()).await;
-    assert_eq!(leading(), 0);
-    replica.stop().await;
-}
-
-#[tokio::test]
-async fn one_of_two_replicas_leads_and_the_other_takes_over_when_it_stops() {
-    let server = server_with_nodes(&["a"]).await;
-    let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-    let first = TestReplica::start(&server, "first", lead_with("first"));
-    eventually("the first leads", || first.service.gate.is_open()).await;
-    let second = TestReplica::start(&server, "second", lead_with("second"));
-    let looks = || server.calls().count_by("second", "get", "leases");
-    eventually("the second looks twice", || looks() >= 2 && second.service.gate.is_synced()).await;
-    assert!(first.service.gate.is_open() && !second.service.gate.is_open());
-    assert_eq!(
-        second.service.gate.reason_not_leading().map(|reason| reason.contains("does not lead")),
-        Some(true)
-    );
-    first.stop().await;
-    eventually("the second leads", || second.service.gate.is_open()).await;
-    let lease = server.get("leases/stowage/stowage").unwrap();
-    assert!(lease["spec"]["holderIdentity"].as_str().unwrap().starts_with("second_"), "{lease}");
-    second.stop().await;
 }

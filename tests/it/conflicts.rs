@@ -1,6 +1,7 @@
 //! Two pods on one overallocated GPU: one Binding was written late, and no check refused it. Against the stand-in API server,
 //! which accepts every Binding.
 
+use crate::served::gpu_labels;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +28,7 @@ struct AuditedReplica {
 impl AuditedReplica {
     async fn start(lead_with: LeadWith, policy: &str) -> Self {
         let server = ApiServer::start().await.unwrap();
-        let labels = json!({
-            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-        });
-        server.create("nodes", json!({ "metadata": { "name": "a", "labels": labels } })).unwrap();
+        server.create("nodes", json!({ "metadata": { "name": "a", "labels": gpu_labels(2) } })).unwrap();
         let service = Service::new(policy_of(policy));
         let stop = CancellationToken::new();
         let (client, options) =

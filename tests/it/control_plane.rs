@@ -12,6 +12,7 @@ mod load;
 mod manifests;
 mod planner;
 mod processes;
+mod recording;
 mod shadow;
 mod world;
 
@@ -26,6 +27,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::agent::publish::{PublishOutcome, Publisher};
+use stowage::ids::PodKey;
+use stowage::kubernetes::objects;
 use world::{RealControlPlane, amount};
 
 const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];
@@ -214,6 +217,17 @@ fn sixty() -> Vec<Pod> {
         _ => one(i),
     };
     (0..60).map(make).collect()
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey::parse("default", name).unwrap()
+}
+
+/// Behind the planner's gate.
+fn gated(mut pod: Pod) -> Pod {
+    let gates = serde_json::from_value(json!([{ "name": objects::PLAN_GATE }])).unwrap();
+    pod.spec.as_mut().unwrap().scheduling_gates = Some(gates);
+    pod
 }
 
 async fn submit(client: &Client, pods: &[Pod]) {

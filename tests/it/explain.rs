@@ -138,7 +138,7 @@ fn a_dump_is_explained_offline_and_by_any_policy() {
         path.to_str().unwrap().to_owned()
     };
     let mut node = crate::served::node("node-a");
-    node["metadata"]["labels"] = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920" });
+    node["metadata"]["labels"] = crate::served::gpu_labels(1);
     let mut odd = pod("odd", "40Gi");
     odd["metadata"]["annotations"]["stowage.dev/gpus"] = json!("many");
     let mut plain = pod("plain", "1Gi");

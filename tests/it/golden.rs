@@ -8,16 +8,14 @@
 //! of the other, so that the real scheduler's shapes meet a decision, too.
 
 use crate::client::{Client, HttpAnswer};
+use crate::recorded;
 use crate::served::{Served, ServedCluster, exclusive, on, over, pod};
-use crate::shared;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use stowage::ids::LeaderEpoch;
 use stowage::kubernetes::objects;
-
-const RECORDED: &str = "fixtures/kube-scheduler-v1.36.2";
 
 const RECORDED_NAMES: [&str; 15] = [
     "bind",
@@ -62,7 +60,7 @@ struct Fixture<'a> {
 #[test]
 fn every_recorded_request_gets_its_committed_answer() {
     for name in RECORDED_NAMES {
-        let Some(text) = shared::text(&format!("{RECORDED}/{name}.json")) else { return };
+        let text = recorded::text(&format!("{name}.json"));
         let fixture: Fixture<'_> = serde_json::from_str(&text).unwrap();
         let body = compact(fixture.request.get());
         let sent = fixture.http["headers"]["Content-Length"].as_str().unwrap();
@@ -78,9 +76,8 @@ fn every_recorded_request_gets_its_committed_answer() {
 
 #[test]
 fn every_recorded_file_is_checked() {
-    let Some(about) = shared::json(&format!("{RECORDED}/about.json")) else { return };
-    assert_eq!(about["kubeScheduler"], "v1.36.2");
-    let files = std::fs::read_dir(shared::path(RECORDED)).unwrap();
+    assert_eq!(recorded::json("about.json")["kubeScheduler"], "v1.36.2");
+    let files = std::fs::read_dir(recorded::folder()).unwrap();
     let mut names: Vec<String> = files
         .map(|file| file.unwrap().file_name().into_string().unwrap())
         .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))

@@ -3,7 +3,7 @@
 //!
 //! Whether a GPU is overallocated is read off the API server's objects and nothing else.
 
-use crate::served::without_engines;
+use crate::served::{gpu_labels, without_engines};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -97,13 +97,10 @@ impl LeasedReplica {
 /// One node.
 async fn server(gpus: u32) -> ApiServer {
     let server = ApiServer::start().await.unwrap();
-    let labels = json!({
-        "nvidia.com/gpu.count": gpus.to_string(), "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-    });
     let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
     let status = json!({ "allocatable": allocatable, "capacity": { "stowage.dev/vram": "144Gi" } });
     server
-        .create("nodes", json!({ "metadata": { "name": "n", "labels": labels }, "status": status }))
+        .create("nodes", json!({ "metadata": { "name": "n", "labels": gpu_labels(gpus) }, "status": status }))
         .unwrap();
     server
 }

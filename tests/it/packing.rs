@@ -1,7 +1,7 @@
-//! The packing simulator on the real trace, if that is beside the checkout: pods arrive as in the published runs, and the
+//! The packing simulator on the real trace, where there is one: pods arrive as in the published runs, and the
 //! published policies reach the published figures.
 
-use crate::shared;
+use crate::needs;
 use stowage::lab::simulate::openb::published;
 use stowage::lab::simulate::openb::published::PUBLISHED;
 use stowage::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
@@ -10,7 +10,7 @@ use stowage::lab::simulate::packing::{
 };
 
 fn text(name: &str) -> Option<String> {
-    shared::text(&format!("traces/openb/{name}"))
+    needs::trace(&format!("openb/{name}"))
 }
 
 fn setting() -> Option<PlayedTrace> {

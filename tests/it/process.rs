@@ -1,7 +1,7 @@
 //! The command as a user runs it: its output, its exit code, and that it stops cleanly.
 
 use crate::client::{Client, PATIENCE, post_head};
-use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};
+use crate::served::{args, bind_args, gpu_labels, node, on, pod};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -127,11 +127,7 @@ fn address(line: &str) -> SocketAddr {
 
 fn labelled(name: &str, gpus: u32) -> Value {
     let mut node = node(name);
-    node["metadata"]["labels"] = json!({
-        "nvidia.com/gpu.count": gpus.to_string(),
-        "nvidia.com/gpu.memory": (GPU_BYTES >> 20).to_string(),
-        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-    });
+    node["metadata"]["labels"] = gpu_labels(gpus);
     node
 }
 

@@ -162,7 +162,7 @@ fn a_filter_that_was_refused_does_not_double_the_shortlist() {
 #[test]
 fn with_a_shortlist_of_one_filter_makes_the_soft_reservation() {
     let mut cluster = equal_nodes().with([pod("first", "40Gi"), pod("second", "40Gi")]);
-    cluster.policy.shortlist = 1;
+    cluster.policy.scoring.shortlist = 1;
     let served = cluster.serve();
     let [first, second] = ["first", "second"].map(|name| pod(name, "40Gi"));
     assert_eq!(served.passed(&first, &NODES), ["n01"]);

@@ -1,6 +1,9 @@
 //! Policy changes while pods are being scheduled: no request fails, no decision mixes two policies, and an invalid policy changes
 //! nothing but the log and the metrics.
 
+mod at_start;
+mod under_load;
+
 use crate::client::{Client, HttpAnswer};
 use crate::process::{RunningServe, fails, json_dump};
 use crate::served::{
@@ -145,117 +148,6 @@ fn one_side<'a>(nodes: impl Iterator<Item = &'a str>) -> String {
     sides[0].to_owned()
 }
 
-// ---- at full speed ----
-
-/// Which changes were begun and which are known to be in force, by their number; the policy's side is the number's parity.
-#[derive(Default)]
-struct ReloadProgress {
-    begun: AtomicUsize,
-    in_force: AtomicUsize,
-    is_over: AtomicBool,
-    asked: AtomicUsize,
-}
-
-impl ReloadProgress {
-    /// Asks, and looks whether a policy answered that can have been in force.
-    fn answered(&self, ask: impl FnOnce() -> String) -> String {
-        let before = self.in_force.load(Ordering::SeqCst);
-        let side = ask();
-        let after = self.begun.load(Ordering::SeqCst);
-        if before == after {
-            assert_eq!(side, SIDES[before % 2], "a policy that is not in force any more");
-        }
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        side
-    }
-}
-
-fn filtered(client: &mut Client<TcpStream>, pod: &Value) -> Vec<String> {
-    let answer = client.post("/scheduler/filter", args(pod, &NODES).to_string());
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    let answer = answer.json();
-    let passed: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).unwrap();
-    let refused: Vec<String> =
-        answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().cloned().collect();
-    if passed.len() == 2 && !refused.is_empty() {
-        assert_ne!(one_side(passed.iter().map(String::as_str)), one_side(refused.iter().map(String::as_str)));
-    }
-    passed
-}
-
-fn ranked(client: &mut Client<TcpStream>, pod: &Value) -> String {
-    let answer = client.post("/scheduler/prioritize", args(pod, &NODES).to_string());
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    let scores = answer.json();
-    let scored = scores.as_array().unwrap().iter().filter(|one| one["Score"] != 0);
-    one_side(scored.map(|one| one["Host"].as_str().unwrap()))
-}
-
-/// Filters, prioritizes and, each time in a while, binds, until it is over.
-fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &ReloadProgress) {
-    let mut client = served.client();
-    for round in 0.. {
-        if progress.is_over.load(Ordering::SeqCst) {
-            return;
-        }
-        let binds = round % 16 == 0;
-        let place = if binds { next.fetch_add(1, Ordering::Relaxed) } else { pods.len() - 1 };
-        // The last pod only sends filter requests; it is never bound.
-        let pod = &pods[place.min(pods.len() - 1)];
-        let mut passed = Vec::new();
-        progress.answered(|| {
-            passed = filtered(&mut client, pod);
-            one_side(passed.iter().map(String::as_str))
-        });
-        progress.answered(|| ranked(&mut client, pod));
-        if place < pods.len() - 1 {
-            let answer = client.post("/scheduler/bind", bind_args(pod, &passed[0]).to_string());
-            assert_eq!(answer.status, 200, "{}", answer.text());
-            let error = answer.json()["Error"].as_str().unwrap().to_owned();
-            // Between its filter and its bind the policy changed: the scheduler asks again.
-            assert!(["", "conflict: the node's pool has changed"].contains(&error.as_str()), "{error}");
-        }
-    }
-}
-
-#[test]
-fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
-    let reloading = Reloading::new();
-    let digests = SIDES.map(|side| digest_of(&one_sided(side)));
-    let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        // A failed assertion here must not let the clients run for ever.
-        let _over = Over(&progress);
-        for _ in 0..CLIENTS {
-            scope.spawn(|| schedule(&reloading.served, &reloading.pods, &next, &progress));
-        }
-        for change in 1..=CHANGES {
-            let asked = progress.asked.load(Ordering::Relaxed);
-            eventually("they ask", || progress.asked.load(Ordering::Relaxed) > asked + 100);
-            progress.begun.store(change, Ordering::SeqCst);
-            reloading.write(&one_sided(SIDES[change % 2]));
-            reloading.until_in_force(digests[change % 2]);
-            progress.in_force.store(change, Ordering::SeqCst);
-        }
-    });
-    eventually("each is counted", || reloading.reloads("applied") == CHANGES as u64);
-    assert_eq!(reloading.reloads("rejected"), 0);
-    let orders = reloading.served.control_plane.orders.lock();
-    assert!(orders.len() > 10, "{} were bound", orders.len());
-    for (order, _) in orders.iter() {
-        let side = SIDES.iter().position(|side| *side == side_of(order.placement.node.as_str())).unwrap();
-        assert_eq!(order.policy, digests[side], "{} was placed by the other policy", order.key);
-    }
-}
-
-struct Over<'a>(&'a ReloadProgress);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn a_pod_is_classified_anew_after_a_policy_change() {
     let reloading = Reloading::new();
@@ -281,7 +173,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
     let mut other = without_engines();
-    other.shortlist = 2;
+    other.scoring.shortlist = 2;
     let (changed, wait) = std::sync::mpsc::channel::<()>();
     let preempted = |changes: bool| {
         let args = serde_json::from_str(&body).unwrap();
@@ -416,129 +308,4 @@ fn a_reverted_broken_edit_changes_nothing() {
     reloading.write(&one_sided("a"));
     eventually("the refusal is over", || reloading.readyz().text() == "ok\n");
     assert_eq!(reloading.served.service.cluster().policy().version, version);
-}
-
-// ---- as a person runs it ----
-
-#[test]
-fn the_shipped_config_map_is_the_built_in_policy_where_the_service_looks_for_it() {
-    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/stowage.yaml");
-    let objects: Vec<Value> = serde_saphyr::from_multiple(&fs::read_to_string(manifests).unwrap()).unwrap();
-    let named = |kind: &str, name: &str| {
-        objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name).unwrap()
-    };
-    let text = named("ConfigMap", "stowage-policy")["data"]["policy.yaml"].as_str().unwrap();
-    assert_eq!(digest_of(text), policy_watch::built_in().digest);
-    let spec = &named("Deployment", "stowage")["spec"]["template"]["spec"];
-    let stowage = &spec["containers"][0];
-    let argument =
-        stowage["args"].as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--policy="));
-    let mount =
-        stowage["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "policy").unwrap();
-    assert_eq!(mount["mountPath"].as_str(), argument);
-    assert_eq!(mount["subPath"], Value::Null);
-    let volume =
-        spec["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "policy").unwrap();
-    assert_eq!(volume["configMap"]["name"], "stowage-policy");
-}
-
-#[test]
-fn a_path_without_a_policy_is_an_error_at_the_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let dump = json_dump(&folder);
-    let cache = folder.path().join("cache");
-    for path in ["policy.yaml", "."] {
-        let policy = folder.path().join(path);
-        let addresses = ["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
-        let files = ["--cluster", dump.to_str().unwrap(), "--policy", policy.to_str().unwrap()];
-        let kept = ["--policy-cache", cache.to_str().unwrap()];
-        let (code, error) = fails(&[&["serve"], &addresses[..], &files[..], &kept[..]].concat());
-        assert_eq!(code, 1, "{error}");
-        assert!(error.contains("--policy") && error.contains(policy.to_str().unwrap()), "{error}");
-    }
-}
-
-/// A `stowage serve` whose policy is the file `policy.yaml` of a folder.
-fn start(folder: &TempDir, arguments: &[&str]) -> RunningServe {
-    let policy = folder.path().join("policy.yaml");
-    let policy = ["--policy", policy.to_str().unwrap()];
-    RunningServe::serve_with(&json_dump(folder), &[&policy[..], arguments].concat())
-}
-
-fn in_force(running: &RunningServe) -> Value {
-    Client::connect(running.operators).get("/debug/policy").json()["digest"].clone()
-}
-
-#[test]
-fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("policy.yaml"), "scorring: {shortlist: 8}\n").unwrap();
-    let running = start(&folder, &[]);
-    running.line_with("policy files rejected");
-    // With its diagnostics, each with its place.
-    running.line_with("scorring");
-    let mut client = Client::connect(running.operators);
-    let ready = client.get("/readyz");
-    assert_eq!(ready.status, 200);
-    for part in ["policy.yaml:1", "scorring", "the built-in policy decides: no --policy-cache"] {
-        assert!(ready.text().contains(part), "{}", ready.text());
-    }
-    assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
-    assert!(client.get("/metrics").text().contains("stowage_policy_reload_failed 1"));
-    // A corrected file takes effect without a restart.
-    replace(&folder.path().join("policy.yaml"), &one_sided("b"));
-    running.line_with("policy applied");
-    assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));
-}
-
-#[test]
-fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let (policy, cache) = (folder.path().join("policy.yaml"), folder.path().join("cache"));
-    let kept = ["--policy-cache", cache.to_str().unwrap()];
-    fs::write(&policy, one_sided("a")).unwrap();
-    {
-        let running = start(&folder, &kept);
-        replace(&policy, &one_sided("b"));
-        running.line_with("policy applied");
-        // The copy is on disk before that is said; a file that is refused changes nothing of it.
-        replace(&policy, "");
-        running.line_with("policy files rejected");
-    }
-    let last_good = json!(digest_of(&one_sided("b")).to_string());
-    let running = start(&folder, &kept);
-    running.line_with("policy files rejected");
-    let ready = Client::connect(running.operators).get("/readyz");
-    assert!(ready.text().contains("the file is empty (the last good policy decides)"), "{}", ready.text());
-    assert_eq!(in_force(&running), last_good);
-    drop(running);
-    // A file that is gone, and was a policy once, is not a wrong flag.
-    fs::remove_file(&policy).unwrap();
-    assert_eq!(in_force(&start(&folder, &kept)), last_good);
-    // A copy that is not whole is no policy.
-    let copy = cache.join("last-good-policy.json");
-    let whole = fs::read_to_string(&copy).unwrap();
-    fs::write(&copy, &whole[..whole.len() - 20]).unwrap();
-    fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
-    let running = start(&folder, &kept);
-    running.line_with("policy files rejected");
-    let page = Client::connect(running.operators).get("/debug/policy").json();
-    assert_eq!(page["policy"]["mode"], "shadow", "what was to be watched only is not enforced");
-}
-
-#[test]
-fn a_service_logs_that_it_took_over_a_changed_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let policy = folder.path().join("policy.yaml");
-    fs::write(&policy, one_sided("a")).unwrap();
-    let running = RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
-    replace(&policy, &one_sided("b"));
-    let line = running.line_with("policy applied");
-    for side in SIDES {
-        assert!(line.contains(&digest_of(&one_sided(side)).to_string()), "{line}");
-    }
-    let page = Client::connect(running.operators).get("/debug/policy").json();
-    assert_eq!(page["source"], json!(policy.to_str().unwrap()));
-    assert_eq!(page["refused"], Value::Null);
-    assert_eq!(page["policy"]["classes"][1]["name"], "moving");
 }

@@ -408,6 +408,15 @@ pub fn node(name: &str) -> Value {
     json!({ "kind": "Node", "metadata": { "name": name }, "status": {} })
 }
 
+/// What feature discovery says of a node with so many GPUs of 80 GiB.
+pub fn gpu_labels(gpus: u32) -> Value {
+    json!({
+        "nvidia.com/gpu.count": gpus.to_string(),
+        "nvidia.com/gpu.memory": (GPU_BYTES >> 20).to_string(),
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    })
+}
+
 /// A pod that asks for this much VRAM on one GPU.
 pub fn pod(name: &str, vram: &str) -> Value {
     json!({

@@ -1,6 +1,6 @@
 //! The stand-in scheduler at work: wire format, waking, nomination and preemption.
 
-use crate::shared;
+use crate::recorded;
 use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, keep};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -91,9 +91,7 @@ fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
 
 #[tokio::test]
 async fn the_stand_ins_requests_equal_the_recorded_ones() {
-    let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/filter-cached.json") else {
-        return;
-    };
+    let recorded = recorded::json("filter-cached.json");
     let cluster = SchedulerCluster::new(2, agreeable).await;
     let mut pod = recorded["request"]["Pod"].clone();
     pod["spec"]["schedulerName"] = json!("stowage");

@@ -1,6 +1,6 @@
 //! The stand-in scheduler against the recording: each odd answer must end as it did with kube-scheduler v1.36.2.
 
-use crate::shared;
+use crate::recorded;
 use crate::stand_in_extender::{
     RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, bind, keep,
 };
@@ -23,9 +23,7 @@ const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn every_recorded_answer_shape_has_its_recorded_outcome() {
-    let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/answer-shapes.json") else {
-        return;
-    };
+    let recorded = recorded::json("answer-shapes.json");
     let cases = recorded["cases"].as_array().unwrap();
     let (mut wrong, mut slow) = (Vec::new(), Vec::new());
     let mut replayed = 0;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ids::GpuUuid;
+use crate::needs;
 use crate::report::{ProcessReport, ReportPart};
 use crate::scheduling::vocabulary::gpu::Health;
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
@@ -321,8 +322,7 @@ fn a_library_that_is_no_nvml_is_named_as_such() {
             .into_iter()
             .find(|path| std::path::Path::new(path).exists())
     else {
-        println!("skipped: no C library at the usual places to take for NVML");
-        return;
+        return needs::skipped("no C library at the usual places to take for NVML");
     };
     let options = NvmlOptions { library: Some(other.into()), ..NvmlOptions::default() };
     let reason = Nvml::new(options).sample().unwrap_err();
@@ -375,7 +375,7 @@ fn nvidia_smi() -> Result<Vec<Vec<String>>, String> {
 fn the_figures_of_a_real_gpu_are_those_of_nvidia_smi() {
     let rows = match nvidia_smi() {
         Ok(rows) => rows,
-        Err(reason) => return println!("skipped: {reason}"),
+        Err(reason) => return needs::skipped(reason),
     };
     let sample = Nvml::new(NvmlOptions::default()).sample().unwrap();
     for row in rows {

@@ -5,7 +5,7 @@
 //! belongs to no pod in Kubernetes and is reported as such: a guess would be taken for a measurement.
 
 pub mod cgroup;
-#[cfg(test)]
+#[cfg(all(test, feature = "lab"))]
 mod fake_kubelet;
 pub mod pod_resources;
 

@@ -3,6 +3,9 @@
 //! It knows what device plugins allocated, and nothing about GPUs in Stowage's Bindings. Nothing here decides which pod owns a
 //! process.
 
+#[rustfmt::skip]
+pub mod api;
+
 use crate::ids::{GpuUuid, PodKey};
 use hyper_util::rt::TokioIo;
 use std::error::Error as _;
@@ -11,11 +14,6 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
-
-/// The messages and the client, generated; the server is there for tests that stand in for a kubelet.
-pub mod api {
-    tonic::include_proto!("v1");
-}
 
 use api::pod_resources_lister_client::PodResourcesListerClient;
 use api::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources as OfPod};

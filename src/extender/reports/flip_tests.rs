@@ -4,7 +4,7 @@ use super::*;
 use crate::extender::request::RequestLimits;
 use crate::kubernetes::objects;
 use crate::kubernetes::testing::Recorder;
-use crate::scheduling::ledger::PODS_PER_RUN;
+use crate::scheduling::ledger::PODS_LOOKED_AT;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::observe::{NodeObserved, PodObserved};
 use crate::scheduling::vocabulary::gpu::Health;
@@ -67,9 +67,9 @@ fn take_report(extender: &Extender, text: &str) -> ReportsResult {
 fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
     let extender = crowded();
     assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
-    PODS_PER_RUN.set(0);
+    PODS_LOOKED_AT.set(0);
     assert_eq!(take_report(&extender, &report(2, 1)).accepted, 1);
-    let looked_at = PODS_PER_RUN.get();
+    let looked_at = PODS_LOOKED_AT.get();
     // Each of the node's pods several times, and none of the other 1,600.
     assert!(looked_at <= 20 * PODS_PER_NODE, "{looked_at} entries were looked at");
 }

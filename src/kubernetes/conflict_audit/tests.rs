@@ -147,7 +147,7 @@ async fn no_pod_is_evicted_for_a_pod_that_a_fresh_read_does_not_show() {
 async fn evictions_keep_to_the_rates() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     let mut policy = policy_with(ConflictRule::EvictUnstarted);
-    policy.eviction_rates.node = 0;
+    policy.preemption.evictions_per_minute.node = 0;
     bench.audit.service.set_policy(policy);
     bench.lead();
     bench.show("a", "Running");

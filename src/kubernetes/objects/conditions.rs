@@ -131,37 +131,68 @@ mod tests {
         assert_eq!(nominated(&Pod::default()), None);
     }
 
+    /// What `kubectl get pod -o json` shows of each.
     #[test]
-    fn a_placed_pod_is_true_and_every_other_state_says_why_it_is_not() {
+    fn a_plan_is_shown_with_its_time_and_only_a_placed_pod_is_true() {
         let node = NodeName::parse("node-a").unwrap();
-        let condition = |state| placed_condition(&state, jiff::Timestamp::UNIX_EPOCH);
-        let placed = condition(PlanState::Nominated { node: node.clone() });
-        assert_eq!((placed.status.as_str(), placed.reason.as_deref()), ("True", Some("Nominated")));
-        for (state, reason) in [
-            (PlanState::Preempting { node: node.clone() }, "Preempting"),
-            (PlanState::Unschedulable { why: "why".into() }, "Unschedulable"),
-            (PlanState::GateRemoved { why: "why".into() }, "GateRemoved"),
-            (PlanState::Rejected { node, why: "why".into() }, "RejectedByScheduler"),
-        ] {
-            let condition = condition(state);
-            assert_eq!((condition.status.as_str(), condition.reason.as_deref()), ("False", Some(reason)));
-            assert!(condition.message.unwrap().contains(if reason == "Preempting" {
-                "node-a"
-            } else {
-                "why"
-            }));
-        }
+        let why = || "no node that the pod could go to has room".into();
+        let shown = |state| {
+            let now = "2026-03-01T12:00:00.25Z".parse().unwrap();
+            serde_json::to_value(placed_condition(&state, now)).unwrap()
+        };
+        let expected = |status: &str, reason: &str, message: &str| {
+            json!({
+                "type": "stowage.dev/Placed",
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": "2026-03-01T12:00:00Z",
+            })
+        };
+        assert_eq!(
+            shown(PlanState::Nominated { node: node.clone() }),
+            expected("True", "Placed", "It is nominated to node node-a.")
+        );
+        assert_eq!(
+            shown(PlanState::Preempting { node: node.clone() }),
+            expected("False", "Preempting", "It goes to node node-a when others have left.")
+        );
+        assert_eq!(
+            shown(PlanState::Unschedulable { why: why() }),
+            expected("False", "Unschedulable", "no node that the pod could go to has room")
+        );
+        assert_eq!(
+            shown(PlanState::GateRemoved { why: why() }),
+            expected("False", "GateRemoved", "no node that the pod could go to has room")
+        );
+        assert_eq!(
+            shown(PlanState::Rejected { node, why: why() }),
+            expected(
+                "False",
+                "RejectedByScheduler",
+                "The scheduler did not take node node-a: no node that the pod could go to has room"
+            )
+        );
     }
 
     #[test]
-    fn a_reason_written_twice_is_the_same_condition() {
+    fn an_evicted_pod_is_told_for_which_pod_it_leaves_and_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let mark = EvictionCondition::Evicting(EvictionReason::Preempted { by });
-        let condition = disruption_target_condition(&mark);
-        assert_eq!(condition, disruption_target_condition(&mark));
-        assert_eq!(condition.last_transition_time, None);
-        assert_eq!(condition.reason.as_deref(), Some("Preempted"));
-        assert!(condition.message.unwrap().contains("team-a/llama"));
-        assert_eq!(disruption_target_condition(&EvictionCondition::Cancelled).status, "False");
+        let shown = |mark| serde_json::to_value(disruption_target_condition(&mark)).unwrap();
+        assert_eq!(
+            shown(EvictionCondition::Evicting(EvictionReason::Preempted { by })),
+            json!({
+                "type": "stowage.dev/DisruptionTarget",
+                "status": "True",
+                "reason": "Preempted",
+                "message": "It leaves its GPU to pod team-a/llama, which has a higher priority.",
+            })
+        );
+        assert_eq!(
+            shown(EvictionCondition::Cancelled),
+            json!({
+                "type": "stowage.dev/DisruptionTarget", "status": "False", "reason": "Cancelled", "message": "It stays.",
+            })
+        );
     }
 }

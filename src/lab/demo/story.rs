@@ -122,7 +122,7 @@ pub fn chapters() -> Vec<Chapter> {
             text: "The node's sum would do, so kube-scheduler preempts no pod. The planner does: the cheapest pods, on one GPU.",
             acts: vec![
                 StoryStep::Arrive(opportunistic("fine-tune", 2, 26).into_iter().map(dies_slowly).collect()),
-                StoryStep::Arrive(vec![serving("qwen-7b-urgent", 24, 30)]),
+                StoryStep::Arrive(vec![serving("qwen-7b-urgent", 30, 30)]),
             ],
         },
         Chapter {

@@ -1,61 +1,48 @@
 //! The policy file format: every setting may be missing. The JSON Schema is generated from these types, files are checked
 //! against it, and editors show the doc comments.
 //!
-//! Nothing here decides anything. [`parse`](super::parse) fills in defaults.
+//! The [`Settings`] and [`Class`] are the core's own types. Tenants and node pools have types of the file format, because the
+//! core computes with other quantities. [`parse`](super::parse) fills in what a class, a tenant or a pool leaves out.
 
-mod classes;
-mod planning;
 mod pools;
-mod settings;
 mod tenants;
 mod test;
 mod texts;
 
-pub use classes::{ClassSpec, EngineLimitsSpec, KeptRange, MatchSpec, PriorityRange};
-pub use planning::{
-    ConsolidationSpec, CountThreshold, Groups, PercentageThreshold, PlanningSpec, PressureSpec,
-};
 pub use pools::{NodePool, PoolCapacitySpec};
-pub use settings::{
-    Costs, EvictionRatesSpec, HeadroomSpec, Loading, PackingSpec, Preemption, Scoring, StartGateSpec,
-    Telemetry, WeightsSpec,
-};
 pub use tenants::{AmountSpec, TenantSpec};
 pub use test::{
     ExistingPod, Expectation, PodSketch, PolicyTest, TestCase, TestCluster, TestGpu, TestKind, TestNode,
 };
 pub use texts::{
-    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Speed, Subdomain,
+    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
 };
 
-use crate::scheduling::policy::{ConflictRule, Mode};
+use crate::scheduling::policy::{Class, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+/// What a class of a file says; the rest is that of the class that it changes.
+pub type WrittenClass = Map<String, Json>;
 
 /// What the owner of a cluster decides about its GPUs. Everything is optional: the empty policy is a good policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PolicySpec {
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("additionalProperties" = false))]
+pub struct PolicySpec<C = WrittenClass> {
     /// The version of this format.
     pub api_version: Option<ApiVersion>,
     /// The kind of this file.
     pub kind: Option<PolicyKind>,
-    /// Whether decisions are enforced, or only recorded and counted.
-    pub mode: Option<Mode>,
-    pub headroom: Option<HeadroomSpec>,
-    pub telemetry: Option<Telemetry>,
-    pub loading: Option<Loading>,
+    #[serde(flatten)]
+    pub settings: Settings,
     /// For every class that does not set it.
     pub start_gate: Option<StartGateSpec>,
-    pub scoring: Option<Scoring>,
-    pub packing: Option<PackingSpec>,
-    pub preemption: Option<Preemption>,
-    /// What happens to pods for which the continuous audit finds conflicting allocations of one GPU.
-    pub conflicts: Option<ConflictRule>,
-    pub planning: Option<PlanningSpec>,
     /// Tried in this order; a pod belongs to the first class that matches. The built-in classes `dedicated`, `opportunistic`,
     /// `batch` and `serving` follow them. A class named like a built-in one changes it.
-    pub classes: Option<Vec<ClassSpec>>,
+    #[schemars(with = "Option<Vec<Class>>")]
+    pub classes: Option<Vec<C>>,
     /// Tenants with a share of the cluster.
     pub tenants: Option<Vec<TenantSpec>>,
     /// Kinds of nodes. A node belongs to the first pool whose selector matches.
@@ -71,4 +58,11 @@ pub enum ApiVersion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PolicyKind {
     SchedulingPolicy,
+}
+
+/// How long a starting engine may keep others from starting on its GPU. The gate opens earlier when the engine is ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StartGateSpec {
+    pub max: Option<Duration>,
 }

@@ -1,77 +1,50 @@
 //! Parses classes: the owner's own in their order, then the built-in ones, changed if the owner names them.
 
-use super::{DraftClass, set, texts};
-use crate::policy_file::file::{self, PriorityRange};
-use crate::scheduling::policy::{Class, Expression, Match, Preemptibility, built_in_classes};
-use std::ops::RangeInclusive;
+use super::DraftClass;
+use crate::policy_file::file::{PolicySpec, WrittenClass};
+use crate::scheduling::policy::{Class, built_in_classes};
+use serde_json::Value as Json;
 
 /// The last built-in class takes all remaining pods, and stays last.
 pub const SERVING: &str = "serving";
 
-/// The built-in class of that name.
-fn built_in(name: &str) -> Option<Class> {
-    built_in_classes().into_iter().find(|class| class.name == name)
-}
-
-pub fn parse(file: &file::PolicySpec) -> Vec<DraftClass> {
-    let written: Vec<(usize, &file::ClassSpec)> = file.classes.iter().flatten().enumerate().collect();
+/// An error is a value that the check of the file should have refused.
+pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
+    let written: Vec<(usize, &WrittenClass)> = file.classes.iter().flatten().enumerate().collect();
     let gate = file.start_gate.as_ref().and_then(|gate| gate.max);
-    let parse = |class: Class, entry: Option<(usize, &file::ClassSpec)>| {
-        let mut class = class;
-        set(&mut class.start_gate.max, gate.map(|time| time.0));
-        if let Some((_, file)) = entry {
-            overlay(&mut class, file);
-        }
-        DraftClass { class, entry: entry.map(|(place, _)| place) }
+    let parse = |mut class: Class, entry: Option<(usize, &WrittenClass)>| {
+        class.start_gate.max = gate.map_or(class.start_gate.max, |time| time.0);
+        let (place, class) = match entry {
+            Some((place, written)) => (Some(place), changed(&class, written)?),
+            None => (None, class),
+        };
+        Ok(DraftClass { class, entry: place })
     };
-    let own = written.iter().filter(|(_, file)| built_in(&file.name.0).is_none());
-    let own = own.map(|&(place, file)| parse(Class::named(&file.name.0), Some((place, file))));
+    let is_built_in = |name: &str| built_in_classes().iter().any(|class| class.name == name);
+    let own = written.iter().filter(|(_, entry)| !is_built_in(name(entry)));
+    let own = own.map(|&(place, entry)| parse(Class::named(name(entry)), Some((place, entry))));
     let built_in = built_in_classes().into_iter().map(|class| {
-        let entry = written.iter().copied().find(|(_, file)| file.name.0 == class.name);
+        let entry = written.iter().copied().find(|(_, entry)| name(entry) == class.name);
         parse(class, entry)
     });
     own.chain(built_in).collect()
 }
 
-fn overlay(class: &mut Class, file: &file::ClassSpec) {
-    set(&mut class.matches, file.matches.as_ref().map(matches));
-    set(&mut class.engine, file.engine);
-    if let Some(names) = &file.may_share_with {
-        class.shares_with = Some(names.iter().map(|name| name.0.clone()).collect());
-    }
-    if let Some(limits) = &file.limits {
-        set(&mut class.kv_cache_limit, limits.kv_cache.map(|percent| Some(percent.0)));
-        set(&mut class.queue_limit, limits.queue.map(Some));
-    }
-    if let Some(gate) = &file.start_gate {
-        set(&mut class.start_gate.min, gate.min.map(|time| time.0));
-        set(&mut class.start_gate.max, gate.max.map(|time| time.0));
-    }
-    set(&mut class.eviction, file.preemptible.map(eviction));
-    set(&mut class.min_runtime, file.min_runtime.map(|time| time.0));
-    set(&mut class.drain_time, file.drain_time.map(|time| time.0));
-    set(&mut class.do_not_disrupt, file.do_not_disrupt);
-    set(&mut class.disruption_budgets, file.disruption_budgets);
-    set(&mut class.max_lost_work, file.max_lost_work.map(|time| Some(time.0)));
+fn name(written: &WrittenClass) -> &str {
+    written.get("name").and_then(Json::as_str).unwrap_or_default()
 }
 
-fn eviction(preemptible: bool) -> Preemptibility {
-    if preemptible { Preemptibility::ForHigherPriority } else { Preemptibility::Never }
-}
-
-fn matches(file: &file::MatchSpec) -> Match {
-    Match {
-        sharing: file.sharing,
-        priority: file.priority.as_ref().map(range),
-        priority_classes: file.priority_classes.iter().flatten().map(|name| name.0.clone()).collect(),
-        namespaces: file.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
-        labels: texts(&file.labels),
-        resources: file.resources.iter().flatten().map(|name| name.0.clone()).collect(),
-        // Compiled when the file was checked; there is no other text here.
-        expression: file.expression.as_ref().and_then(|cel| Expression::compile(&cel.0).ok()),
+/// The class with what is written in place of its own. Of a section only the written fields change; a written
+/// `match` is the whole condition.
+fn changed(class: &Class, written: &WrittenClass) -> Result<Class, serde_json::Error> {
+    let mut all = serde_json::to_value(class)?;
+    for (field, value) in written {
+        match (all.get_mut(field), value) {
+            (Some(Json::Object(section)), Json::Object(fields)) if field != "match" => {
+                section.extend(fields.clone());
+            }
+            _ => all[field] = value.clone(),
+        }
     }
-}
-
-fn range(file: &PriorityRange) -> RangeInclusive<i32> {
-    file.min.unwrap_or(i32::MIN)..=file.max.unwrap_or(i32::MAX)
+    serde_json::from_value(all)
 }

@@ -5,7 +5,7 @@ use crate::policy_file::shape::SHAPES;
 use crate::policy_file::source::FileId;
 use crate::policy_file::{merge, tree};
 use crate::scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
-use crate::units::Millis;
+use crate::units::{Millis, Percent};
 
 fn file(text: &str) -> file::PolicySpec {
     let (documents, _) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
@@ -14,7 +14,7 @@ fn file(text: &str) -> file::PolicySpec {
 }
 
 fn lowered(text: &str) -> Policy {
-    Draft::new(&file(text)).finish().unwrap()
+    Draft::new(&file(text)).unwrap().finish().unwrap()
 }
 
 const RICH: &str = "
@@ -56,13 +56,16 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
     let policy = lowered(RICH);
     assert_eq!((policy.mode, policy.headroom.default.get()), (Mode::Shadow, 12));
     assert_eq!((policy.telemetry.fresh, policy.telemetry.stale), (Millis::seconds(4), Millis::seconds(30)));
-    assert_eq!((policy.weights.packing, policy.weights.kv_headroom), (3, 40));
+    assert_eq!((policy.scoring.weights.packing, policy.scoring.weights.kv_headroom), (3, 40));
     assert_eq!(policy.loading.network, Bytes(1_500_000_000));
-    assert_eq!(policy.eviction_costs.per_pod, Millis::seconds(120));
-    assert_eq!(policy.eviction_costs.per_request, Millis::seconds(3));
-    assert_eq!(policy.violate_budgets, ViolateBudgets::WhenNothingElse);
+    assert_eq!(policy.preemption.costs.per_pod, Millis::seconds(120));
+    assert_eq!(policy.preemption.costs.per_request, Millis::seconds(3));
+    assert_eq!(policy.preemption.violate_budgets, ViolateBudgets::WhenNothingElse);
     assert_eq!(policy.conflicts, ConflictRule::EvictUnstarted);
-    assert_eq!((policy.eviction_rates.cluster, policy.eviction_rates.node), (60, 2));
+    assert_eq!(
+        (policy.preemption.evictions_per_minute.cluster, policy.preemption.evictions_per_minute.node),
+        (60, 2)
+    );
     assert_eq!(policy.planning.max_gated_time, Millis::seconds(45));
     assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);
     let pressure = policy.planning.pressure.unwrap();
@@ -87,7 +90,10 @@ fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_change
     let batch = default.class(default.class_named("batch").unwrap());
     assert_eq!(class("batch").matches, batch.matches);
     assert_eq!(class("batch").eviction, crate::scheduling::policy::Preemptibility::ForHigherPriority);
-    assert_eq!((class("serving").queue_limit, class("serving").kv_cache_limit), (Some(5), Percent::new(90)));
+    assert_eq!(
+        (class("serving").limits.queue, class("serving").limits.kv_cache),
+        (Some(5), Percent::new(90))
+    );
     assert_eq!(class("serving").start_gate.max, Millis::seconds(300));
     assert_eq!(class("chat").start_gate.min, Millis::seconds(1));
 }
@@ -96,8 +102,8 @@ fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_change
 fn a_policy_written_out_in_full_is_the_same_policy() {
     for text in ["{}", RICH] {
         let policy = lowered(text);
-        assert_eq!(Draft::new(&render(&policy)).finish().unwrap(), policy);
         let written = serde_json::to_string(&render(&policy)).unwrap();
-        assert_eq!(serde_json::from_str::<file::PolicySpec>(&written).unwrap(), render(&policy));
+        let file: file::PolicySpec = serde_json::from_str(&written).unwrap();
+        assert_eq!(Draft::new(&file).unwrap().finish().unwrap(), policy);
     }
 }

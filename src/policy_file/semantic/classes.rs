@@ -19,7 +19,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
         conditions(one, entry, found);
         gate(policy, one, entry, found);
-        neighbours(policy, one, entry, found);
+        neighbors(policy, one, entry, found);
     }
 }
 
@@ -79,7 +79,7 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec
     found.push(diagnostic.help("make `min` shorter than `max`"));
 }
 
-fn neighbours(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let Some(list) = entry.get("mayShareWith") else { return };
     for name in list.items() {
         let Some(text) = name.text() else { continue };
@@ -104,9 +104,8 @@ pub fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
 }
 
 fn one_sided(policy: Written<'_>, one: &DraftClass, other: &DraftClass, at: Span) -> Diagnostic {
-    let (name, neighbour) = (&one.class.name, &other.class.name);
-    let message =
-        format!("`{name}` would share a GPU with `{neighbour}`, but `{neighbour}` not with `{name}`");
+    let (name, neighbor) = (&one.class.name, &other.class.name);
+    let message = format!("`{name}` would share a GPU with `{neighbor}`, but `{neighbor}` not with `{name}`");
     let diagnostic = Diagnostic::warning("one-sided-sharing", at, message);
     let list = other.entry.and_then(|place| policy.entries("classes").get(place)?.get("mayShareWith"));
     let diagnostic = match list {
@@ -114,6 +113,6 @@ fn one_sided(policy: Written<'_>, one: &DraftClass, other: &DraftClass, at: Span
         None => diagnostic,
     };
     diagnostic.help(format!(
-        "both must agree: add `{name}` to `mayShareWith` of `{neighbour}`, or take `{neighbour}` away here"
+        "both must agree: add `{name}` to `mayShareWith` of `{neighbor}`, or take `{neighbor}` away here"
     ))
 }

@@ -35,7 +35,10 @@ fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic
     found.push(
         Diagnostic::warning("class-nowhere", span(entry, &["classes"]), message)
             .label("every other node is in this pool")
-            .help("name the class under `classes` of a pool, or give this pool a `selector`: a node in no pool takes every class"),
+            .help(
+                "name the class under `classes` of a pool, or give this pool a `selector`: \
+                 a node in no pool takes every class",
+            ),
     );
 }
 

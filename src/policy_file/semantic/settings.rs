@@ -35,17 +35,9 @@ fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
-    let weights = &policy.draft.settings.weights;
-    let all = [
-        weights.packing,
-        weights.kv_headroom,
-        weights.time_to_ready,
-        weights.interference,
-        weights.topology,
-        weights.spread,
-    ];
+    let weights = &policy.draft.settings.scoring.weights;
     let at = policy.span(&["scoring", "weights"]);
-    if all.iter().all(|weight| *weight == 0) {
+    if weights.are_zero() {
         found.push(
             Diagnostic::warning(
                 "weights-all-zero",
@@ -93,7 +85,7 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 
 /// A rate of zero stops all evictions, and a limit for one node above the cluster's is never reached.
 fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
-    let rates = policy.draft.settings.eviction_rates;
+    let rates = policy.draft.settings.preemption.evictions_per_minute;
     for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {
         let at = policy.span(&["preemption", "evictionsPerMinute", field]);
         if rate == 0 {

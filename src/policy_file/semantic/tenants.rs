@@ -162,17 +162,17 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
     let Some(whole) = pools.iter().map(capacity).sum::<Option<u64>>().filter(|_| !pools.is_empty()) else {
         return;
     };
-    let mut promised = 0u64;
+    let mut guaranteed = 0u64;
     for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
         let guarantee = part.guarantee(tenant).unwrap_or_default();
-        promised = promised.saturating_add(guarantee);
-        if promised <= whole || guarantee == 0 {
+        guaranteed = guaranteed.saturating_add(guarantee);
+        if guaranteed <= whole || guarantee == 0 {
             continue;
         }
         let message = format!(
             "the guarantees up to {} come to {}, and all node pools together have {}",
             quoted(&tenant.name),
-            part.text(promised),
+            part.text(guaranteed),
             part.text(whole)
         );
         let diagnostic =

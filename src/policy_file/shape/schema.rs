@@ -9,7 +9,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
-    let mut schema = schema::<file::PolicySpec>("Stowage scheduling policy");
+    let settings = settings().with_transform(RecursiveTransform(without_default));
+    let mut schema = schema::<file::PolicySpec<policy::Class>>("Stowage scheduling policy", settings);
     let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
@@ -18,14 +19,22 @@ pub fn policy_schema() -> Json {
 }
 
 pub fn test_schema() -> Json {
-    schema::<file::PolicyTest>("Cases of a Stowage policy")
+    schema::<file::PolicyTest>("Cases of a Stowage policy", settings())
 }
 
-fn schema<T: JsonSchema>(title: &str) -> Json {
-    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(without_null));
+fn settings() -> SchemaSettings {
+    SchemaSettings::draft2020_12().with_transform(RecursiveTransform(without_null))
+}
+
+fn schema<T: JsonSchema>(title: &str, settings: SchemaSettings) -> Json {
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), title.into());
     schema.to_value()
+}
+
+/// Sections have no default, only the settings in them: see [`add_defaults`].
+fn without_default(schema: &mut Schema) {
+    schema.remove("default");
 }
 
 /// An optional field is left out, not set to null: an empty line after `classes:` is probably a mistake.
@@ -50,7 +59,7 @@ fn without_null(schema: &mut Schema) {
 }
 
 /// Settings of the whole policy. Lists have no defaults; a class' defaults depend on which class it is.
-fn defaults() -> file::PolicySpec {
+fn defaults() -> file::PolicySpec<policy::Class> {
     let max = policy::StartGate::default().max;
     file::PolicySpec {
         start_gate: Some(file::StartGateSpec { max: Some(file::Duration(max)) }),

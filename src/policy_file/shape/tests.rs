@@ -44,10 +44,10 @@ fn an_editor_is_told_the_defaults_that_hold() {
     let default =
         |place: &str| schema.pointer(&format!("{place}/default")).and_then(serde_json::Value::as_str);
     assert_eq!(default("/properties/mode"), Some("enforce"));
-    assert_eq!(default("/$defs/HeadroomSpec/properties/default"), Some("10%"));
+    assert_eq!(default("/$defs/Headroom/properties/default"), Some("10%"));
     assert_eq!(default("/$defs/StartGateSpec/properties/max"), Some("10m"));
-    assert_eq!(default("/$defs/Costs/properties/maxLostWork"), Some("1h"));
-    assert_eq!(schema.pointer("/$defs/WeightsSpec/properties/kvHeadroom/default"), Some(&40.into()));
+    assert_eq!(default("/$defs/EvictionCosts/properties/maxLostWork"), Some("1h"));
+    assert_eq!(schema.pointer("/$defs/Weights/properties/kvHeadroom/default"), Some(&40.into()));
 }
 
 #[test]

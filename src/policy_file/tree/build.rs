@@ -58,7 +58,7 @@ struct TreeSize {
 impl TreeSize {
     const ONE: Self = Self { nodes: 1, depth: 1 };
 
-    fn hold(&mut self, part: Self) {
+    fn add(&mut self, part: Self) {
         self.nodes += part.nodes;
         self.depth = self.depth.max(part.depth + 1);
     }
@@ -188,7 +188,7 @@ impl Builder {
             self.root = Some(node);
             return Ok(());
         };
-        open.size.hold(size);
+        open.size.add(size);
         match &mut open.parts {
             CollectionParts::List(items) => items.push(node),
             CollectionParts::Map(entries, key) => match key.take() {

@@ -111,7 +111,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_pair_of_texts_makes_it_panic(source in "\\PC{0,20}|['\"|>]?[\\\\xuU0a \n']{0,20}", text in "\\PC{0,8}|[a ']{0,8}", start in 0usize..9, len in 0usize..9) {
+        fn no_pair_of_texts_makes_it_panic(
+            source in "\\PC{0,20}|['\"|>]?[\\\\xuU0a \n']{0,20}",
+            text in "\\PC{0,8}|[a ']{0,8}",
+            start in 0usize..9,
+            len in 0usize..9,
+        ) {
             if let Some(range) = written(&source, &text, start..start + len) {
                 prop_assert!(source.get(range).is_some());
             }

@@ -266,7 +266,7 @@ fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_
 #[test]
 fn each_part_of_the_eviction_cost_has_its_figure() {
     let mut policy = Policy::default();
-    policy.eviction_costs.per_request = Millis::seconds(3);
+    policy.preemption.costs.per_request = Millis::seconds(3);
     let mut bench = CandidateFixture::new(policy);
     let model = ModelId::parse("llama").unwrap();
     let engine = Demand { model: Some(model.clone()), ..demand(36, -5) };
@@ -320,7 +320,7 @@ fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
     let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
     let mut policy = Policy::default();
-    policy.eviction_costs.max_lost_work = Millis::seconds(60);
+    policy.preemption.costs.max_lost_work = Millis::seconds(60);
     let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
     bench.bound("silent", "a", observed());
     bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..observed() });

@@ -19,7 +19,7 @@ impl Ledger {
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
                 let (floor, least_evicted) = self.floor(node_state, claim, demand)?;
-                Some(NodeCostBound { floor, node: node_state.view.name.clone(), least_evicted })
+                Some(NodeCostBound { floor, node: node_state.view().name.clone(), least_evicted })
             })
             .collect();
         cost_bounds.sort_unstable();
@@ -33,14 +33,14 @@ impl Ledger {
         claim: &Preemptor,
         demand: &Demand,
     ) -> Option<(EvictionCost, u32)> {
-        let asks = claim.uid.as_ref()?;
+        let asks = claim.uid()?;
         let own_view;
-        let gpus = match node_state.pods.contains(asks) {
+        let gpus = match node_state.pods().contains(asks) {
             true => {
                 own_view = self.gpus_without(node_state, asks);
                 own_view.as_slice()
             }
-            false => &node_state.view.gpus,
+            false => &node_state.view().gpus,
         };
         let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
         let gpu_candidates = places.filter_map(|place| self.gpu_cost_floor(node_state, gpus, place, demand));
@@ -49,7 +49,7 @@ impl Ledger {
         pods.sort_unstable();
         let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
         // One pod may be on several of these GPUs.
-        let widest = node_state.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
+        let widest = node_state.residents().iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
         let on_gpus: u32 = pods.iter().take(demand.gpus as usize).sum();
         Some((last, on_gpus.div_ceil(widest)))
     }
@@ -62,7 +62,8 @@ impl Ledger {
         demand: &Demand,
     ) -> Option<(EvictionCost, u32)> {
         let (gpu, need) = (&gpus[place], gpu_need(&gpus[place], demand));
-        let there = node_state.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
+        let there =
+            node_state.residents().iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
         let who_goes = || {
             let there = there.clone();
             there.filter_map(|tenant| {
@@ -90,7 +91,7 @@ impl Ledger {
         let work = self.work_lost(since, class);
         let drain = tenant.grace + class.drain_time;
         let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
-        let cost = self.policy().eviction_costs.per_pod.0;
+        let cost = self.policy().preemption.costs.per_pod.0;
         let cost =
             cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
         Some(EvictionCost { priority: tenant.priority.abs_diff(i32::MIN), cost, ..EvictionCost::default() })

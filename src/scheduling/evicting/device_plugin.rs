@@ -19,9 +19,9 @@ impl Ledger {
         node: &NodeName,
         victims: &[PodUid],
     ) -> Option<EvictionCost> {
-        let uid = claim.uid.as_ref()?;
+        let uid = claim.uid()?;
         let preemptor = &self.pod_state(uid)?.demand;
-        let node_state = self.node_state(node).filter(|node_state| node_state.exists)?;
+        let node_state = self.node_state(node).filter(|node_state| node_state.exists())?;
         let mut eviction_cost = EvictionCost::default();
         let mut leaving = Vec::new();
         for victim in victims {
@@ -73,8 +73,8 @@ impl Ledger {
         let own = leaving.iter().filter(|pod_state| pod_state.demand.tenant == demand.tenant);
         let given_back: TenantUsage = own.filter_map(|pod_state| node_state.use_of(pod_state)).sum();
         let wanted = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
-        check_node_admission(&node_state.view, demand).is_ok()
-            && has_devices(&node_state.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
+        check_node_admission(node_state.view(), demand).is_ok()
+            && has_devices(node_state.view(), resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
             && self.allowance_beside(uid, demand, given_back).allows(wanted)
     }
 }

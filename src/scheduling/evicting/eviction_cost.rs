@@ -2,10 +2,10 @@
 
 use crate::scheduling::ledger::{PotentialVictim, QuotaStatus};
 use crate::units::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The cost of a victim set. Less is better; the first field that differs decides. It only grows as victims are added.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionCost {
     /// By how many pods disruption budgets are overdrawn, summed over all budgets.

@@ -50,7 +50,7 @@ pub struct SearchEffort {
     pub in_all: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VictimSet {
     pub node: NodeName,
     /// The GPUs the pod will get.

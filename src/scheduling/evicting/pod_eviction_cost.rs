@@ -10,7 +10,6 @@ use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::policy::{Class, EvictionCosts};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
-use crate::scheduling::vocabulary::node_reading::Freshness;
 use crate::units::{Millis, Moment};
 
 impl Ledger {
@@ -23,7 +22,7 @@ impl Ledger {
         used: TenantUsage,
         preemptor: &Preemptor,
     ) -> PodEvictionCost {
-        let EvictionCosts { per_pod, per_request, .. } = self.policy().eviction_costs;
+        let EvictionCosts { per_pod, per_request, .. } = self.policy().preemption.costs;
         let part = used.milli_gpus;
         // Whole seconds, so that pods that began together cost the same.
         let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
@@ -46,20 +45,18 @@ impl Ledger {
     }
 
     pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
-        let at_most = class.max_lost_work.unwrap_or(self.policy().eviction_costs.max_lost_work);
+        let at_most = class.max_lost_work.unwrap_or(self.policy().preemption.costs.max_lost_work);
         self.now().since(since).min(at_most)
     }
 
     /// How long its model takes to load again on the node where that is fastest; zero for a pod without a model.
     fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
         let Some(model) = &pod_state.demand.model else { return Millis::default() };
-        time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy().loading)
+        time_to_ready(preemptor.nearest(model), pod_state.demand.weights(), &self.policy().loading)
     }
 }
 
 /// By the node's latest reading; zero once that has expired.
 fn requests_in_flight(uid: &PodUid, node_state: &NodeState) -> u64 {
-    let is_believed = matches!(node_state.freshness, Freshness::Fresh | Freshness::Stale);
-    let reading = node_state.reading.as_ref().filter(|_| is_believed);
-    reading.and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
+    node_state.believed_reading().and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
 }

@@ -39,7 +39,7 @@ impl Ledger {
     /// The node with every pod on it that may be evicted for the preemptor; `None` if the preemptor may not be placed there at
     /// all.
     pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
-        let demand = &self.pod_state(claim.uid.as_ref()?)?.demand;
+        let demand = &self.pod_state(claim.uid()?)?.demand;
         self.candidates_for_demand(claim, demand, [node]).pop()
     }
 
@@ -49,7 +49,7 @@ impl Ledger {
         claim: &Preemptor,
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
-        let pod_state = claim.uid.as_ref().and_then(|uid| self.pod_state(uid));
+        let pod_state = claim.uid().and_then(|uid| self.pod_state(uid));
         pod_state
             .map_or_else(Vec::new, |pod_state| self.candidates_for_demand(claim, &pod_state.demand, nodes))
     }
@@ -115,7 +115,7 @@ impl Ledger {
         let used = node_state.use_on(pod_state, resident.gpus);
         PotentialVictim {
             eviction_cost: self.eviction_cost(&resident.uid, pod_state, node_state, used, claim),
-            standing: claim.tenancy.standing(&resident.uid, pod_state),
+            standing: claim.tenancy().standing(&resident.uid, pod_state),
             given_back: given_back(pod_state, used, preemptor),
             ..resident
         }
@@ -126,7 +126,7 @@ impl<'l> CandidateSurvey<'l> {
     fn new(ledger: &'l Ledger, claim: &'l Preemptor, demand: &'l Demand) -> Self {
         let coverage = ledger.budget_index();
         let mut spent = BTreeMap::new();
-        for pod_state in claim.spoken_for.iter().filter_map(|uid| ledger.pod_state(uid)) {
+        for pod_state in claim.spoken_for().iter().filter_map(|uid| ledger.pod_state(uid)) {
             // Once it is leaving, the budget itself says so.
             if ledger.departure_of(pod_state).is_none() {
                 coverage
@@ -143,10 +143,10 @@ impl<'l> CandidateSurvey<'l> {
         let Self { ledger, claim, demand, .. } = *self;
         let node_state =
             ledger.node_state(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
-        let asks = claim.uid.as_ref()?;
-        let gpus = match node_state.pods.contains(asks) {
+        let asks = claim.uid()?;
+        let gpus = match node_state.pods().contains(asks) {
             true => ledger.gpus_without(node_state, asks),
-            false => node_state.view.gpus.to_vec(),
+            false => node_state.view().gpus.to_vec(),
         };
         let keeps_apart = ledger.policy().keeps_classes_apart();
         let mut room = PreemptionCandidate {
@@ -155,16 +155,16 @@ impl<'l> CandidateSurvey<'l> {
             } else {
                 Vec::new()
             },
-            candidates: Vec::with_capacity(node_state.pods.len()),
+            candidates: Vec::with_capacity(node_state.pods().len()),
             budgets_known: ledger.budgets_known(),
-            tenant: claim.tenant,
+            tenant: claim.quota(),
             ..PreemptionCandidate::new(node.clone(), gpus)
         };
         // Only tenants' limits depend on this.
         let has_tenants = !ledger.policy().tenants().is_empty();
         let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
         let mut places = CandidateIndex::default();
-        for tenant in node_state.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
+        for tenant in node_state.residents().iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
             self.enter(&mut room, &mut places, node_state, tenant, wanted);
         }
         room.budget_places = places.budgets;
@@ -190,7 +190,7 @@ impl<'l> CandidateSurvey<'l> {
         let (uid, pod_state) = (&tenant.uid, ledger.known_pod(&tenant.uid));
         let resident = || ledger.resident_at(uid, pod_state, node_state, tenant.gpus);
         if let Some(Departure::Soon(left)) = ledger.departure_of(pod_state) {
-            if !claim.spoken_for.contains(uid) {
+            if !claim.spoken_for().contains(uid) {
                 let given_back = given_back(pod_state, node_state.use_on(pod_state, tenant.gpus), demand);
                 room.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
             }
@@ -226,7 +226,7 @@ impl<'l> CandidateSurvey<'l> {
         if let Some(known) = places.gangs.get(key) {
             return Some(Some(*known));
         }
-        let (ledger, may_reclaim) = (self.ledger, self.claim.tenancy.may_reclaim(wanted));
+        let (ledger, may_reclaim) = (self.ledger, self.claim.tenancy().may_reclaim(wanted));
         let group_victims = self.group_victims(key).as_ref().ok()?;
         if group_victims.is_reclaimed && !may_reclaim {
             return None;
@@ -239,7 +239,7 @@ impl<'l> CandidateSurvey<'l> {
 
     fn group_is_kept(&mut self, pod_state: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
         let key = self.group_of(pod_state)?;
-        let may_reclaim = self.claim.tenancy.may_reclaim(wanted);
+        let may_reclaim = self.claim.tenancy().may_reclaim(wanted);
         match self.group_victims(key) {
             Ok(group_victims) if group_victims.is_reclaimed && !may_reclaim => {
                 Some(KeepReason::Group(key.clone()))
@@ -278,7 +278,7 @@ impl<'l> CandidateSurvey<'l> {
             if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
-            group_victims.is_reclaimed |= claim.tenancy.bond(uid, pod_state) == TenantHold::Borrowed;
+            group_victims.is_reclaimed |= claim.tenancy().bond(uid, pod_state) == TenantHold::Borrowed;
             let node_state = ledger.node_state(pod_state.node()?)?;
             let resident = ledger.with_eviction_cost(uid, pod_state, node_state, demand, claim)?;
             group_victims.members.push((resident, self.budgets_over(pod_state)));

@@ -49,15 +49,15 @@ impl Ledger {
         let reservations = |uid: &PodUid| {
             self.known_pod(uid).reservation().is_some_and(|reservation| reservation.node == *node)
         };
-        if node_state.pods.iter().any(reservations) {
+        if node_state.pods().iter().any(reservations) {
             return None;
         }
-        let lower = node_state.tenants.iter().filter(|tenant| tenant.priority < priority);
+        let lower = node_state.residents().iter().filter(|tenant| tenant.priority < priority);
         let pod_states = lower.map(|tenant| (&tenant.uid, self.known_pod(&tenant.uid)));
         let movable = pod_states.filter(|(_, pod_state)| self.may_leave_some_day(pod_state));
         let gone: Vec<PotentialVictim> =
             movable.filter_map(|(uid, pod_state)| self.resident(uid, pod_state, node_state)).collect();
-        let mut gpus = node_state.view.gpus.to_vec();
+        let mut gpus = node_state.view().gpus.to_vec();
         gone.iter().for_each(|resident| discharge(&mut gpus, resident));
         Some(WithoutEvictable { gpus, freed: Shortfall::of(gone.iter()).host_resources })
     }

@@ -43,8 +43,8 @@ pub fn class(facts: &Facts) -> ClassPart {
         because: conditions(class, &subject, &demand.traits),
         passed_over: before.filter_map(|class| passed_over(class, &subject, &demand.traits)).collect(),
         engine: class.engine,
-        kv_cache_limit_percent: class.kv_cache_limit,
-        queue_limit: class.queue_limit,
+        kv_cache_limit_percent: class.limits.kv_cache,
+        queue_limit: class.limits.queue,
         shares_with: class.shares_with.clone(),
         preemptible: class.eviction == Preemptibility::ForHigherPriority,
     }

@@ -13,7 +13,7 @@ use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::{Candidate, ScoreParts, Shortlist, shortlist};
-use crate::scheduling::policy::Weights;
+use crate::scheduling::policy::{PartAndWeight, Weights};
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginShare};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
@@ -192,28 +192,20 @@ fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScoreP
         rank,
         contended: candidate.score.contended,
         cost: candidate.score.cost,
-        parts: weighted(&parts, &facts.policy.weights),
+        parts: weighted(&parts, &facts.policy.scoring.weights),
         free_after_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
         unusable_after_bytes: evaluation.useless(candidate.gpus),
     }
 }
 
 fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
-    let named = [
-        ("packing", parts.packing, weights.packing),
-        ("kvHeadroom", parts.kv_headroom, weights.kv_headroom),
-        ("timeToReady", parts.time_to_ready, weights.time_to_ready),
-        ("interference", parts.interference, weights.interference),
-        ("topology", parts.topology, weights.topology),
-        ("spread", parts.spread, weights.spread),
-    ];
-    let part = |(name, part, weight): (&str, u32, u32)| WeightedPart {
-        name: name.into(),
-        part,
-        weight,
-        weighted: u64::from(part) * u64::from(weight),
+    let part = |one: PartAndWeight| WeightedPart {
+        name: one.name.into(),
+        part: one.part,
+        weight: one.weight.into(),
+        weighted: one.weighted(),
     };
-    named.map(part).into()
+    parts.with_weights(weights).map(part).into()
 }
 
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {

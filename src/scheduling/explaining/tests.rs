@@ -166,7 +166,7 @@ fn the_priority_that_would_allow_an_eviction_is_named() {
 fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
     let job = |name: &str| Sketch { priority: -1, ..pod(name, "60Gi") };
     let mut policy = Policy::default();
-    policy.eviction_rates.cluster = 1;
+    policy.preemption.evictions_per_minute.cluster = 1;
     let mut world =
         ExplainedCluster::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
     let high = pod("p", "60Gi");

@@ -1,12 +1,12 @@
 //! Host ports: ports that pods use on their node's own addresses.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The address that stands for every address of the node.
 pub const EVERY_ADDRESS: &str = "0.0.0.0";
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostPort {
     pub ip: String,
     pub protocol: String,

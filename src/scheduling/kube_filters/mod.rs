@@ -31,6 +31,7 @@ use filters::{NodeOccupancy, classify};
 use node_state::FilterNodeState;
 use resources::{CPU, MEMORY};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -50,6 +51,15 @@ pub struct FilterSnapshot {
     /// By bound pod, the requirements of its successor; stored only where pods may be moved.
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     repelling: Arc<AntiAffinityIndex>,
+}
+
+/// Everything that the view was told, to be stored and loaded again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClusterFiltersState {
+    machines: Vec<Arc<FilterNode>>,
+    bound: BTreeMap<PodUid, NodeFootprint>,
+    waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
 }
 
 /// How a plan changes a node before the pod is placed there. Listed pods that neither are on the node nor wait change nothing,
@@ -147,6 +157,28 @@ impl ClusterFilters {
             Arc::make_mut(&mut self.seen.repelling).remove(&node, &footprint.repels);
         }
         self.forget_blank(&node);
+    }
+
+    /// The whole state.
+    pub fn export(&self) -> ClusterFiltersState {
+        let mut machines: Vec<_> = self.seen.pages.values().filter_map(|page| page.machine.clone()).collect();
+        machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let footprint = |(uid, node)| Some((PodUid::clone(uid), self.seen.footprint(node, uid)?.clone()));
+        ClusterFiltersState {
+            machines,
+            bound: self.places.iter().filter_map(footprint).collect(),
+            waiting: self.seen.waiting.clone(),
+            movable: self.seen.movable.clone(),
+        }
+    }
+
+    /// The view that was exported. Sums and the index of anti-affinities follow from the pods.
+    pub fn load(state: ClusterFiltersState) -> Self {
+        let mut filters = Self::default();
+        state.machines.into_iter().for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
+        state.bound.into_iter().for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
+        (filters.seen.waiting, filters.seen.movable) = (state.waiting, state.movable);
+        filters
     }
 
     /// Every known pod, bound ones first, each in order of UID.

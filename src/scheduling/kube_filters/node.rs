@@ -5,7 +5,7 @@
 use super::resources::Amounts;
 use crate::ids::NodeName;
 use crate::scheduling::vocabulary::label_selector::{Requirement, Rule};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub type ObjectLabels = BTreeMap<String, String>;
 pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// A node as its object shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterNode {
     pub name: NodeName,
     pub labels: Arc<ObjectLabels>,
@@ -28,7 +28,7 @@ pub struct FilterNode {
     pub pods: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taint {
     pub key: String,
     pub value: String,
@@ -36,13 +36,13 @@ pub struct Taint {
 }
 
 /// Only the effects that exclude pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     NoSchedule,
     NoExecute,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Toleration {
     /// Empty: every key.
     pub key: String,
@@ -51,14 +51,14 @@ pub struct Toleration {
     pub effect: Option<Effect>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TolerationRule {
     Exists,
     Equal(String),
 }
 
 /// One term of a required node affinity: all of its rules must hold, and one term is enough.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTerm {
     pub labels: Vec<Requirement>,
     /// What `matchFields` requires of the node's name.

@@ -5,12 +5,12 @@ use super::node::{FilterNode, NodeTerm, ObjectLabels, Toleration};
 use super::resources::Amounts;
 use crate::ids::NodeName;
 use crate::scheduling::vocabulary::label_selector::Selector;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What a pending pod requires of its node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirements {
     pub namespace: String,
     pub labels: ObjectLabels,
@@ -28,7 +28,7 @@ pub struct Requirements {
 }
 
 /// What a pod uses of the node it is bound to, until it is gone from there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFootprint {
     pub node: NodeName,
     pub amounts: Amounts,
@@ -38,7 +38,7 @@ pub struct NodeFootprint {
 
 /// One required anti-affinity of a pod: matching pods must not be placed on nodes that share the topology label's value with its
 /// own.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AntiAffinity {
     pub scope: NamespaceScope,
     pub selector: Selector,
@@ -46,7 +46,7 @@ pub struct AntiAffinity {
 }
 
 /// The namespaces it applies to.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NamespaceScope {
     Of(BTreeSet<String>),
     /// Namespaces that a selector selects. Labels of namespaces are not watched: it may be any.
@@ -54,7 +54,7 @@ pub enum NamespaceScope {
 }
 
 /// Why it is unknown whether kube-scheduler would accept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnsupportedRule {
     #[error("the pod has required pod affinity or anti-affinity")]

@@ -4,7 +4,7 @@
 
 use crate::scheduling::vocabulary::demand::{ContainerRole, together};
 use crate::units::{Bytes, MilliCpu};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct ContainerAmounts<'a> {
 }
 
 /// What one pod requests, or one node has.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
     pub cpu: MilliCpu,
     pub memory: Bytes,

@@ -1,5 +1,5 @@
-//! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly every
-//! budget names a label's value.
+//! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly
+//! every budget names a label's value.
 
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
@@ -7,7 +7,8 @@ use crate::scheduling::vocabulary::label_selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
+/// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they
+/// allow.
 pub const SEVERAL: usize = usize::MAX;
 
 #[derive(Default)]
@@ -24,7 +25,7 @@ struct Namespace<'a> {
 }
 
 impl<'a> BudgetIndex<'a> {
-    pub fn new(budgets: &'a [DisruptionBudget]) -> Self {
+    pub(super) fn new(budgets: &'a [DisruptionBudget]) -> Self {
         let mut coverage = Self { budgets, ..Self::default() };
         for (place, budget) in budgets.iter().enumerate() {
             let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
@@ -40,7 +41,7 @@ impl<'a> BudgetIndex<'a> {
     }
 
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
-    pub fn of(&self, pod: &PodTraits) -> Vec<usize> {
+    pub(in crate::scheduling) fn of(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
         let by_label = namespace
             .by_label

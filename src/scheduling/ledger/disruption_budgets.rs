@@ -1,37 +1,64 @@
 //! Disruption budgets, kept beside the pods they cover, so that one copy of the ledger is all a plan needs.
 //!
-//! They are kept, not interpreted: who may leave is for the price of a victim set to say.
+//! They are kept, not interpreted: which pods may be evicted is for the search for victims to say.
 
 use super::Ledger;
 use super::pod_state::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-impl Ledger {
-    /// A budget as it is now, in place of the one of that name.
-    pub(in crate::scheduling) fn set_budget(&mut self, budget: DisruptionBudget) {
-        match self.place_of_budget(&budget.namespace, &budget.name) {
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct DisruptionBudgets {
+    /// In order of namespace and name.
+    budgets: Arc<Vec<DisruptionBudget>>,
+    visibility: BudgetVisibility,
+}
+
+impl DisruptionBudgets {
+    /// In order of namespace and name.
+    pub(super) fn all(&self) -> &[DisruptionBudget] {
+        &self.budgets
+    }
+
+    fn place_of(&self, namespace: &str, name: &str) -> Result<usize, usize> {
+        self.budgets.binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
+    }
+
+    fn set(&mut self, budget: DisruptionBudget) {
+        match self.place_of(&budget.namespace, &budget.name) {
             Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
             Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
         }
     }
 
-    pub(in crate::scheduling) fn remove_budget(&mut self, namespace: &str, name: &str) {
-        if let Ok(place) = self.place_of_budget(namespace, name) {
+    fn remove(&mut self, namespace: &str, name: &str) {
+        if let Ok(place) = self.place_of(namespace, name) {
             Arc::make_mut(&mut self.budgets).remove(place);
         }
+    }
+}
+
+impl Ledger {
+    /// A budget as it is now, in place of the one of that name.
+    pub(in crate::scheduling) fn set_budget(&mut self, budget: DisruptionBudget) {
+        self.budgets.set(budget);
+    }
+
+    pub(in crate::scheduling) fn remove_budget(&mut self, namespace: &str, name: &str) {
+        self.budgets.remove(namespace, name);
     }
 
     /// In order of namespace and name.
     pub fn budgets(&self) -> &[DisruptionBudget] {
-        &self.budgets
+        self.budgets.all()
     }
 
     /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
-    /// nobody is evicted.
+    /// no pod is evicted.
     pub fn budgets_known(&self) -> bool {
-        self.budget_visibility == BudgetVisibility::Complete
+        self.budgets.visibility == BudgetVisibility::Complete
     }
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
@@ -40,12 +67,8 @@ impl Ledger {
         self.pod_states.get(uid).is_none_or(class)
     }
 
-    pub(in crate::scheduling) fn set_budget_visibility(&mut self, sight: BudgetVisibility) {
-        self.budget_visibility = sight;
-    }
-
-    fn place_of_budget(&self, namespace: &str, name: &str) -> Result<usize, usize> {
-        self.budgets.binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
+    pub(in crate::scheduling) fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
+        self.budgets.visibility = visibility;
     }
 }
 

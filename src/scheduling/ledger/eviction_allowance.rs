@@ -20,7 +20,7 @@ pub enum EvictionScope {
 }
 
 /// One scope by name: its own count.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ScopeKey {
     Cluster,
     Tenant(Option<TenantId>),
@@ -75,13 +75,13 @@ pub struct EvictionAllowance<'a> {
 }
 
 impl EvictionCounts {
-    pub fn add(&mut self, node: &NodeName, tenant: Option<TenantId>) {
+    pub(super) fn add(&mut self, node: &NodeName, tenant: Option<TenantId>) {
         self.in_all += 1;
         *self.on_nodes.entry(node.clone()).or_default() += 1;
         *self.of_tenants.entry(tenant).or_default() += 1;
     }
 
-    pub fn remove(&mut self, node: &NodeName, tenant: Option<TenantId>) {
+    pub(super) fn remove(&mut self, node: &NodeName, tenant: Option<TenantId>) {
         self.in_all = self.in_all.saturating_sub(1);
         decrement(&mut self.on_nodes, node);
         decrement(&mut self.of_tenants, &tenant);
@@ -98,11 +98,11 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
 }
 
 impl EvictionAllowance<'_> {
-    pub fn left_in_cluster(&self) -> u32 {
+    pub(in crate::scheduling) fn left_in_cluster(&self) -> u32 {
         self.left(&ScopeKey::Cluster)
     }
 
-    pub fn left_on(&self, node: &NodeName) -> u32 {
+    pub(in crate::scheduling) fn left_on(&self, node: &NodeName) -> u32 {
         // The only lookup that is made for each of many nodes: no key is made for it.
         match self.reserved.is_empty() {
             true => self.left_of(self.rates.node, self.counts.on_nodes.get(node).copied().unwrap_or(0)),
@@ -110,7 +110,7 @@ impl EvictionAllowance<'_> {
         }
     }
 
-    pub fn left(&self, key: &ScopeKey) -> u32 {
+    pub(in crate::scheduling) fn left(&self, key: &ScopeKey) -> u32 {
         match self.reserved.contains(key) {
             true => 0,
             false if !self.is_limited(key) => u32::MAX,
@@ -119,7 +119,10 @@ impl EvictionAllowance<'_> {
     }
 
     /// The first limit that keeps a set from being evicted, of which so many pods count in each scope.
-    pub fn exceeded(&self, set: &BTreeMap<ScopeKey, u32>) -> Option<(ScopeKey, EvictionLimit)> {
+    pub(in crate::scheduling) fn exceeded(
+        &self,
+        set: &BTreeMap<ScopeKey, u32>,
+    ) -> Option<(ScopeKey, EvictionLimit)> {
         let (key, wanted) = set.iter().find(|(key, wanted)| self.left(key) < **wanted)?;
         let per_minute = self.limit(key);
         let because = match self.reserved.contains(key) {
@@ -132,7 +135,7 @@ impl EvictionAllowance<'_> {
 
     fn left_of(&self, limit: u32, used: u32) -> u32 {
         match self.larger {
-            // A limit of nothing is no limit on large sets: it lets nobody leave.
+            // A limit of nothing is no limit on large sets: it allows no eviction.
             LargerSets::AloneInAMinute if used == 0 && limit > 0 => u32::MAX,
             _ => limit.saturating_sub(used),
         }
@@ -160,7 +163,7 @@ impl EvictionAllowance<'_> {
 }
 
 impl ScopeKey {
-    pub fn scope(&self) -> EvictionScope {
+    fn scope(&self) -> EvictionScope {
         match self {
             Self::Cluster => EvictionScope::Cluster,
             Self::Tenant(_) => EvictionScope::Tenant,
@@ -169,14 +172,14 @@ impl ScopeKey {
     }
 
     /// The scopes in which the eviction of one pod counts.
-    pub fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
+    pub(in crate::scheduling) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
         [Self::Cluster, Self::Tenant(tenant), Self::Node(node.clone())]
     }
 }
 
 impl EvictionLimit {
     /// Of it more will be left within the minute, whatever the set.
-    pub fn needs_an_empty_minute(&self) -> bool {
+    pub(in crate::scheduling) fn needs_an_empty_minute(&self) -> bool {
         self.because == LimitedBecause::SetIsLarger
     }
 }

@@ -1,11 +1,10 @@
-//! How many pods Stowage has had evicted within the last minute: over all, on a node, of a tenant. Those count too that the
-//! scheduler evicts because the preempt verb named them.
+//! How many pods Stowage has had evicted within the last minute: over all, on a node, of a tenant. Pods that the scheduler evicts
+//! because the preempt verb named them count too.
 //!
-//! Not durable: a replica that begins to lead has a minute's evictions before it. What the counts allow is for
+//! Not durable: a replica that begins to lead has a whole minute's allowance. What the counts allow is for
 //! [`EvictionAllowance`] to say.
 
 use super::Ledger;
-use super::pod_state::{PodPhase, WaitingPod};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::ledger::eviction_allowance::{
     EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey,
@@ -13,6 +12,7 @@ use crate::scheduling::ledger::eviction_allowance::{
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const WINDOW: Millis = Millis::seconds(60);
@@ -23,19 +23,44 @@ const RESERVED_AT_MOST: usize = 1024;
 
 static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
 
-/// Evictions of the last minute, oldest first, and their counts.
-#[derive(Debug, Clone, Default)]
+/// Evictions of the last minute, and scopes in which none are ordered for a while.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "StoredEvictions", into = "StoredEvictions")]
 pub(super) struct RecentEvictions {
+    /// Oldest first.
     lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
     counts: EvictionCounts,
+    /// For pods that need a whole minute's evictions.
+    reserved: BTreeMap<ScopeKey, ScopeReservation>,
 }
 
-/// A scope in which nothing is evicted for others, because a pod waits for a minute in which nothing is.
-#[derive(Debug, Clone)]
-pub(super) struct ScopeReservation {
+/// A scope in which nothing is evicted for others, because a pod waits for a minute without evictions.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct ScopeReservation {
     by: PodUid,
     priority: i32,
     until: Moment,
+}
+
+/// What is stored of recent evictions: the counts follow from it.
+#[derive(Serialize, Deserialize)]
+struct StoredEvictions {
+    lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    reserved: Vec<(ScopeKey, ScopeReservation)>,
+}
+
+impl From<RecentEvictions> for StoredEvictions {
+    fn from(RecentEvictions { lately, reserved, .. }: RecentEvictions) -> Self {
+        Self { lately, reserved: reserved.into_iter().collect() }
+    }
+}
+
+impl From<StoredEvictions> for RecentEvictions {
+    fn from(stored: StoredEvictions) -> Self {
+        let mut loaded = Self { reserved: stored.reserved.into_iter().collect(), ..Self::default() };
+        stored.lately.into_iter().for_each(|(when, node, tenant)| loaded.add(when, node, tenant));
+        loaded
+    }
 }
 
 impl RecentEvictions {
@@ -45,7 +70,7 @@ impl RecentEvictions {
     }
 
     /// What is a minute old counts no longer.
-    pub fn forget_until(&mut self, now: Moment) {
+    pub(super) fn forget_until(&mut self, now: Moment) {
         let since = now.before(WINDOW);
         while self.lately.front().is_some_and(|(when, ..)| *when <= since) {
             if let Some((_, node, tenant)) = self.lately.pop_front() {
@@ -54,30 +79,41 @@ impl RecentEvictions {
         }
     }
 
-    /// Tenants are known by their places in a policy: these are the same tenants' places in another one.
-    pub fn move_to(&mut self, before: &Policy, after: &Policy) {
+    /// Takes back an eviction that was ordered at `now`.
+    fn take_back(&mut self, now: Moment, node: &NodeName, tenant: Option<TenantId>) {
+        let is_it =
+            |(when, on, of): &(Moment, NodeName, Option<TenantId>)| (*when, on, *of) == (now, node, tenant);
+        if let Some(found) = self.lately.iter().rposition(is_it) {
+            self.lately.remove(found);
+            self.counts.remove(node, tenant);
+        }
+    }
+
+    /// Tenants are known by their places in a policy: brings all of them to their places in another one.
+    pub(super) fn move_to(&mut self, before: &Policy, after: &Policy) {
         let of = |tenant: Option<TenantId>| {
             let name = &before.tenant(tenant?)?.name;
             after.tenant_ids().find(|id| after.tenant(*id).is_some_and(|tenant| tenant.name == *name))
         };
+        // Scopes that are reserved name tenants of the old policy: they go.
         let lately = std::mem::take(self).lately;
         lately.into_iter().for_each(|(when, node, tenant)| self.add(when, node, of(tenant)));
     }
 }
 
 impl Ledger {
-    /// Whether so many more may be evicted now. Who leaves anyway is not evicted.
+    /// Whether these pods may be evicted now. One that leaves anyway is not evicted.
     pub fn may_order(&self, victims: &[PodUid]) -> bool {
         self.exceeded_by(victims, &NOTHING_RESERVED).is_none()
     }
 
-    /// The limit that keeps these from being evicted now.
-    pub fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
+    /// The limit that keeps these pods from being evicted now.
+    pub(in crate::scheduling) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
         self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
     }
 
     /// The same, with the scope it concerns, where some scopes are reserved.
-    pub fn exceeded_by(
+    pub(in crate::scheduling) fn exceeded_by(
         &self,
         victims: &[PodUid],
         reserved: &BTreeSet<ScopeKey>,
@@ -89,38 +125,34 @@ impl Ledger {
         self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
     }
 
-    /// How many more may be evicted now.
-    pub fn eviction_allowance<'l>(
+    /// How many more pods may be evicted now.
+    pub(in crate::scheduling) fn eviction_allowance<'l>(
         &'l self,
         larger: LargerSets,
         reserved: &'l BTreeSet<ScopeKey>,
     ) -> EvictionAllowance<'l> {
         EvictionAllowance {
-            rates: self.policy.eviction_rates,
-            counts: &self.ordered.counts,
+            rates: self.policy.preemption.evictions_per_minute,
+            counts: &self.evictions.counts,
             reserved,
             larger,
             has_tenants: !self.policy.tenants().is_empty(),
         }
     }
 
-    /// They are to be evicted.
+    /// These pods are to be evicted.
     pub(in crate::scheduling) fn note_ordered(&mut self, victims: &[PodUid]) {
         let new: Vec<(NodeName, Option<TenantId>)> =
             victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect();
         let now = self.now;
-        new.into_iter().for_each(|(node, tenant)| self.ordered.add(now, node, tenant));
+        new.into_iter().for_each(|(node, tenant)| self.evictions.add(now, node, tenant));
     }
 
-    /// They stay after all.
+    /// These pods stay after all.
     pub(in crate::scheduling) fn take_back_ordered(&mut self, victims: &[PodUid]) {
-        for (on, of) in victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect::<Vec<_>>() {
-            let is_it = |(when, node, tenant): &(Moment, NodeName, Option<TenantId>)| {
-                (*when, node, *tenant) == (self.now, &on, of)
-            };
-            if let Some(found) = self.ordered.lately.iter().rposition(is_it) {
-                self.ordered.lately.remove(found);
-                self.ordered.counts.remove(&on, of);
+        for uid in victims {
+            if let Some((node, tenant)) = self.stays_on_node(uid) {
+                self.evictions.take_back(self.now, &node, tenant);
             }
         }
     }
@@ -132,38 +164,32 @@ impl Ledger {
             return;
         };
         let now = self.now;
-        self.reserved.retain(|_, reserved| reserved.until > now);
+        let reserved = &mut self.evictions.reserved;
+        reserved.retain(|_, reserved| reserved.until > now);
         let is_first = |known: &ScopeReservation| known.by == *uid || known.priority < priority;
-        if self.reserved.len() < RESERVED_AT_MOST && self.reserved.get(&scope).is_none_or(is_first) {
-            self.reserved
-                .insert(scope, ScopeReservation { by: uid.clone(), priority, until: now + RESERVED_FOR });
+        if reserved.len() < RESERVED_AT_MOST && reserved.get(&scope).is_none_or(is_first) {
+            reserved.insert(scope, ScopeReservation { by: uid.clone(), priority, until: now + RESERVED_FOR });
         }
     }
 
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
-    pub fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
-        let waits = |uid: &PodUid| {
-            let phase = self.pod_states.get(uid).map(|pod_state| &pod_state.phase);
-            matches!(phase, Some(PodPhase::Waiting(WaitingPod { reservation: None, .. })))
-        };
+    pub(in crate::scheduling) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
+        let waits =
+            |uid: &PodUid| self.pod_states.waiting(uid).is_some_and(|waiting| waiting.reservation.is_none());
         let is_for_another = |reserved: &ScopeReservation| {
             reserved.by != *uid
                 && reserved.priority >= priority
                 && reserved.until > self.now
                 && waits(&reserved.by)
         };
-        let reserved = self.reserved.iter().filter(|(_, reserved)| is_for_another(reserved));
+        let reserved = self.evictions.reserved.iter().filter(|(_, reserved)| is_for_another(reserved));
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// Where a pod is that is not leaving, and whose it is.
+    /// The node and the tenant of a pod that is bound and not leaving.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let pod_state = self.pod_states.get(uid)?;
-        match &pod_state.phase {
-            PodPhase::Bound(bound) if bound.leaving.is_none() => {
-                Some((bound.node.clone(), pod_state.demand.tenant))
-            }
-            _ => None,
-        }
+        let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;
+        Some((bound.node.clone(), pod_state.demand.tenant))
     }
 }

@@ -1,49 +1,62 @@
-//! Who holds what: the one truth about promised VRAM.
+//! Which pod has which VRAM: the one truth about allocations.
 //!
-//! What is durable is read back from the API server (bound pods, holds); hints may be lost. The ledger knows no
-//! clock: the caller sets the time first ([`Ledger::set_now`]). It takes one lock outside, held for single calls and
-//! never across an await.
+//! What is durable is read back from the API server (bound pods, reservations); soft reservations may be lost. The ledger has no
+//! clock: the caller sets the time first ([`Ledger::set_now`]). It takes one lock outside, held for single calls and never across
+//! an await.
 //!
-//! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. What it is charged
-//! on each GPU is what it asked for, or the whole GPU if it wants it to itself, or, if nobody knows on which GPUs it
-//! runs, that much on every GPU of its node.
+//! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. On each GPU it is charged
+//! what it asks for, or the whole GPU if it is exclusive, or, if it is unknown on which GPUs it runs, that much on every GPU of
+//! its node.
 //!
-//! By file:
+//! The ledger consists of parts that keep their own invariants behind their methods; no file reads or writes the fields of
+//! another:
 //!
-//! - state: [`node_state`], [`pod_state`], [`copy_on_write`] (a copy of the ledger costs next to nothing), [`waiting_queue`],
-//!   [`eviction_rates`], [`owner_evictions`], [`demand_history`];
-//! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`unaccounted_vram`] (readings against
-//!   grants), [`disruption_budgets`], [`pod_groups`], [`set_policy`];
-//! - acts: [`assume`], [`reservations`], [`adopt_reservations`];
-//! - out: [`query`], [`occupants`], [`waiting_pods`], [`reservation_status`], [`preemptor`], [`potential_victim`],
-//!   [`tenant_usage`], [`eviction_allowance`], [`budget_index`].
+//! | part | what it is | what it keeps |
+//! |---|---|---|
+//! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
+//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
+//! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
+//! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
+//! | [`disruption_budgets`] | disruption budgets | order of names |
+//! | [`packing`] | demand history and packing model | generations of models |
+//! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
-//! Here is how the state of a pod changes, and what follows for its node.
+//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
+//! stores and loads all parts. The other files say what a change means for several parts:
+//!
+//! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
+//! - acts: [`assume`], [`reservations`];
+//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`],
+//!   [`eviction_allowance`], [`budget_index`], [`pod_groups`].
 
 mod adopt_reservations;
 mod assume;
 mod budget_index;
 mod copy_on_write;
-mod demand_history;
 mod device_plugin;
 mod disruption_budgets;
 pub mod eviction_allowance;
 mod eviction_rates;
 mod node_devices;
 mod node_state;
+mod node_states;
 mod observe;
 mod occupants;
 mod owner_evictions;
+mod packing;
 mod pod_groups;
 mod pod_state;
+mod pod_states;
 mod potential_victim;
 mod preemptor;
+mod publication;
 mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
+mod state;
 mod tenant_usage;
-mod unaccounted_vram;
 mod waiting_pods;
 mod waiting_queue;
 
@@ -60,35 +73,35 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
+pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 
 pub(in crate::scheduling) use budget_index::BudgetIndex;
-use eviction_allowance::ScopeKey;
 pub(in crate::scheduling) use node_state::{NodeState, ResidentPod};
 pub(in crate::scheduling) use potential_victim::given_back;
 pub(in crate::scheduling) use preemptor::Departure;
 pub(in crate::scheduling) use tenant_usage::TenantHold;
 
-use super::placing::learned::{DemandHistory, PackingModel};
 use super::placing::snapshot::Snapshot;
-use super::policy::{ExpiredRule, Policy};
-use super::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
-use super::vocabulary::disruption_info::GroupKey;
-use super::vocabulary::node::Node;
-use super::vocabulary::node_reading::Freshness;
+use super::policy::Policy;
 use super::vocabulary::placement::Reservation;
-use crate::ids::{LeaderEpoch, NodeName, PodUid};
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
+use adopt_reservations::ReservationOrigin;
 #[cfg(test)]
-pub(crate) use copy_on_write::PODS_PER_RUN;
-use copy_on_write::{NodeStates, PodStates};
+pub(crate) use copy_on_write::PODS_LOOKED_AT;
+use disruption_budgets::DisruptionBudgets;
+use eviction_rates::RecentEvictions;
+use node_states::NodeStates;
 use owner_evictions::OwnerEvictions;
-use std::collections::{BTreeMap, BTreeSet};
+use packing::LearnedPacking;
+use pod_states::{PodMove, PodStates};
 use std::sync::Arc;
-use waiting_queue::WaitingQueue;
+use waiting_pods::WaitingPods;
 
+/// The ledger. Its parts keep their own invariants; the methods here and in the files beside say what a change of one means for
+/// the others.
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
@@ -96,149 +109,84 @@ pub struct Ledger {
     now: Moment,
     pod_states: PodStates,
     node_states: NodeStates,
-    /// When hints, holds and start gates run out.
-    deadlines: BTreeSet<(Moment, PodUid)>,
-    /// Pods that were refused and have not asked again since.
-    refused: BTreeSet<PodUid>,
-    /// Who is due for a look of the planner.
-    waiting_queue: WaitingQueue,
-    /// When nodes' readings go stale or expire.
-    aging: BTreeSet<(Moment, NodeName)>,
-    generation: u64,
-    /// The latest view handed out, and the nodes that changed since.
-    published: Arc<Snapshot>,
-    changed: BTreeSet<NodeName>,
-    /// A node came or went since.
-    nodes_changed: bool,
-    /// How often that happened.
-    epoch: u64,
-    /// What each tenant uses, by its place in the policy.
-    usage: Vec<TenantUsage>,
-    /// Pods that belong together.
-    groups: Arc<BTreeMap<GroupKey, BTreeSet<PodUid>>>,
-    /// Who lost pods to eviction lately.
-    evictions: Arc<OwnerEvictions>,
-    /// Whom Stowage had evicted within the last minute.
-    ordered: eviction_rates::RecentEvictions,
-    /// Scopes of evictions that are kept for pods that need a whole minute's.
-    reserved: BTreeMap<ScopeKey, eviction_rates::ScopeReservation>,
-    /// In order of namespace and name.
-    budgets: Arc<Vec<DisruptionBudget>>,
-    budget_visibility: BudgetVisibility,
-    /// Recent demand, from which the packing model is learned. Shared with copies of the ledger and with the learning thread.
-    demand_history: Arc<DemandHistory>,
-    packing_model: Arc<PackingModel>,
-    /// As whom this replica leads, if it does.
-    leader: Option<LeaderEpoch>,
-    /// Pods that showed a hold which this leader did not make.
-    unknown_reservations: BTreeSet<PodUid>,
+    waiting_pods: WaitingPods,
+    evictions: RecentEvictions,
+    owner_evictions: Arc<OwnerEvictions>,
+    budgets: DisruptionBudgets,
+    packing: LearnedPacking,
+    origin: ReservationOrigin,
 }
 
 impl Ledger {
-    pub fn new(policy: Arc<Policy>) -> Self {
-        let demand_history = Arc::new(DemandHistory::of_last(policy.packing.window));
-        Self { policy, demand_history, ..Self::default() }
+    pub(in crate::scheduling) fn new(policy: Arc<Policy>) -> Self {
+        let packing = LearnedPacking::of_last(policy.packing.window);
+        Self { policy, packing, ..Self::default() }
     }
 
-    /// What it takes for the present.
+    /// The present, as the ledger knows it.
     pub fn now(&self) -> Moment {
         self.now
     }
 
-    /// What time it is. The present never goes back.
+    /// Sets the present, which never goes back.
     pub(in crate::scheduling) fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
-        self.ordered.forget_until(self.now);
+        self.evictions.forget_until(self.now);
     }
 
-    /// Rises with every change of what anyone could be promised.
+    /// Rises with every change of what a pod could be allocated.
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.node_states.generation()
     }
 
-    /// The cluster as it stands. Cheap: most changes are in it already, and of the others only what changed is copied.
+    /// The cluster as it is now. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
-        if self.nodes_changed {
-            let nodes = self
-                .node_states
-                .values()
-                .filter(|node_state| node_state.exists)
-                .map(|node_state| node_state.view.clone())
-                .collect();
-            let snapshot = Snapshot::new(self.generation, self.epoch, nodes);
-            self.published = Arc::new(snapshot.with_packing_model(self.packing_model.clone()));
-        } else if self.published.generation() != self.generation || !self.changed.is_empty() {
-            let changed = self
-                .changed
-                .iter()
-                .map(|name| &self.node_states[name])
-                .filter(|node_state| node_state.exists);
-            Arc::make_mut(&mut self.published)
-                .update(self.generation, changed.map(|node_state| node_state.view.clone()));
-        }
-        self.nodes_changed = false;
-        self.changed.clear();
-        self.published.clone()
+        self.node_states.snapshot(self.packing.model())
     }
 
-    /// A copy to plan on, made at once: it shares what neither side changes. The clocks and the queues stay behind, because
-    /// nobody runs out of time and nobody is due on a copy; its view of the cluster it makes itself.
+    /// A copy to plan on, made at once: it shares what neither side changes. Readings do not age there and the queue is empty,
+    /// because no time passes on a copy; it makes a snapshot of its own, and does not lead.
     pub fn scratch(&self) -> Self {
         Self {
             policy: self.policy.clone(),
             now: self.now,
             pod_states: self.pod_states.clone(),
-            node_states: self.node_states.clone(),
-            // Who holds room is found by them.
-            deadlines: self.deadlines.clone(),
-            refused: BTreeSet::new(),
-            waiting_queue: WaitingQueue::default(),
-            aging: BTreeSet::new(),
-            generation: self.generation,
-            published: Arc::default(),
-            changed: BTreeSet::new(),
-            nodes_changed: true,
-            epoch: self.epoch,
-            usage: self.usage.clone(),
-            groups: self.groups.clone(),
+            node_states: self.node_states.scratch(),
+            waiting_pods: WaitingPods::default(),
             evictions: self.evictions.clone(),
-            ordered: self.ordered.clone(),
-            reserved: self.reserved.clone(),
+            owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
-            budget_visibility: self.budget_visibility,
-            // Who comes on a copy is nobody's demand.
-            demand_history: Arc::default(),
-            packing_model: self.packing_model.clone(),
-            leader: None,
-            unknown_reservations: BTreeSet::new(),
+            packing: self.packing.scratch(),
+            origin: ReservationOrigin::default(),
         }
+    }
+
+    /// Changes what a pod has somewhere, and brings nodes and queue to that.
+    fn edit_pod(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodState)) {
+        let moved = self.pod_states.edit(uid, edit);
+        self.follow(uid, &moved);
+    }
+
+    /// Brings nodes and queue to a change of a pod.
+    fn follow(&mut self, uid: &PodUid, moved: &PodMove) {
+        self.node_states.follow(uid, moved, &self.pod_states, &self.policy);
+        self.requeue(uid);
+    }
+
+    /// Brings a node to its pods and devices.
+    fn refresh(&mut self, name: &NodeName) {
+        self.node_states.refresh(name, &self.pod_states, &self.policy);
     }
 
     fn set_soft_reservation(&mut self, uid: &PodUid, soft_reservation: Option<SoftReservation>) {
-        let Some(PodPhase::Waiting(waiting)) = self.pod_states.get(uid).map(|pod_state| &pod_state.phase)
-        else {
-            return;
-        };
-        if waiting.soft_reservation == soft_reservation {
-            return;
+        let Some(waiting) = self.pod_states.waiting(uid) else { return };
+        if waiting.soft_reservation != soft_reservation {
+            self.edit_pod(uid, |pod_state| pod_state.set_soft_reservation(soft_reservation));
         }
-        self.change(uid, |pod_states| {
-            if let Some(PodPhase::Waiting(waiting)) =
-                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-            {
-                waiting.soft_reservation = soft_reservation;
-            }
-        });
     }
 
     fn set_reservation(&mut self, uid: &PodUid, reservation: Option<Reservation>) {
-        self.change(uid, |pod_states| {
-            if let Some(PodPhase::Waiting(waiting)) =
-                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-            {
-                waiting.reservation = reservation;
-            }
-        });
+        self.edit_pod(uid, |pod_state| pod_state.set_reservation(reservation));
     }
 
     fn drop_soft_reservations_on(&mut self, node: &NodeName) {
@@ -248,132 +196,8 @@ impl Ledger {
                 .soft_reservation()
                 .is_some_and(|soft_reservation| soft_reservation.node == *node)
         };
-        let uids: Vec<PodUid> = node_state.pods.iter().filter(softly_reserved).cloned().collect();
+        let uids: Vec<PodUid> = node_state.pods().iter().filter(softly_reserved).cloned().collect();
         uids.iter().for_each(|uid| self.set_soft_reservation(uid, None));
-    }
-
-    /// Every change of an entry goes through here: the pages it stood on and the pages it stands on now are
-    /// brought up to date, and so are its deadlines.
-    fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodStates)) {
-        let before = self.pod_states.get(uid).map(footprint).unwrap_or_default();
-        edit(&mut self.pod_states);
-        let after = self.pod_states.get(uid).map(footprint).unwrap_or_default();
-        for deadline in &before.deadlines {
-            self.deadlines.remove(&(*deadline, uid.clone()));
-        }
-        self.deadlines.extend(after.deadlines.iter().map(|deadline| (*deadline, uid.clone())));
-        for node in before.nodes.iter().filter(|node| !after.nodes.contains(*node)) {
-            self.node_states.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
-        }
-        for node in &after.nodes {
-            self.node_states.open(node).pods.insert(uid.clone());
-        }
-        for node in before.nodes.union(&after.nodes) {
-            self.refresh(node);
-            self.forget_empty_node_state(node);
-        }
-        self.requeue(uid);
-    }
-
-    /// Brings a node's page to its entries and devices.
-    fn refresh(&mut self, name: &NodeName) {
-        if let Some(node_state) = self.node_states.get_mut(name) {
-            let before = std::mem::take(&mut node_state.usage);
-            node_state.recount(&self.pod_states, &self.policy);
-            self.settle_usage(&before, name);
-            self.refresh_view(name);
-        }
-    }
-
-    /// Brings the view of a node to its page.
-    fn refresh_view(&mut self, name: &NodeName) {
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
-        let gpus = node_state.gpus(&self.policy);
-        let unseen = matches!(node_state.freshness, Freshness::Unreported | Freshness::Expired);
-        let replicas =
-            if self.policy.weights.spread > 0 { node_state.replicas(&self.pod_states) } else { Vec::new() };
-        let view = Node {
-            name: name.clone(),
-            kind: self.policy.kind_of(node_state.kind, node_state.admission),
-            generation: node_state.view.generation,
-            // What decisions read again and again is shared as long as it stays the same.
-            gpus: if *node_state.view.gpus == *gpus { node_state.view.gpus.clone() } else { gpus.into() },
-            devices: node_state.devices.clone(),
-            plugin: if *node_state.view.plugin == *node_state.plugin {
-                node_state.view.plugin.clone()
-            } else {
-                node_state.plugin.as_slice().into()
-            },
-            freshness: node_state.freshness,
-            closed: unseen && self.policy.telemetry.expired == ExpiredRule::Refuse,
-            miscut: node_state.is_miscut(&self.policy),
-            classes: node_state.admission.classes,
-            holdings: node_state.holdings(),
-            replicas: if *node_state.view.replicas == *replicas {
-                node_state.view.replicas.clone()
-            } else {
-                replicas.into()
-            },
-            free_host: node_state.free_host(&self.pod_states),
-        };
-        if view != node_state.view {
-            self.generation += 1;
-            node_state.view = Node { generation: self.generation, ..view };
-            self.publish(name);
-        }
-    }
-
-    /// Brings a changed view to the next reader: at once if nobody reads the snapshot now, so that no reader finds five
-    /// thousand changes to wait for.
-    fn publish(&mut self, name: &NodeName) {
-        let view = &self.node_states[name].view;
-        match Arc::get_mut(&mut self.published) {
-            Some(published) if !self.nodes_changed && published.node(name.as_str()).is_some() => {
-                published.update(self.generation, [view.clone()]);
-            }
-            _ => {
-                self.changed.insert(name.clone());
-            }
-        }
-    }
-
-    fn forget_empty_node_state(&mut self, name: &NodeName) {
-        if self
-            .node_states
-            .get(name)
-            .is_some_and(|node_state| !node_state.exists && node_state.pods.is_empty())
-        {
-            self.node_states.remove(name);
-            self.changed.remove(name);
-        }
-    }
-}
-
-/// Where an entry stands in the books.
-#[derive(Default)]
-struct PodFootprint {
-    nodes: BTreeSet<NodeName>,
-    deadlines: Vec<Moment>,
-}
-
-fn footprint(pod_state: &PodState) -> PodFootprint {
-    let soft_reservation = pod_state.soft_reservation();
-    let reservation = pod_state.reservation();
-    let nodes = [
-        pod_state.node(),
-        soft_reservation.map(|soft_reservation| &soft_reservation.node),
-        reservation.map(|reservation| &reservation.node),
-    ];
-    PodFootprint {
-        nodes: nodes.into_iter().flatten().cloned().collect(),
-        deadlines: [
-            soft_reservation.map(|soft_reservation| soft_reservation.expires),
-            reservation.map(|reservation| reservation.deadline),
-            pod_state.starting,
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
     }
 }
 

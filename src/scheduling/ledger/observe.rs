@@ -1,21 +1,22 @@
-//! What is seen of the world, brought into the books: nodes, their devices, and pods as the API server shows them.
+//! What watches and requests show, brought into the ledger: nodes, their devices, and pods as the API server shows them.
 
 use super::Ledger;
 use super::assume::gate;
 use super::node_state::NodeState;
-use super::pod_state::{BoundPod, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::pod_state::{BoundPod, PodPhase, PodState, SchedulingGate};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
+use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodObservation {
     pub uid: PodUid,
     pub key: PodKey,
@@ -25,7 +26,7 @@ pub struct PodObservation {
     pub observed: Option<ObservedDisruptionInfo>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObservedPhase {
     Waiting(ObservedWaiting),
     Bound {
@@ -39,14 +40,14 @@ pub enum ObservedPhase {
 }
 
 /// What a pod without a node shows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedWaiting {
     pub reservation: Option<Reservation>,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
 }
 
-/// What is remarkable about a pod that was seen.
+/// What is remarkable about a pod that was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodWarning {
     Nothing,
@@ -54,7 +55,7 @@ pub enum PodWarning {
     DevicesEdited,
     /// What it asks for was edited after it was bound. The edit is ignored.
     DemandEdited,
-    /// It is on a node, and nobody recorded on which GPUs.
+    /// It is on a node, and no record says on which GPUs.
     Unplaced,
     /// Its checkpoint's time cannot be read; it counts as never having saved its work.
     CheckpointUnreadable,
@@ -70,30 +71,18 @@ impl Ledger {
         kind: NodeKind,
         labelled: Option<Vec<Device>>,
     ) {
-        let node_state = self.node_states.open(name);
-        if !node_state.exists || node_state.kind != kind {
-            node_state.exists = true;
-            node_state.kind = kind;
-            // A pool may take every node, those without labels too.
-            node_state.admission = self.policy.admission(&node_state.labels);
-            self.nodes_changed = true;
-            self.epoch += 1;
-            self.refresh(name);
-        }
-        if let Some(devices) = labelled.filter(|_| !self.node_states[name].reported) {
+        self.node_states.create(name, kind, &self.pod_states, &self.policy);
+        if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
             self.set_labelled_devices(name, devices);
         }
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) {
-        let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) else {
+        if !self.has_node(name) {
             return;
-        };
-        if let Some(due) = node_state.ages_at(&self.policy.telemetry) {
-            self.aging.remove(&(due, name.clone()));
         }
-        let found = node_state.read(reading, &self.policy);
+        let found = self.node_states.read(name, reading, &self.policy);
         // It may be old already.
         self.age(name);
         for (uid, gpus) in found {
@@ -103,79 +92,53 @@ impl Ledger {
 
     /// Brings a node's reading to what its age allows, and notes when that changes.
     pub(super) fn age(&mut self, name: &NodeName) {
-        self.note_age(name);
-        self.refresh_view(name);
-    }
-
-    /// The same, for one who brings the view up to date himself.
-    pub(super) fn note_age(&mut self, name: &NodeName) {
-        let rules = &self.policy.telemetry;
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
-        node_state.freshness = node_state.freshness_at(self.now, rules);
-        if let Some(due) = node_state.ages_at(rules) {
-            self.aging.insert((due, name.clone()));
-        }
-    }
-
-    pub(super) fn forget_reading(&mut self, name: &NodeName) {
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
-        if let Some(due) = node_state.forget_reading(&self.policy.telemetry) {
-            self.aging.remove(&(due, name.clone()));
-        }
+        self.node_states.note_age(name, self.now, &self.policy);
+        self.node_states.refresh_view(name, &self.pod_states, &self.policy);
     }
 
     pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
-        self.change(uid, |pod_states| {
-            if let Some(PodPhase::Bound(bound)) =
-                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-            {
-                bound.located = Some(gpus);
-            }
-        });
+        self.edit_pod(uid, |pod_state| pod_state.locate(gpus));
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
     pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
-        if let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) {
-            node_state.exists = false;
-            // A node that comes back under its name may be another machine.
-            self.forget_reading(name);
-            self.nodes_changed = true;
-            self.epoch += 1;
-            self.generation += 1;
+        if self.node_states.remove(name, &self.policy) {
             self.drop_soft_reservations_on(name);
             self.refresh(name);
             self.expire_reservations_on(name, |_, _| true);
-            self.forget_empty_node_state(name);
+            self.node_states.forget_if_empty(name);
         }
     }
 
-    /// Brings the books to what the API server shows of a pod.
+    /// Brings the ledger to what the API server shows of a pod.
     pub(in crate::scheduling) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
-            let judgement = self.policy.classify(&observation.demand.traits);
-            observation.demand.take(judgement);
+            let classification = self.policy.classify(&observation.demand.traits);
+            observation.demand.take(classification);
         }
         let uid = observation.uid.clone();
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
                 let reservation = self.believed(&uid, reservation);
-                let held_before =
-                    self.pod_states.get(&uid).is_some_and(|pod_state| pod_state.reservation().is_some());
+                let had_reservation = self.pod_states.reservation(&uid).is_some();
                 self.observe_waiting(
                     observation.uid,
                     observation.key,
                     observation.demand,
                     reservation.clone(),
                 );
-                if !held_before {
+                if !had_reservation {
                     self.look_for_victims(&uid);
                 }
-                self.observe_reservation(&uid, reservation.as_ref());
-                self.observe_deadline(&uid, reservation.as_ref());
-                self.observe_scheduling_gate(&uid, gate, nominated);
+                if let Some(observed) = &reservation {
+                    self.pod_states.note_waiting(&uid, |waiting| waiting.observe_reservation(observed));
+                    self.observe_deadline(&uid, observed);
+                }
+                let now = self.now;
+                self.pod_states.note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
+                self.requeue(&uid);
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
@@ -195,38 +158,33 @@ impl Ledger {
         warning
     }
 
-    /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
+    /// What a pod shows of its disruption counts at once. No VRAM depends on it, so no node changes.
     fn take_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
         let now = self.now;
         let Some(pod_state) = self.pod_states.get(uid) else { return };
         let disruption_info = observed.at(now);
         if !disruption_info.is_like(&pod_state.disruption_info) {
-            self.set_disruption_info(uid, disruption_info);
+            self.pod_states.set_disruption_info(uid, disruption_info);
         }
-        let Some(pod_state) = self.pod_states.get_mut(uid) else { return };
-        if let (PodPhase::Bound(bound), Some(leaving)) = (&mut pod_state.phase, observed.leaving) {
-            // A deletion is never taken back, and its grace only grows shorter.
-            let by = leaving.by(now);
-            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
+        if let Some(leaving) = observed.leaving {
+            self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
         }
         self.note_disruption_info(uid);
     }
 
-    /// The pod is gone or finished; what it held is free.
+    /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, self.now);
         }
         self.note_departure(&pod_state);
-        self.leave_group(uid, &pod_state.disruption_info);
-        self.change(uid, |pod_states| {
-            pod_states.remove(uid);
-        });
+        let moved = self.pod_states.remove(uid);
+        self.follow(uid, &moved);
         Some(pod_state)
     }
 
-    /// Brings the node's page to what the pod has at stake now.
+    /// Brings the node to what the pod's disruption depends on now.
     pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
         let Some(pod_state) = self.pod_states.get(uid) else { return };
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
@@ -234,14 +192,12 @@ impl Ledger {
         }
     }
 
-    /// A hold of before this process began may have victims that ended before it, too: nobody told it of their end, and their
-    /// memory may be there still.
+    /// A reservation of before this process began may have victims that ended before it, too: this ledger was not told of their
+    /// end, and their memory may be there still.
     fn look_for_victims(&mut self, preemptor: &PodUid) {
-        let Some(reservation) = self.pod_states.get(preemptor).and_then(PodState::reservation) else {
-            return;
-        };
+        let Some(reservation) = self.pod_states.reservation(preemptor) else { return };
         if let Some(node_state) = self.node_states.get_mut(&reservation.node) {
-            let unknown = reservation.victims.iter().filter(|victim| !self.pod_states.contains_key(victim));
+            let unknown = reservation.victims.iter().filter(|victim| !self.pod_states.contains(victim));
             unknown.for_each(|victim| node_state.note_missed(victim, self.now));
         }
     }
@@ -257,13 +213,11 @@ impl Ledger {
                 self.pod_states[*uid].reservation().filter(|reservation| reservation.node == *name);
             reservation.is_some_and(|reservation| is_broken(node_state, reservation))
         };
-        let broken: Vec<PodUid> = node_state.pods.iter().filter(broken).cloned().collect();
+        let broken: Vec<PodUid> = node_state.pods().iter().filter(broken).cloned().collect();
         for uid in broken {
-            let reservation = self.pod_states[&uid].reservation().cloned();
-            self.set_reservation(
-                &uid,
-                reservation.map(|reservation| Reservation { deadline: Moment::default(), ..reservation }),
-            );
+            let reservation = self.pod_states.reservation(&uid).cloned();
+            let ended = |reservation| Reservation { deadline: Moment::default(), ..reservation };
+            self.set_reservation(&uid, reservation.map(ended));
         }
     }
 
@@ -274,57 +228,23 @@ impl Ledger {
         demand: Demand,
         reservation: Option<Reservation>,
     ) {
-        let (now, latest, leads) = (self.now, self.latest_deadline(), self.leader.is_some());
+        let (now, latest, leads) = (self.now, self.latest_deadline(), self.origin.is_leading());
         match self.pod_states.get(&uid).map(|pod_state| (&pod_state.phase, &pod_state.demand)) {
-            // Not bound yet in what is seen, which is older than what is known.
+            // Not bound yet in what is observed, which is older than what is known.
             Some((PodPhase::Assumed(_) | PodPhase::Bound(_), _)) => {}
             Some((PodPhase::Waiting(waiting), known))
                 if *known == demand
-                    && reservation.as_ref().is_none_or(|reservation| !is_news(reservation, waiting)) => {}
-            _ => self.change(&uid.clone(), |pod_states| {
-                let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
-                let disruption_info = Arc::<DisruptionInfo>::default();
-                let fresh = PodState { key, demand: demand.clone(), disruption_info, phase, starting: None };
-                let pod_state = pod_states.get_or_insert(uid, fresh);
-                pod_state.demand = demand;
-                if let PodPhase::Waiting(waiting) = &mut pod_state.phase {
-                    // What a leader knows of a hold is never older than what is shown; any other replica mirrors.
-                    let reservation = reservation.filter(|reservation| is_news(reservation, waiting));
-                    let bounded = reservation.map(|reservation| Reservation {
-                        deadline: reservation.deadline.min(latest),
-                        ..reservation
-                    });
-                    waiting.reservation = match leads {
-                        true => waiting.reservation.take(),
-                        false => bounded.or(waiting.reservation.take()),
-                    };
-                }
-            }),
+                    && reservation.as_ref().is_none_or(|reservation| !waiting.is_news(reservation)) => {}
+            _ => {
+                let new = PodState::waiting_since(now, key, demand.clone());
+                // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
+                let mirrored = reservation.filter(|_| !leads);
+                let moved = self.pod_states.edit_or_insert(&uid, new, |pod_state| {
+                    pod_state.observe_waiting(demand, mirrored, latest);
+                });
+                self.follow(&uid, &moved);
+            }
         }
-    }
-
-    /// The API server has the pod's hold.
-    fn observe_reservation(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
-        let Some(observed) = observed else { return };
-        if let Some(PodPhase::Waiting(waiting)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        {
-            waiting.reservation_observed |= waiting.reservation.is_some() && !is_news(observed, waiting);
-        }
-    }
-
-    fn observe_scheduling_gate(&mut self, uid: &PodUid, gate: SchedulingGate, nominated: Option<NodeName>) {
-        let now = self.now;
-        let Some(PodPhase::Waiting(waiting)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        else {
-            return;
-        };
-        if waiting.gate != gate {
-            (waiting.since, waiting.failed_attempt) = (now, None);
-        }
-        (waiting.gate, waiting.nominated) = (gate, nominated);
-        self.requeue(uid);
     }
 
     fn observe_bound(
@@ -348,22 +268,19 @@ impl Ledger {
         let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
         let node_state = self.node_states.open(&node);
-        // Nobody knows since when an engine that was bound before this ledger began has been starting.
+        // It is unknown since when an engine that was bound before this ledger began has been starting.
         let (starting, was_assumed) =
             match self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node)) {
                 Some(pod_state) => (pod_state.starting, true),
                 None => {
-                    (gate(&demand, &node_state.view, self.now, &self.policy).filter(|_| is_starting), false)
+                    (gate(&demand, node_state.view(), self.now, &self.policy).filter(|_| is_starting), false)
                 }
             };
-        let is_by_index = node_state.reported && !bound.is_recorded();
-        self.change(&uid, |pod_states| {
-            let disruption_info =
-                pod_states.get(&uid).map(|known| known.disruption_info.clone()).unwrap_or_default();
-            let pod_state =
-                PodState { key, demand, disruption_info, phase: PodPhase::Bound(bound), starting };
-            pod_states.insert(uid.clone(), pod_state);
-        });
+        let is_by_index = node_state.is_reported() && !bound.is_recorded();
+        let disruption_info = Arc::default();
+        let phase = PodPhase::Bound(bound);
+        let moved = self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting });
+        self.follow(&uid, &moved);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
             self.note_started(&uid);
@@ -381,23 +298,9 @@ impl Ledger {
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.min;
         if opens <= self.now {
-            return self.open_start_gate(uid);
+            return self.edit_pod(uid, |pod_state| pod_state.open_start_gate(None));
         }
-        self.change(uid, |pod_states| {
-            if let Some(starting) = pod_states.get_mut(uid).and_then(|pod_state| pod_state.starting.as_mut())
-            {
-                *starting = opens.min(*starting);
-            }
-        });
-    }
-
-    /// Others may start on the pod's GPUs.
-    pub(super) fn open_start_gate(&mut self, uid: &PodUid) {
-        self.change(uid, |pod_states| {
-            if let Some(pod_state) = pod_states.get_mut(uid) {
-                pod_state.starting = None;
-            }
-        });
+        self.edit_pod(uid, |pod_state| pod_state.open_start_gate(Some(opens)));
     }
 }
 
@@ -409,16 +312,7 @@ fn warning_of(stamp: CheckpointAge) -> PodWarning {
     }
 }
 
-/// Whether a hold that is shown is another than the one that is known, or was given up.
-pub(super) fn is_news(observed: &Reservation, waiting: &WaitingPod) -> bool {
-    let is_it = |known: &Reservation| {
-        (&known.node, &known.devices, &known.victims)
-            == (&observed.node, &observed.devices, &observed.victims)
-    };
-    !waiting.reservation.as_ref().is_some_and(is_it) && !waiting.given_up.as_deref().is_some_and(is_it)
-}
-
-/// What is remarkable about a bound pod that is seen again.
+/// What is remarkable about a bound pod that is observed again.
 fn warning(known: &PodState, observation: &BoundPod, demand: &Demand) -> PodWarning {
     match known.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.

@@ -1,6 +1,6 @@
-//! What the books tell a person who asks why: who is on a node, how old its figures are, what a node is without one pod.
+//! What the ledger tells a person that asks why: the pods on a node, the age of its figures, the node without one pod.
 //!
-//! Decisions read snapshots, which know numbers and no names; nothing that decides should come here.
+//! Decisions read snapshots, which have numbers and no names; nothing that decides should come here.
 
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
@@ -13,7 +13,7 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 
-/// One who has, holds or was offered something of a node.
+/// A pod with a placement, a reservation or a soft reservation on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupant {
     pub uid: PodUid,
@@ -36,13 +36,13 @@ pub struct Occupant {
 #[serde(rename_all = "kebab-case")]
 pub enum OccupantPhase {
     Bound,
-    /// It is on the node, and nobody knows on which GPUs: it counts on each.
+    /// It is on the node, and it is unknown on which GPUs: it counts on each.
     Somewhere,
     /// Its Binding is on its way.
     Assumed,
-    /// Room is held for it until its victims have left.
+    /// It has a reservation until its victims have left.
     Reserved,
-    /// It was offered the GPU a moment ago.
+    /// It has a soft reservation.
     SoftlyReserved,
 }
 
@@ -54,26 +54,26 @@ impl Ledger {
     }
 
     /// How long ago the latest reading of a node was sampled.
-    pub fn reading_age(&self, node: &NodeName) -> Option<Millis> {
+    pub(in crate::scheduling) fn reading_age(&self, node: &NodeName) -> Option<Millis> {
         Some(self.now.since(self.reading(node)?.sampled))
     }
 
     /// The pool that a node is in.
-    pub fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
-        self.policy.pool(self.node_states.get(node)?.admission.pool?)
+    pub(in crate::scheduling) fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
+        self.policy.pool(self.node_states.get(node)?.pool()?)
     }
 
-    /// The node as the pod itself sees it: without its own charge, hold or hint.
-    pub fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
-        let node_state = self.node_states.get(node).filter(|node_state| node_state.exists)?;
+    /// The node as the pod itself sees it: without its own charge, reservation or soft reservation.
+    pub(in crate::scheduling) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
+        let node_state = self.node_states.existing(node)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
-        Some(Node { gpus: gpus.into(), ..node_state.view.clone() })
+        Some(Node { gpus: gpus.into(), ..node_state.view().clone() })
     }
 
-    /// Everyone with anything on a node, in order of UID; one that has room and was offered more stands there twice.
-    pub fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
+    /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.
+    pub(in crate::scheduling) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
-        let here = node_state.pods.iter().map(|uid| (uid, &self.pod_states[uid]));
+        let here = node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid]));
         let gpu_candidates = |pod_state: &PodState| {
             let charge =
                 node_state.charge_of(pod_state).map(|charge| match (&pod_state.phase, charge.placed) {
@@ -102,10 +102,10 @@ impl Ledger {
         .collect()
     }
 
-    /// How many of those who are to leave for a pod that holds room are still in its way.
-    pub fn victims_left(&self, uid: &PodUid) -> u32 {
+    /// How many victims of the pod's reservation are still in its way.
+    pub(in crate::scheduling) fn victims_left(&self, uid: &PodUid) -> u32 {
         let left = || {
-            let reservation = self.pod_states.get(uid)?.reservation()?;
+            let reservation = self.pod_states.reservation(uid)?;
             Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))
         };
         left().unwrap_or(0)

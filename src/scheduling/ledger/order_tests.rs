@@ -1,4 +1,4 @@
-//! The answer to a Binding and what the watch shows of the pod come in any order: the entry is the same in the end.
+//! The answer to a Binding and what the watch shows of the pod come in any order: its state is the same in the end.
 
 use super::*;
 use crate::ids::{GpuUuid, PodKey};
@@ -41,7 +41,7 @@ fn node() -> NodeName {
     NodeName::parse("n").unwrap()
 }
 
-/// A pod whose Binding is on its way, of a class that keeps others from starting beside it for 60 s at least.
+/// A pod whose Binding is on its way, of a class that keeps other engines from starting beside it for 60 s at least.
 fn assumed() -> Ledger {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {

@@ -1,10 +1,10 @@
-//! One pod in the books, and the state it is in.
+//! The state of one pod, and its transitions.
 //!
 //! ```text
 //!            assume                  confirm
 //!  Waiting ─────────► Assumed ─────────────────► Bound ───► (released)
 //!     ▲                  │                         ▲
-//!     └──────────────────┘                         │ seen bound by someone else
+//!     └──────────────────┘                         │ observed, bound by another
 //!            forget                             Waiting
 //! ```
 
@@ -18,7 +18,7 @@ use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodState {
     pub key: PodKey,
     pub demand: Demand,
@@ -29,17 +29,17 @@ pub struct PodState {
     pub starting: Option<Moment>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodPhase {
     Waiting(WaitingPod),
-    /// Promised, and the Binding is on its way.
+    /// Its GPUs are allocated, and the Binding is on its way.
     Assumed(AssumedPod),
     Bound(BoundPod),
 }
 
-/// What is remembered of a pod that has no node yet. All but the hold may be lost.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+/// What is remembered of a pod that has no node yet. All but the reservation may be lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingPod {
     /// Filters that passed without a bind after them.
     pub tries: u32,
@@ -50,21 +50,21 @@ pub struct WaitingPod {
     pub refused: Option<FilterRefusal>,
     /// How often in a row it was woken, asked, and was refused again.
     pub unanswered_wakes: u32,
-    /// On how many nodes the scheduler last asked who could leave for it.
+    /// On how many nodes the scheduler last asked for victims for it.
     pub offered_to_preempt: Option<u32>,
     /// What keeps it from the scheduler.
     pub gate: SchedulingGate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.
     pub since: Moment,
-    /// Where the API server says that it is to go.
+    /// Its `status.nominatedNodeName`.
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
     pub failed_attempt: Option<FailedAttempt>,
-    /// The API server has shown its hold: it would survive a restart.
+    /// The API server has shown its reservation: it would survive a restart.
     pub reservation_observed: bool,
-    /// Its latest hold that was given up. What shows it is older than that.
+    /// Its latest reservation that was given up. What shows it is older than that.
     pub given_up: Option<Box<Reservation>>,
-    /// When room that others left for it was last not taken, and how often that has happened.
+    /// When it last did not take the place of evicted victims, and how often that has happened.
     pub failed_eviction: Option<FailedAttempt>,
 }
 
@@ -76,31 +76,31 @@ pub enum SchedulingGate {
     Open,
     /// The planner's alone: it is placed first, and let through then.
     Planned,
-    /// Another scheduling gate holds the pod, with or without ours.
+    /// Another scheduling gate keeps the pod, with or without ours.
     Others,
 }
 
 /// Something that came to nothing, and how often it did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     pub at: Moment,
     pub unanswered_wakes: u32,
-    /// The ledger's generation then: as long as nothing changes, nothing else comes of it.
+    /// The ledger's generation then: as long as nothing changes, the result is the same.
     pub generation: u64,
 }
 
-/// A filter that passed no node: whom to wake when one would pass.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A filter that passed no node: the pod is woken when one would pass.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterRefusal {
     /// When the pod was last refused, or woken.
     pub at: Moment,
-    /// The nodes it asked about; `None` if nobody knows.
+    /// The nodes it asked about; `None` if they are not known.
     pub asked: Option<Arc<NodeSet>>,
     /// How often it was woken since it last asked.
     pub unanswered: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssumedPod {
     pub placement: Placement,
     /// What it goes back to if the Binding fails.
@@ -108,40 +108,215 @@ pub struct AssumedPod {
 }
 
 /// GPUs that were just offered to a pod, so that the next pod looks elsewhere first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SoftReservation {
     pub node: NodeName,
     pub gpus: GpuSet,
     pub expires: Moment,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundPod {
     pub node: NodeName,
-    /// What its Binding recorded; `None` if someone else bound it.
+    /// What its Binding recorded; `None` if another scheduler bound it.
     pub devices: Option<Arc<[GpuUuid]>>,
     /// Where an agent found it, if nothing is recorded, or only indices are.
     pub located: Option<Arc<[GpuUuid]>>,
     /// When this ledger learned of it. A reading sampled earlier says nothing about it.
     pub since: Moment,
-    /// Since when it runs, as far as anyone knows.
+    /// Since when it runs, as far as that is known.
     pub started: Moment,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<Moment>,
 }
 
 impl BoundPod {
-    pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
+    pub(super) fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
         Self { node, devices, located: None, since, started: since, leaving: None }
     }
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.
-    pub fn is_recorded(&self) -> bool {
+    pub(super) fn is_recorded(&self) -> bool {
         self.devices.as_ref().is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
     }
 }
 
+impl WaitingPod {
+    /// The pod asks for a node (again). Answers how often an attempt came to nothing, and the node that was ranked first in the
+    /// latest attempt if that was such a one.
+    pub(super) fn begin_attempt(&mut self) -> (u32, Option<NodeName>) {
+        if self.refused.take().is_some_and(|refused| refused.unanswered > 0) {
+            self.unanswered_wakes = self.unanswered_wakes.saturating_add(1);
+        }
+        let failed = self.offered.take();
+        self.tries += u32::from(failed.is_some());
+        (self.tries, failed)
+    }
+
+    pub(super) fn note_offered(&mut self, node: &NodeName) {
+        self.offered = Some(node.clone());
+        self.unanswered_wakes = 0;
+    }
+
+    pub(super) fn note_offered_to_preempt(&mut self, nodes: usize) {
+        self.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
+    }
+
+    pub(super) fn note_refused(&mut self, at: Moment, asked: Option<NodeSet>) {
+        self.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
+    }
+
+    pub(super) fn note_woken(&mut self, at: Moment) {
+        if let Some(refused) = &mut self.refused {
+            (refused.at, refused.unanswered) = (at, refused.unanswered + 1);
+        }
+    }
+
+    pub(super) fn note_no_placement(&mut self, at: Moment, generation: u64) {
+        self.failed_attempt = Some(FailedAttempt::after(self.failed_attempt, at, generation));
+    }
+
+    pub(super) fn note_failed_eviction(&mut self, at: Moment, generation: u64) {
+        self.failed_eviction = Some(FailedAttempt::after(self.failed_eviction, at, generation));
+    }
+
+    pub(super) fn observe_gate(&mut self, gate: SchedulingGate, nominated: Option<NodeName>, now: Moment) {
+        if self.gate != gate {
+            (self.since, self.failed_attempt) = (now, None);
+        }
+        (self.gate, self.nominated) = (gate, nominated);
+    }
+
+    /// The API server shows this reservation.
+    pub(super) fn observe_reservation(&mut self, observed: &Reservation) {
+        self.reservation_observed |= self.reservation.is_some() && !self.is_news(observed);
+    }
+
+    /// The reservation is new, and the API server has not shown it.
+    pub(super) fn note_unobserved(&mut self) {
+        self.reservation_observed = false;
+    }
+
+    /// The reservation was given up: what shows it from here on is older than that.
+    pub(super) fn note_given_up(&mut self, given_up: Option<Reservation>) {
+        self.given_up = given_up.map(Box::new).or(self.given_up.take());
+        self.reservation_observed = false;
+    }
+
+    /// Whether a reservation that the pod shows is another than the one that is known, or was given up.
+    pub(super) fn is_news(&self, observed: &Reservation) -> bool {
+        let is_it = |known: &Reservation| known.is_same(observed);
+        !self.reservation.as_ref().is_some_and(is_it) && !self.given_up.as_deref().is_some_and(is_it)
+    }
+}
+
+impl FailedAttempt {
+    /// One more, after the last one.
+    fn after(last: Option<Self>, at: Moment, generation: u64) -> Self {
+        let unanswered_wakes = last.map_or(0, |last| last.unanswered_wakes).saturating_add(1);
+        Self { at, unanswered_wakes, generation }
+    }
+}
+
 impl PodState {
+    /// A pod that has just been observed without a node.
+    pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
+        let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
+        Self { key, demand, disruption_info: Arc::default(), phase, starting: None }
+    }
+
+    /// The pod is about to be bound as `placement` says; until `starting` no other engine may start on its GPUs.
+    pub(super) fn assume(&mut self, placement: Placement, starting: Option<Moment>) {
+        self.starting = starting;
+        if let PodPhase::Waiting(before) = &mut self.phase {
+            self.phase = PodPhase::Assumed(AssumedPod { placement, before: std::mem::take(before) });
+        }
+    }
+
+    /// The pod was not bound and waits again, with the reservation that it had before.
+    pub(super) fn forget(&mut self) {
+        if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut self.phase {
+            self.starting = None;
+            let offered = Some(placement.node.clone());
+            self.phase =
+                PodPhase::Waiting(WaitingPod { offered, soft_reservation: None, ..std::mem::take(before) });
+        }
+    }
+
+    pub(super) fn set_bound(&mut self, bound: BoundPod) {
+        self.phase = PodPhase::Bound(bound);
+    }
+
+    pub(super) fn set_soft_reservation(&mut self, soft_reservation: Option<SoftReservation>) {
+        if let PodPhase::Waiting(waiting) = &mut self.phase {
+            waiting.soft_reservation = soft_reservation;
+        }
+    }
+
+    pub(super) fn set_reservation(&mut self, reservation: Option<Reservation>) {
+        if let PodPhase::Waiting(waiting) = &mut self.phase {
+            waiting.reservation = reservation;
+        }
+    }
+
+    /// The pod shows this demand, and a reservation that counts if it is new, until `latest` at the latest.
+    pub(super) fn observe_waiting(&mut self, demand: Demand, observed: Option<Reservation>, latest: Moment) {
+        self.demand = demand;
+        if let PodPhase::Waiting(waiting) = &mut self.phase
+            && let Some(new) = observed.filter(|observed| waiting.is_news(observed))
+        {
+            waiting.reservation = Some(Reservation { deadline: new.deadline.min(latest), ..new });
+        }
+    }
+
+    /// An agent found the pod on these GPUs.
+    pub(super) fn locate(&mut self, gpus: Arc<[GpuUuid]>) {
+        if let PodPhase::Bound(bound) = &mut self.phase {
+            bound.located = Some(gpus);
+        }
+    }
+
+    /// Other engines may start on the pod's GPUs then, or before; at once, if no moment is given.
+    pub(super) fn open_start_gate(&mut self, at: Option<Moment>) {
+        self.starting = self.starting.and_then(|closed_until| Some(closed_until.min(at?)));
+    }
+
+    /// The pod runs since then, if that is longer than is known.
+    pub(super) fn note_running_since(&mut self, started: Moment) {
+        if let PodPhase::Bound(bound) = &mut self.phase {
+            bound.started = bound.started.min(started);
+        }
+    }
+
+    /// The pod is being deleted; its grace ends by then.
+    pub(super) fn note_leaving(&mut self, by: Moment) {
+        if let PodPhase::Bound(bound) = &mut self.phase {
+            // A deletion is never taken back, and its grace only grows shorter.
+            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
+        }
+    }
+
+    /// The pod while it waits for a node.
+    pub(super) fn waiting(&self) -> Option<&WaitingPod> {
+        match &self.phase {
+            PodPhase::Waiting(waiting) => Some(waiting),
+            _ => None,
+        }
+    }
+
+    /// The pod once it is bound.
+    pub(super) fn bound(&self) -> Option<&BoundPod> {
+        match &self.phase {
+            PodPhase::Bound(bound) => Some(bound),
+            _ => None,
+        }
+    }
+
+    /// Whether it is being deleted.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.bound().is_some_and(|bound| bound.leaving.is_some())
+    }
+
     /// Where it is or is about to be.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.phase {
@@ -152,7 +327,7 @@ impl PodState {
     }
 
     /// Whether it is to come to a node and is not bound yet.
-    pub fn comes_to(&self, node: &NodeName) -> bool {
+    pub(super) fn comes_to(&self, node: &NodeName) -> bool {
         match &self.phase {
             PodPhase::Waiting(waiting) => {
                 waiting.reservation.as_ref().is_some_and(|reservation| reservation.node == *node)
@@ -163,8 +338,8 @@ impl PodState {
     }
 
     /// Since when what it does would be lost: its last checkpoint, or its start.
-    pub fn unsaved_since(&self) -> Option<Moment> {
-        let PodPhase::Bound(bound) = &self.phase else { return None };
+    pub(in crate::scheduling) fn unsaved_since(&self) -> Option<Moment> {
+        let bound = self.bound()?;
         Some(match self.disruption_info.checkpoint {
             Checkpoint::At(moment) => bound.started.max(moment),
             Checkpoint::Never => bound.started,
@@ -176,17 +351,11 @@ impl PodState {
     }
 
     pub fn reservation(&self) -> Option<&Reservation> {
-        match &self.phase {
-            PodPhase::Waiting(waiting) => waiting.reservation.as_ref(),
-            _ => None,
-        }
+        self.waiting()?.reservation.as_ref()
     }
 
     pub fn soft_reservation(&self) -> Option<&SoftReservation> {
-        match &self.phase {
-            PodPhase::Waiting(waiting) => waiting.soft_reservation.as_ref(),
-            _ => None,
-        }
+        self.waiting()?.soft_reservation.as_ref()
     }
 
     /// The devices it counts on: what its placement names, or where it was found.
@@ -207,9 +376,6 @@ impl PodState {
     }
 
     pub fn refused(&self) -> Option<&FilterRefusal> {
-        match &self.phase {
-            PodPhase::Waiting(waiting) => waiting.refused.as_ref(),
-            _ => None,
-        }
+        self.waiting()?.refused.as_ref()
     }
 }

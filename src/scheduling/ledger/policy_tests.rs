@@ -1,4 +1,4 @@
-//! What policies change in the books, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
+//! What policies change in the ledger, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
 
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
@@ -46,7 +46,7 @@ fn slice(card: u32, index: u32, profile: &str) -> Device {
     }
 }
 
-/// Node `n` with two GPUs, of which 72 GiB each can be promised by default.
+/// Node `n` with two GPUs, of which 72 GiB each can be allocated by default.
 fn ledger(policy: Policy) -> Ledger {
     let mut ledger = Ledger::new(Arc::new(policy));
     ledger.set_now(Moment(10_000_000));
@@ -118,7 +118,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     assert_eq!(free, [44, 64]);
     assert_eq!(ledger.policy().version, old.version + 1);
 
-    // Someone who was read under the old policy is judged by the new one.
+    // A pod that was read under the old policy is classified by the new one.
     wait(&mut ledger, "late", demand(&old, 1, PodTraits::default()));
     let late = &ledger.pod_state(&uid("late")).unwrap().demand;
     assert_eq!(ledger.policy().class(late.class).name, "weak");
@@ -206,7 +206,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let batch =
         demand(&policy, 20, PodTraits { priority_class: "stowage-batch".into(), ..PodTraits::default() });
     let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
-    assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes everyone");
+    assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes all classes");
     ledger.set_labels(&name("n"), labels("picky"));
     assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
     assert_eq!(says(&mut ledger, &batch), None);
@@ -234,7 +234,7 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
 fn weights_decide_between_a_tight_fit_and_replicas_apart() {
     let order = |weights: Weights| {
         let mut policy = Policy::default();
-        policy.weights = weights;
+        policy.scoring.weights = weights;
         let mut ledger = ledger(policy.clone());
         add_node(&mut ledger, "m");
         let model = Some(ModelId::parse("llama").unwrap());
@@ -256,7 +256,11 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
     };
     assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
     assert_eq!(order(Weights { spread: 10, ..Weights::default() }), ["m", "n"], "not beside its replica");
-    assert_eq!(order(Weights { interference: 10, ..Weights::default() }), ["m", "n"], "not beside anyone");
+    assert_eq!(
+        order(Weights { interference: 10, ..Weights::default() }),
+        ["m", "n"],
+        "not beside another pod"
+    );
 }
 
 fn with_tenant(tenant: Tenant) -> Policy {
@@ -308,7 +312,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
     assert_eq!([71, 72].map(takes_back), [0, 1]);
 }
 
-/// The pod has room on GPU 0 for which nobody had to leave.
+/// The pod has a reservation of GPU 0 without victims.
 fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [device("n", 0).uuid].into();

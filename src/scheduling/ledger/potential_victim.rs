@@ -1,4 +1,4 @@
-//! A pod as what could leave its node: what it holds there, and what comes free with it. A reservation is checked by the same
+//! A pod as a potential victim: what it has on its node, and what becomes free with it. A reservation is checked by the same
 //! arithmetic that a search for victims uses.
 
 use super::Ledger;
@@ -72,8 +72,12 @@ impl PodEvictionCost {
 }
 
 impl Ledger {
-    /// A pod as part of what its node holds, if it is placed there.
-    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
+    /// A pod as a potential victim on its node, if it is placed there.
+    pub(in crate::scheduling) fn resident_on(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Option<PotentialVictim> {
         self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
     }
 
@@ -125,7 +129,7 @@ impl Ledger {
     }
 }
 
-/// What a pod gives back of what the tenant of the one who asks may have.
+/// What a pod's eviction gives back of the quota of the preemptor's tenant.
 pub(in crate::scheduling) fn given_back(
     pod_state: &PodState,
     used: TenantUsage,

@@ -1,7 +1,7 @@
-//! One pod's claim to room that others have: what it brings to every node, worked out once, and who may leave for it.
+//! A pod that preempts: what is the same for it on every node, worked out once, and which pods may be evicted for it.
 
 use super::Ledger;
-use super::pod_state::{BoundPod, PodPhase, PodState};
+use super::pod_state::{BoundPod, PodState};
 use super::tenant_usage::{TenantHold, TenantShares};
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::TenantQuota;
@@ -18,33 +18,65 @@ use std::sync::Arc;
 /// Of each model, what is nearest to a GPU on any node.
 pub type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 
-/// What one pod that wants room brings to every node. It is of the moment at which it was made.
+/// A pod that preempts, as every node sees it, at the moment at which this was made.
 #[derive(Debug, Default)]
 pub struct Preemptor {
-    pub(in crate::scheduling) uid: Option<PodUid>,
-    pub tenancy: TenantShares,
-    /// Victims of other pods' holds: their room is not to be had a second time.
-    pub(in crate::scheduling) spoken_for: BTreeSet<PodUid>,
-    pub(in crate::scheduling) nearest_models: NearestModels,
-    pub(in crate::scheduling) tenant: TenantQuota,
-    /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
-    pub(in crate::scheduling) moves: bool,
-    /// It is for a hold that an earlier leader made: its victims may have begun to leave.
-    pub(in crate::scheduling) adopts: bool,
+    uid: Option<PodUid>,
+    tenancy: TenantShares,
+    /// Victims of other pods' reservations: their VRAM is not available a second time.
+    spoken_for: BTreeSet<PodUid>,
+    nearest_models: NearestModels,
+    quota: TenantQuota,
+    /// Its victims are placed elsewhere: whose quota they use does not matter, nor whether the pod may preempt.
+    moves: bool,
+    /// It is for a reservation that an earlier leader made: its victims may have begun to leave.
+    adopts: bool,
 }
 
 impl Preemptor {
     /// The same preemptor, if every victim fits on another node.
-    pub fn moving(self) -> Self {
+    pub(in crate::scheduling) fn moving(self) -> Self {
         Self { tenancy: TenantShares::off(), moves: true, ..self }
     }
 
-    pub(in crate::scheduling) fn adopting(self) -> Self {
+    /// The same preemptor, for a reservation that it has already.
+    pub(super) fn adopting(self) -> Self {
         Self { adopts: true, ..self }
+    }
+
+    /// `None` for one of no pod.
+    pub(in crate::scheduling) fn uid(&self) -> Option<&PodUid> {
+        self.uid.as_ref()
+    }
+
+    pub(in crate::scheduling) fn tenancy(&self) -> &TenantShares {
+        &self.tenancy
+    }
+
+    /// Victims of other pods' reservations, in order of UID.
+    pub(in crate::scheduling) fn spoken_for(&self) -> &BTreeSet<PodUid> {
+        &self.spoken_for
+    }
+
+    /// Where the model is nearest to a GPU, on any node.
+    pub(in crate::scheduling) fn nearest(&self, model: &ModelId) -> Option<&NodeModel> {
+        self.nearest_models.get(model)
+    }
+
+    pub(in crate::scheduling) fn quota(&self) -> TenantQuota {
+        self.quota
+    }
+
+    pub(super) fn moves(&self) -> bool {
+        self.moves
+    }
+
+    pub(super) fn adopts(&self) -> bool {
+        self.adopts
     }
 }
 
-/// Why a pod does not leave for another.
+/// Why a pod is not evicted for another.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeepReason {
     #[error("it is not bound yet")]
@@ -74,53 +106,56 @@ pub enum KeepReason {
 /// Whether a pod that is being deleted may be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::scheduling) enum Departure {
-    /// Its room is on its way; it may take so long.
+    /// Its VRAM becomes free; that may take so long.
     Soon(Millis),
-    /// Its grace is long over: something keeps it, and nobody knows for how long.
+    /// Its grace period is long over: something keeps it, and it is unknown for how long.
     Stuck,
 }
 
 impl Ledger {
-    /// The claim of a pod that waits.
+    /// A pod that waits, as a preemptor.
     pub fn preemptor(&self, uid: &PodUid) -> Preemptor {
         self.preemptor_by(uid, self.nearest_models())
     }
 
-    /// The same, for one who knows already where models are.
-    pub fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
+    /// The same, for a caller that knows already where models are.
+    pub(in crate::scheduling) fn preemptor_by(
+        &self,
+        uid: &PodUid,
+        nearest_models: NearestModels,
+    ) -> Preemptor {
         Preemptor { nearest_models, ..self.preemptor_without_cost(uid) }
     }
 
     /// The same, by which nothing is priced.
-    pub(in crate::scheduling) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
-        let reservations = self.deadlines.iter().filter(|(_, holder)| holder != uid);
-        let reservations = reservations.filter_map(|(_, holder)| self.pod_states.get(holder)?.reservation());
+    pub(super) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
+        let others = self.pod_states.reservations().filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
-            spoken_for: reservations.flat_map(|reservation| reservation.victims.iter().cloned()).collect(),
+            spoken_for: others.flat_map(|(.., reservation)| reservation.victims.iter().cloned()).collect(),
             nearest_models: NearestModels::default(),
-            tenant: self.tenant_quota(uid),
+            quota: self.tenant_quota(uid),
             moves: false,
             adopts: false,
         }
     }
 
-    /// Why a pod does not leave for one that would use that much; `None` if it may be evicted. Its group is not asked.
+    /// Why a pod is not evicted for one that would use that much; `None` if it may be evicted. Its group is not considered.
     pub(in crate::scheduling) fn keep_reason(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
         preemptor: &Demand,
         wanted: TenantUsage,
-        claim: &Preemptor,
+        by: &Preemptor,
     ) -> Option<KeepReason> {
         let keep_reason = self.own_keep_reason(pod_state, preemptor);
-        keep_reason.or_else(|| claim.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
+        keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
             || {
-                let goes = match claim.tenancy.bond(uid, pod_state) {
+                let goes = match by.tenancy.bond(uid, pod_state) {
                     TenantHold::Loose => true,
-                    TenantHold::Borrowed => claim.tenancy.may_reclaim(wanted),
+                    TenantHold::Borrowed => by.tenancy.may_reclaim(wanted),
                     TenantHold::Kept => false,
                 };
                 (!goes).then_some(KeepReason::Tenant)
@@ -129,13 +164,9 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(in crate::scheduling) fn own_keep_reason(
-        &self,
-        pod_state: &PodState,
-        preemptor: &Demand,
-    ) -> Option<KeepReason> {
+    pub(super) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
-        let PodPhase::Bound(bound) = &pod_state.phase else { return Some(KeepReason::NotBound) };
+        let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
         let reasons = [
             (bound.leaving.is_some(), KeepReason::Deleting),
@@ -151,29 +182,23 @@ impl Ledger {
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
     }
 
-    pub(in crate::scheduling) fn departure(&self, bound: &BoundPod) -> Option<Departure> {
+    fn departure(&self, bound: &BoundPod) -> Option<Departure> {
         let by = bound.leaving?;
-        let is_soon = self.now <= by + self.policy.reservation_slack;
+        let is_soon = self.now <= by + self.policy.preemption.reservation_slack;
         Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
     }
 
     /// How a pod that is being deleted leaves, if it is one.
     pub(in crate::scheduling) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
-        match &pod_state.phase {
-            PodPhase::Bound(bound) => self.departure(bound),
-            _ => None,
-        }
+        self.departure(pod_state.bound()?)
     }
 
-    /// Looks at every node.
-    pub fn nearest_models(&self) -> NearestModels {
+    /// Of each model, what is nearest to a GPU. Looks at every node.
+    pub(in crate::scheduling) fn nearest_models(&self) -> NearestModels {
         let mut nearest_models: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
         let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
-        for holding in self
-            .node_states
-            .values()
-            .filter(|node_state| node_state.exists)
-            .flat_map(|node_state| node_state.view.holdings.iter())
+        for holding in
+            self.node_states.all_existing().flat_map(|node_state| node_state.view().holdings.iter())
         {
             match nearest_models.get_mut(&holding.model) {
                 Some(known) if rank(known) >= rank(holding) => {}

@@ -1,4 +1,4 @@
-//! What the books can be asked. Nothing here changes them.
+//! What the ledger can be asked. Nothing here changes it.
 
 use super::Ledger;
 use super::budget_index::BudgetIndex;
@@ -41,7 +41,7 @@ impl Ledger {
 
     /// In order of name.
     pub(in crate::scheduling) fn all_node_states(&self) -> impl Iterator<Item = &NodeState> {
-        self.node_states.values()
+        self.node_states.iter().map(|(_, node_state)| node_state)
     }
 
     /// The GPUs of a node if this pod had nothing there.
@@ -60,7 +60,7 @@ impl Ledger {
 
     /// Which budgets cover which pods.
     pub(in crate::scheduling) fn budget_index(&self) -> BudgetIndex<'_> {
-        BudgetIndex::new(&self.budgets)
+        BudgetIndex::new(self.budgets.all())
     }
 
     pub fn pod_state(&self, uid: &PodUid) -> Option<&PodState> {
@@ -78,45 +78,44 @@ impl Ledger {
 
     /// The pods that are bound or assumed on a node, in order of UID. Only these are looked at.
     pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
-        let here = self.node_states.get(node).into_iter().flat_map(|node_state| &node_state.pods);
+        let here = self.node_states.get(node).into_iter().flat_map(|node_state| node_state.pods());
         here.map(|uid| (uid, &self.pod_states[uid]))
             .filter(move |(_, pod_state)| pod_state.node() == Some(node))
     }
 
     /// Whether a Node object of this name exists.
     pub fn has_node(&self, name: &NodeName) -> bool {
-        self.node_states.get(name).is_some_and(|node_state| node_state.exists)
+        self.node_states.existing(name).is_some()
     }
 
-    /// A node's devices and its share of the books.
+    /// A node as decisions see it; also one that does not exist, as long as pods are there.
     pub fn node(&self, name: &NodeName) -> Option<&Node> {
-        self.node_states.get(name).map(|node_state| &node_state.view)
+        self.node_states.get(name).map(NodeState::view)
     }
 
     /// The latest that was measured on a node, if anything was.
     pub fn reading(&self, name: &NodeName) -> Option<&NodeReading> {
-        self.node_states.get(name)?.reading.as_ref()
+        self.node_states.get(name)?.reading()
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.
-    pub fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
+    pub(in crate::scheduling) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
-        let Some(place) = node_state.devices.iter().position(|device| device.uuid == *gpu) else {
+        let Some(place) = node_state.devices().iter().position(|device| device.uuid == *gpu) else {
             return Vec::new();
         };
         let is_there = |uid: &&PodUid| {
             let pod_state = &self.pod_states[*uid];
             let charge =
                 node_state.charge_of(pod_state).filter(|charge| charge.placed && charge.gpus.contains(place));
-            charge.is_some() && matches!(pod_state.phase, PodPhase::Bound(_))
+            charge.is_some() && pod_state.bound().is_some()
         };
-        node_state.pods.iter().filter(is_there).cloned().collect()
+        node_state.pods().iter().filter(is_there).cloned().collect()
     }
 
     /// Whether the pod is being deleted.
-    pub fn is_leaving(&self, uid: &PodUid) -> bool {
-        let phase = self.pod_states.get(uid).map(|pod_state| &pod_state.phase);
-        matches!(phase, Some(PodPhase::Bound(bound)) if bound.leaving.is_some())
+    pub(in crate::scheduling) fn is_leaving(&self, uid: &PodUid) -> bool {
+        self.pod_states.get(uid).is_some_and(PodState::is_leaving)
     }
 
     pub fn totals(&self) -> Totals {
@@ -131,17 +130,17 @@ impl Ledger {
             totals.reservations += u64::from(pod_state.reservation().is_some());
             totals.soft_reservations += u64::from(pod_state.soft_reservation().is_some());
         }
-        for node_state in self.node_states.values().filter(|node_state| node_state.exists) {
+        for node_state in self.node_states.all_existing() {
             totals.nodes += 1;
-            totals.gpus += node_state.devices.len() as u64;
-            totals.capacity += node_state.view.capacity();
-            totals.charged += node_state.view.charged();
+            totals.gpus += node_state.devices().len() as u64;
+            totals.capacity += node_state.view().capacity();
+            totals.charged += node_state.view().charged();
         }
         totals
     }
 
-    /// Whether the books know on which GPUs a pod is.
-    pub fn is_placed(&self, pod_state: &PodState) -> bool {
+    /// Whether it is known on which GPUs a pod is.
+    fn is_placed(&self, pod_state: &PodState) -> bool {
         let charge = || self.node_states.get(pod_state.node()?)?.charge_of(pod_state);
         charge().is_some_and(|charge| charge.placed)
     }
@@ -149,27 +148,22 @@ impl Ledger {
     /// What the node's sum has left, as the scheduler counts it: by what pods ask for, and with the pods that are to come.
     pub fn sum_left_on(&self, name: &NodeName) -> Bytes {
         let Some(node_state) = self.node_states.get(name) else { return Bytes::ZERO };
-        let holders = node_state.pods.iter().map(|uid| &self.pod_states[uid]);
-        let held = holders
-            .filter(|e| e.reservation().is_some_and(|reservation| reservation.node == *name))
-            .map(|e| e.demand.vram())
+        let here = node_state.pods().iter().map(|uid| &self.pod_states[uid]);
+        let reserved = here
+            .filter(|pod_state| pod_state.reservation().is_some_and(|reservation| reservation.node == *name))
+            .map(|pod_state| pod_state.demand.vram())
             .sum();
-        node_state.view.capacity().minus(self.reserved_sum_on(name)).minus(held)
+        node_state.view().capacity().minus(self.reserved_sum_on(name)).minus(reserved)
     }
 
-    /// What is bound or promised on a node, as the node's sum would show it.
+    /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.
     pub fn reserved_sum_on(&self, name: &NodeName) -> Bytes {
         let Some(node_state) = self.node_states.get(name) else { return Bytes::ZERO };
-        node_state
-            .pods
-            .iter()
-            .map(|uid| &self.pod_states[uid])
-            .filter(|e| e.node() == Some(name))
-            .map(|e| e.demand.vram())
-            .sum()
+        let here = node_state.pods().iter().map(|uid| &self.pod_states[uid]);
+        here.filter(|pod_state| pod_state.node() == Some(name)).map(|pod_state| pod_state.demand.vram()).sum()
     }
 
     pub(in crate::scheduling) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
-        self.node_states.iter().map(|(name, node_state)| (name, &node_state.view))
+        self.node_states.iter().map(|(name, node_state)| (name, node_state.view()))
     }
 }

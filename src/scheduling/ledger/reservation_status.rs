@@ -1,4 +1,4 @@
-//! The holds that stand, and how far each is: what the planner sees to, tick after tick, until the pod is bound or the room is
+//! The reservations and how far each is: what the planner sees to, tick after tick, until the pod is bound or the reservation is
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
@@ -10,13 +10,13 @@ use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
-/// What a hold may last beyond its slack, whatever it says: longer than any pod should take to leave.
+/// What a reservation may last beyond its slack, whatever it says: longer than any pod should take to leave.
 const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
 /// Two deadlines that differ by less are one.
 const SAME_DEADLINE: Millis = Millis::seconds(1);
 
-/// A pod that waits with room held for it.
+/// A pod that waits with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReservationStatus {
     pub uid: PodUid,
@@ -24,9 +24,9 @@ pub struct ReservationStatus {
     pub reservation: Reservation,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
-    /// Victims that have not left yet, in the order of the hold.
+    /// Victims that have not left yet, in the order of the reservation.
     pub remaining: Vec<RemainingVictim>,
-    /// The last victim has left its node, its memory too, and the room is there; that of all its group's other pods as well.
+    /// The last victim has left its node, its memory too, and the GPUs are free; those of its group's other pods as well.
     pub is_free: bool,
     /// The API server has shown it.
     pub is_shown: bool,
@@ -37,27 +37,27 @@ pub struct ReservationStatus {
 pub struct RemainingVictim {
     pub uid: PodUid,
     pub key: PodKey,
-    /// It has been told.
+    /// It is being deleted.
     pub is_leaving: bool,
-    /// It is on another node, and leaves because others of its group do.
+    /// It is on another node, and is evicted because other pods of its group are.
     pub with_group: Option<GroupKey>,
-    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a hold may be forged.
+    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a reservation may be
+    /// forged.
     pub is_protected: bool,
     /// How long it may take to leave.
     pub takes: Millis,
-    /// The tenant that lent it its share and takes it back.
+    /// The tenant that reclaims its quota from it.
     pub reclaimed_by: Option<Arc<str>>,
 }
 
 impl Ledger {
-    /// All holds that stand, in order of UID.
+    /// All reservations, in order of UID.
     pub fn reservation_status(&self) -> Vec<ReservationStatus> {
-        let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
-        let mut reservation_status: Vec<ReservationStatus> =
-            with_deadline.filter_map(|uid| self.reservation_of(uid)).collect();
-        reservation_status.sort_by(|a, b| a.uid.cmp(&b.uid));
-        reservation_status.dedup_by(|a, b| a.uid == b.uid);
-        reservation_status
+        let reservations = self.pod_states.reservations();
+        let mut all: Vec<ReservationStatus> =
+            reservations.filter_map(|(uid, ..)| self.reservation_of(uid)).collect();
+        all.sort_by(|a, b| a.uid.cmp(&b.uid));
+        all
     }
 
     /// That of one pod.
@@ -85,17 +85,17 @@ impl Ledger {
                 .iter()
                 .filter_map(|victim| self.remaining(victim, pod_state, reservation))
                 .collect(),
-            is_free: node_state.exists
+            is_free: node_state.exists()
                 && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
                 && !self.has_waiting_group_members(uid, pod_state),
             is_shown: *reservation_observed,
         })
     }
 
-    /// Whether room of another pod of its group is not free yet: a group starts whole.
+    /// Whether the reservation of another pod of its group is not free yet: a group starts whole.
     fn has_waiting_group_members(&self, uid: &PodUid, pod_state: &PodState) -> bool {
-        let fellows = pod_state.disruption_info.group.iter().flat_map(|group| self.members(group));
-        fellows.filter(|(fellow, _)| *fellow != uid).filter_map(|(_, fellow)| fellow.reservation()).any(
+        let members = pod_state.disruption_info.group.iter().flat_map(|group| self.members(group));
+        members.filter(|(member, _)| *member != uid).filter_map(|(_, member)| member.reservation()).any(
             |reservation| {
                 self.node_states
                     .get(&reservation.node)
@@ -111,7 +111,7 @@ impl Ledger {
         reservation: &Reservation,
     ) -> Option<RemainingVictim> {
         let victim = self.pod_states.get(uid)?;
-        let PodPhase::Bound(bound) = &victim.phase else { return None };
+        let bound = victim.bound()?;
         let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
         Some(RemainingVictim {
             uid: uid.clone(),
@@ -129,29 +129,26 @@ impl Ledger {
         })
     }
 
-    /// The pod was told late where its room is: that lasts until then at least.
+    /// The reservation was written late: it lasts until then at least.
     pub(in crate::scheduling) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
-        let reservation = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
+        let reservation = self.pod_states.reservation(uid).cloned();
         if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
             self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));
         }
     }
 
     /// The API server shows a later deadline than is known: the leader has extended the reservation.
-    pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
-        let known = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation());
-        let Some((observed, known)) = observed.zip(known) else { return };
-        let is_it = (&known.node, &known.devices, &known.victims)
-            == (&observed.node, &observed.devices, &observed.victims);
+    pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: &Reservation) {
+        let Some(known) = self.pod_states.reservation(uid) else { return };
         // What is told by wall time wavers by some milliseconds.
-        if is_it && observed.deadline > known.deadline + SAME_DEADLINE {
+        if known.is_same(observed) && observed.deadline > known.deadline + SAME_DEADLINE {
             let until = observed.deadline.min(self.latest_deadline());
             self.extend_reservation(uid, until);
         }
     }
 
-    /// By when a hold ends at the latest, whatever deadline was written down.
+    /// By when a reservation ends at the latest, whatever deadline was written down.
     pub(super) fn latest_deadline(&self) -> Moment {
-        self.now + LONGEST_GRACE + self.policy.reservation_slack
+        self.now + LONGEST_GRACE + self.policy.preemption.reservation_slack
     }
 }

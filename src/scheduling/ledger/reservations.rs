@@ -1,9 +1,10 @@
-//! Holds: made by the checks of one place, and given up. How far a hold is, `held` says; which of an earlier leader's stand, `adopt`.
+//! Reservations: made after the checks of one function, and given up. How far each is, [`super::reservation_status`] says; which
+//! of an earlier leader's are kept, [`super::adopt_reservations`].
 
 use super::Ledger;
 use super::assume::{AssumeConflict, forget_measured};
 use super::node_state::NodeState;
-use super::pod_state::{PodPhase, PodState};
+use super::pod_state::{PodState, WaitingPod};
 use super::potential_victim::given_back;
 use super::preemptor::{Departure, KeepReason, Preemptor};
 use crate::ids::PodUid;
@@ -14,8 +15,8 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Reservation;
 
 impl Ledger {
-    /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
-    /// groups, and such as are leaving anyway.
+    /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
+    /// their groups, and pods that are leaving anyway.
     pub(in crate::scheduling) fn reserve(
         &mut self,
         uid: &PodUid,
@@ -25,7 +26,7 @@ impl Ledger {
         self.reserve_by(&preemptor, uid, reservation)
     }
 
-    /// The same, if its victims have room elsewhere.
+    /// The same, if its victims fit on other nodes.
     pub(in crate::scheduling) fn reserve_by_moving(
         &mut self,
         uid: &PodUid,
@@ -43,32 +44,28 @@ impl Ledger {
     ) -> Result<(), AssumeConflict> {
         self.check_reservation(preemptor, uid, &reservation)?;
         self.set_reservation(uid, Some(reservation));
-        if let Some(PodPhase::Waiting(waiting)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        {
-            waiting.reservation_observed = false;
-        }
+        self.pod_states.note_waiting(uid, WaitingPod::note_unobserved);
         Ok(())
     }
 
-    /// Whether the pod may have this hold, in place of none.
-    pub fn check_reservation(
+    /// Whether the pod may have this reservation, in place of none.
+    pub(in crate::scheduling) fn check_reservation(
         &self,
         preemptor: &Preemptor,
         uid: &PodUid,
         reservation: &Reservation,
     ) -> Result<(), AssumeConflict> {
         let pod_state = self.waiting(uid)?;
-        if let Some(held) = pod_state.reservation() {
-            return Err(AssumeConflict::AlreadyReserved { node: held.node.clone() });
+        if let Some(known) = pod_state.reservation() {
+            return Err(AssumeConflict::AlreadyReserved { node: known.node.clone() });
         }
         let node_state = self.node_states.get(&reservation.node).ok_or(Misfit::UnknownNode)?;
-        match check_node_admission(&node_state.view, &pod_state.demand) {
-            Err(Misfit::NoFreshReport) if preemptor.adopts => {}
-            check_node_admission => check_node_admission?,
+        match check_node_admission(node_state.view(), &pod_state.demand) {
+            Err(Misfit::NoFreshReport) if preemptor.adopts() => {}
+            admission => admission?,
         }
         let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
-        if preemptor.adopts {
+        if preemptor.adopts() {
             forget_measured(&mut gpus);
         }
         let class_exclusions = node_state.class_exclusions(uid, &self.pod_states);
@@ -90,8 +87,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Everyone who must have left before the held room is free, with what each gives back to the pod's own tenant; of those on
-    /// other nodes nothing is discharged here.
+    /// All pods that must have left before the reserved GPUs are free, with what each gives back to the pod's own tenant; of pods
+    /// on other nodes nothing is discharged here.
     fn group_victims(
         &self,
         preemptor: &Preemptor,
@@ -107,12 +104,12 @@ impl Ledger {
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
             match self.keep_reason(victim, there, demand, wanted, preemptor) {
                 Some(KeepReason::VictimOfAnother | KeepReason::Deleting)
-                    if preemptor.spoken_for.contains(victim) =>
+                    if preemptor.spoken_for().contains(victim) =>
                 {
                     return Err(AssumeConflict::VictimGone);
                 }
-                Some(KeepReason::Deleting) if is_soon || preemptor.adopts => {}
-                None if (demand.may_preempt || preemptor.moves)
+                Some(KeepReason::Deleting) if is_soon || preemptor.adopts() => {}
+                None if (demand.may_preempt || preemptor.moves())
                     && !self.would_break(there, &reservation.victims) => {}
                 _ => return Err(AssumeConflict::VictimProtected),
             }
@@ -126,7 +123,7 @@ impl Ledger {
         reservation.victims.iter().map(leaver).collect()
     }
 
-    /// Whether a member of its group leaves the node of the hold.
+    /// Whether a member of its group leaves the node of the reservation.
     fn leaves_with_another(&self, leaver: &PodState, reservation: &Reservation) -> bool {
         let is_member_there = |uid: &PodUid| {
             let pod_state = self.pod_states.get(uid);
@@ -137,19 +134,14 @@ impl Ledger {
         leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
     }
 
-    /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
+    /// Gives the pod's reservation up. What shows it from here on is older than that.
     pub(in crate::scheduling) fn release_reservation(&mut self, uid: &PodUid) {
-        let given_up = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
+        let given_up = self.pod_states.reservation(uid).cloned();
         self.set_reservation(uid, None);
-        if let Some(PodPhase::Waiting(waiting)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        {
-            waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
-            waiting.reservation_observed = false;
-        }
+        self.pod_states.note_waiting(uid, |waiting| waiting.note_given_up(given_up));
     }
 
-    /// The API server shows no hold any more, and what it shows counts.
+    /// The API server shows no reservation any more, and what it shows counts.
     pub(in crate::scheduling) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }

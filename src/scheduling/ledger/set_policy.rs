@@ -1,8 +1,8 @@
-//! Another policy for the same books.
+//! Another policy for the same pods and nodes.
 //!
-//! Judging every pod anew may take a while, and nobody should wait for it: [`Ledger::to_classify`] gives out what they show,
-//! someone judges them beside the lock, and [`Ledger::set_policy`] changes everything in one step, judging itself only who came
-//! in between. So every decision is made by one policy or by the other.
+//! To classify every pod anew may take a while, and no request should wait for it: [`Ledger::to_classify`] gives out what they
+//! show, the caller classifies them beside the lock, and [`Ledger::set_policy`] changes everything in one step, classifying only
+//! pods that came in between. So every decision is made by one policy or by the other.
 
 use super::Ledger;
 use crate::ids::{NodeName, PodUid};
@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What pods that show the same are judged to be.
+/// How pods that show the same are classified.
 pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 
 impl Ledger {
@@ -27,30 +27,14 @@ impl Ledger {
     pub(in crate::scheduling) fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
         let version = self.policy.version + 1;
         policy.version = version;
-        self.pod_states.change_each(|pod_state| {
-            let demand = &mut pod_state.demand;
-            let known =
-                classified.get(&demand.traits).map(|judgement| Classification { version, ..*judgement });
+        self.pod_states.classify_each(|demand| {
+            let known = classified.get(&demand.traits).map(|known| Classification { version, ..*known });
             demand.take(known.unwrap_or_else(|| policy.classify(&demand.traits)));
         });
         let before = std::mem::replace(&mut self.policy, Arc::new(policy));
-        self.ordered.move_to(&before, &self.policy);
-        // They name tenants of the old policy.
-        self.reserved.clear();
+        self.evictions.move_to(&before, &self.policy);
         self.take_packing();
-        // The sums are by tenants of the old policy.
-        self.usage.clear();
-        let names: Vec<NodeName> = self.node_states.keys().cloned().collect();
-        for name in &names {
-            self.node_states.get_mut(name).expect("it was just listed").usage.clear();
-        }
-        self.aging.clear();
-        for name in &names {
-            let node_state = self.node_states.get_mut(name).expect("it was just listed");
-            node_state.admission = self.policy.admission(&node_state.labels);
-            self.note_age(name);
-            self.refresh(name);
-        }
+        self.node_states.set_policy(self.now, &self.pod_states, &self.policy);
         self.requeue_all();
     }
 
@@ -60,31 +44,21 @@ impl Ledger {
         self.share_labels(name, Arc::new(labels));
     }
 
-    /// The same, of labels that others keep, too.
+    /// The same, of labels that the caller keeps, too.
     pub(in crate::scheduling) fn share_labels(
         &mut self,
         name: &NodeName,
         labels: Arc<BTreeMap<String, String>>,
     ) {
-        let policy = self.policy.clone();
-        let Some(node_state) =
-            self.node_states.get_mut(name).filter(|node_state| node_state.labels != labels)
-        else {
-            return;
-        };
-        node_state.admission = policy.admission(&labels);
-        node_state.labels = labels;
-        self.refresh(name);
+        let policy = &self.policy;
+        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_labels(labels, policy)) {
+            self.refresh(name);
+        }
     }
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
-        use super::PodPhase;
-        if let Some(PodPhase::Bound(bound)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        {
-            bound.started = bound.started.min(started);
-        }
+        self.pod_states.note(uid, |pod_state| pod_state.note_running_since(started));
         self.note_disruption_info(uid);
     }
 }

@@ -1,14 +1,15 @@
-//! Who has how much of the cluster, and what follows: who may take more, and who gives way to whom.
+//! How much of the cluster each tenant uses, and what follows: which pods may take more, and which may be evicted for which.
 //!
-//! - Nobody gets beyond its tenant's limit, nor, if it may not borrow, beyond its guarantee.
-//! - Who borrows takes only what is idle: it evicts nobody but pods of its own tenant, or, if it has none, such as have none.
-//! - Who stays within its guarantee may also evict what others borrowed. Of a tenant's pods those of the highest priority live
-//!   on its guarantee, then those that have run longest; the rest is borrowed.
+//! - No pod takes its tenant beyond its limit, nor, if it may not borrow, beyond its guarantee.
+//! - A tenant that borrows takes only what is idle: its pods evict only pods of its own tenant. Pods without a tenant evict only
+//!   pods without a tenant.
+//! - A pod within its tenant's guarantee may also evict pods of other tenants that borrow. Of a tenant's pods those of the
+//!   highest priority use its guarantee first, then those that have run longest; the rest borrow.
 
 use super::Ledger;
-use super::pod_state::{PodPhase, PodState};
-use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Reclaim;
+use super::pod_state::PodState;
+use crate::ids::PodUid;
+use crate::scheduling::policy::{Policy, Reclaim};
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Demand;
@@ -20,41 +21,73 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A dominant share counts up to the whole cluster.
 const WHOLE: u64 = 1_000_000;
 
-/// A tenant's pod in the order in which they live on its guarantee: by priority, since when it runs, and its name.
+/// A tenant's pod in the order in which they use its guarantee: by priority, since when it runs, and its UID.
 type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid);
 
-/// How tenants stand to each other at one moment, as one pod that wants room sees it.
+/// What each tenant's pods use on all nodes, by its place in the policy: the sum of what they use on each.
+#[derive(Debug, Clone, Default)]
+pub(super) struct TenantUsages {
+    usages: Vec<TenantUsage>,
+}
+
+impl TenantUsages {
+    pub(super) fn of(&self, tenant: TenantId) -> TenantUsage {
+        self.usages.get(tenant.place()).copied().unwrap_or_default()
+    }
+
+    /// Puts what tenants use on a node now in place of what they used there before.
+    pub(super) fn replace(
+        &mut self,
+        before: &[(TenantId, TenantUsage)],
+        now: &[(TenantId, TenantUsage)],
+        policy: &Policy,
+    ) {
+        self.usages.resize(policy.tenants().len(), TenantUsage::default());
+        for (tenant, used) in before {
+            if let Some(sum) = self.usages.get_mut(tenant.place()) {
+                *sum = sum.minus(*used);
+            }
+        }
+        for (tenant, used) in now {
+            if let Some(sum) = self.usages.get_mut(tenant.place()) {
+                *sum += *used;
+            }
+        }
+    }
+}
+
+/// The shares of tenants at one moment, as a preemptor sees them.
 #[derive(Debug, Default)]
 pub struct TenantShares {
-    /// No tenant is named in the policy: everyone may give way.
+    /// The policy has no tenants: any pod may be evicted.
     is_off: bool,
     of_preemptor: Option<TenantId>,
-    /// What the preemptor's tenant has left of a guarantee that may be taken back.
+    /// What the preemptor's tenant has left of a guarantee that it may reclaim.
     reclaimable: Option<TenantUsage>,
-    /// Pods that live on their tenants' guarantees.
+    /// Pods that use their tenants' guarantees.
     guaranteed: BTreeSet<PodUid>,
-    /// How much each tenant is spared, by its share of what is borrowed.
+    /// How much each tenant is spared, by the share that it borrows.
     spared: BTreeMap<TenantId, u32>,
 }
 
-/// What a pod's tenant says when another pod asks for its place.
+/// Whether a pod's tenant keeps it from being evicted for another pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::scheduling) enum TenantHold {
-    /// Nothing: both are of one tenant, or nobody counts.
+    /// It does not: both are of one tenant, or tenants do not count.
     Loose,
-    /// It lives on what others may take back.
+    /// It uses borrowed quota, which other tenants may reclaim.
     Borrowed,
-    /// It lives on its tenant's guarantee.
+    /// It uses its tenant's guarantee.
     Kept,
 }
 
 impl TenantShares {
-    /// Whose share anyone lives on does not matter.
-    pub fn off() -> Self {
+    /// Tenants do not matter.
+    pub(super) fn off() -> Self {
         Self { is_off: true, ..Self::default() }
     }
 
-    /// How a pod is bound to stay by its tenant.
+    /// Whether a pod's tenant keeps it.
     pub(in crate::scheduling) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
         if self.is_off || pod_state.demand.tenant == self.of_preemptor {
             return TenantHold::Loose;
@@ -62,12 +95,12 @@ impl TenantShares {
         if self.guaranteed.contains(victim) { TenantHold::Kept } else { TenantHold::Borrowed }
     }
 
-    /// Whether the one who asks, and would use that much, may take back what others borrowed.
+    /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
     pub(in crate::scheduling) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
-    pub fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
+    pub(in crate::scheduling) fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
         if self.guaranteed.contains(victim) {
             return QuotaStatus::Guaranteed;
         }
@@ -88,7 +121,6 @@ pub enum QuotaStatus {
     Guaranteed,
 }
 
-/// A pod group: its members on this node are candidates, and the eviction of one evicts all.
 /// A tenant's quota and its usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TenantQuota {
@@ -98,29 +130,25 @@ pub struct TenantQuota {
 
 impl TenantQuota {
     /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
-    pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+    pub(in crate::scheduling) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
     }
 }
 
 impl Ledger {
-    /// What a tenant's pods use, bound, promised or held.
-    pub fn used_by(&self, tenant: TenantId) -> TenantUsage {
-        self.usage.get(tenant.place()).copied().unwrap_or_default()
+    /// What a tenant's pods use: bound, assumed or reserved.
+    pub(in crate::scheduling) fn used_by(&self, tenant: TenantId) -> TenantUsage {
+        self.node_states.used_by(tenant)
     }
 
     /// What the cluster has.
-    pub fn whole(&self) -> TenantUsage {
-        self.node_states
-            .values()
-            .filter(|node_state| node_state.exists)
-            .map(|node_state| node_state.view.whole())
-            .sum()
+    pub(in crate::scheduling) fn whole(&self) -> TenantUsage {
+        self.node_states.whole()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
-    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+    pub(in crate::scheduling) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
     }
 
@@ -137,8 +165,8 @@ impl Ledger {
         tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
     }
 
-    /// How tenants stand to each other for the pod of `uid`.
-    pub fn tenancy(&self, uid: &PodUid) -> TenantShares {
+    /// The shares of tenants, as the pod of `uid` sees them.
+    pub(super) fn tenancy(&self, uid: &PodUid) -> TenantShares {
         let Some(pod_state) = self.pod_states.get(uid) else { return TenantShares::default() };
         if self.policy.tenants().is_empty() {
             return TenantShares::off();
@@ -158,12 +186,12 @@ impl Ledger {
     }
 
     /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
-    pub fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
+    pub(super) fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
         let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
         tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
 
-    /// What the pod's tenant, beside all it has but this pod's, may take back by eviction.
+    /// What the pod's tenant, beside all it has but this pod's, may reclaim by eviction.
     fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<TenantUsage> {
         let id = demand.tenant?;
         let tenant = self.policy.tenant(id).filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
@@ -171,11 +199,11 @@ impl Ledger {
         others.is_within(tenant.guarantee).then(|| tenant.guarantee.minus(others))
     }
 
-    /// The pods that live on their tenants' guarantees.
+    /// The pods that use their tenants' guarantees.
     fn guaranteed(&self) -> BTreeSet<PodUid> {
         let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
         for (name, node_state) in self.node_states.iter() {
-            for (uid, pod_state) in node_state.pods.iter().map(|uid| (uid, &self.pod_states[uid])) {
+            for (uid, pod_state) in node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid])) {
                 let is_here = pod_state.node() == Some(name);
                 if let Some((tenant, started)) =
                     pod_state.demand.tenant.zip(started(pod_state)).filter(|_| is_here)
@@ -206,7 +234,7 @@ impl Ledger {
         pods.into_iter().map(|(.., uid)| uid.clone()).collect()
     }
 
-    /// What a pod, or the room held for it, uses.
+    /// What a pod uses or has reserved.
     pub(in crate::scheduling) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
@@ -216,27 +244,8 @@ impl Ledger {
         used().unwrap_or_default()
     }
 
-    /// Brings the tenants' sums to a node's page: what it said before is replaced by what it says now.
-    pub(in crate::scheduling) fn settle_usage(
-        &mut self,
-        before: &[(TenantId, TenantUsage)],
-        name: &NodeName,
-    ) {
-        self.usage.resize(self.policy.tenants().len(), TenantUsage::default());
-        for (tenant, used) in before {
-            if let Some(sum) = self.usage.get_mut(tenant.place()) {
-                *sum = sum.minus(*used);
-            }
-        }
-        for (tenant, used) in self.node_states.get(name).iter().flat_map(|node_state| &node_state.usage) {
-            if let Some(sum) = self.usage.get_mut(tenant.place()) {
-                *sum += *used;
-            }
-        }
-    }
-
     /// What the pod's tenant may have, and has beside this pod.
-    pub(in crate::scheduling) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
+    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
         let of = || {
             let id = self.pod_states.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;
@@ -247,8 +256,5 @@ impl Ledger {
 }
 
 fn started(pod_state: &PodState) -> Option<Moment> {
-    match &pod_state.phase {
-        PodPhase::Bound(bound) => Some(bound.started),
-        _ => None,
-    }
+    pod_state.bound().map(|bound| bound.started)
 }

@@ -35,7 +35,7 @@ fn gpus(uuids: &[&str]) -> Vec<Device> {
     uuids.iter().enumerate().map(device).collect()
 }
 
-/// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be promised.
+/// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be allocated.
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
@@ -202,7 +202,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
         reserve(&mut ledger, "urgent", &["victim"]),
         Err(AssumeConflict::AlreadyReserved { node: node_name("n") })
     );
-    assert_eq!(free_gib(&mut ledger), [12, 2], "the hold reserves what its victim does not have already");
+    assert_eq!(free_gib(&mut ledger), [12, 2], "the reservation takes what its victim does not have already");
     let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
     assert!(ledger.assume(&uid("urgent"), &node_name("n")).is_err());
@@ -307,7 +307,7 @@ fn a_change_of_one_node_copies_one_node() {
     assert_eq!(
         before.node("n").unwrap().gpus[0].free(),
         Bytes::gib(72),
-        "who reads the old one sees the old one"
+        "a reader of the old one sees the old one"
     );
     assert_eq!(after.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert!(before.generation() < after.generation());
@@ -407,13 +407,13 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
-    let held = |ledger: &Ledger| {
-        let [held] = &ledger.reservation_status()[..] else { panic!("one hold") };
-        (held.uid.clone(), held.remaining.len(), held.is_free)
+    let status = |ledger: &Ledger| {
+        let [status] = &ledger.reservation_status()[..] else { panic!("one reservation") };
+        (status.uid.clone(), status.remaining.len(), status.is_free)
     };
-    assert_eq!(held(&ledger), (uid("urgent"), 1, false));
+    assert_eq!(status(&ledger), (uid("urgent"), 1, false));
     ledger.release(&uid("victim"));
-    assert_eq!(held(&ledger), (uid("urgent"), 0, true));
+    assert_eq!(status(&ledger), (uid("urgent"), 0, true));
     assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
 }
 
@@ -471,7 +471,11 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
     let at =
         |moment| DisruptionInfo { checkpoint: Checkpoint::At(Moment(moment)), ..DisruptionInfo::default() };
     assert_eq!(see(stamped(CheckpointAge::Ago(Millis(5_000)))), (PodWarning::Nothing, at(995_000), None));
-    assert_eq!(see(None), (PodWarning::Nothing, at(995_000), None), "who did not look changes nothing");
+    assert_eq!(
+        see(None),
+        (PodWarning::Nothing, at(995_000), None),
+        "an observation without it changes nothing"
+    );
     assert_eq!(
         see(stamped(CheckpointAge::Unreadable)),
         (PodWarning::CheckpointUnreadable, DisruptionInfo::default(), None)

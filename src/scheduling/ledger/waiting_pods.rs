@@ -1,14 +1,16 @@
-//! Who waits for a place and is due for a look: pods behind the planner's gate, and pods that were refused and may fit by now.
+//! Pods that wait for a place, and which of them the planner looks at next: pods behind the planner's gate, and pods that were
+//! refused and may fit by now.
 //!
 //! The scheduler wakes a refused pod when the API server shows a change. What an agent sees is no such change: an engine
-//! whose queue has run empty, VRAM that a process gave back, an agent that is heard of again. Nobody but the planner looks at
-//! a gated pod at all.
+//! whose queue has run empty, VRAM that a process gave back, an agent that reports again. Only the planner looks at a gated
+//! pod at all.
 //!
 //! What a round costs does not grow with the number of pods that wait: [`super::waiting_queue`] has them in order.
 
 use super::Ledger;
+use super::node_state::NodeState;
 use super::pod_state::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
-use super::waiting_queue::{QueueBand, WaitingLine};
+use super::waiting_queue::{QueueBand, WaitingLine, WaitingQueue};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::snapshot::NodeSet;
 use crate::scheduling::vocabulary::classification::TenantId;
@@ -16,14 +18,15 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// An API event that made room has woken the pod already: it asks again within this time. So has a refusal that the
+/// An API event that freed VRAM has woken the pod already: it asks again within this time. So has a refusal that the
 /// scheduler follows with a preemption of its own.
 const QUIET_PERIOD: Millis = Millis::seconds(1);
-/// A pod that is woken, asks, and is refused again (somebody was faster, or a figure hovers about a limit) is woken less
+/// A pod that is woken, asks, and is refused again (another pod was faster, or a figure hovers about a limit) is woken less
 /// and less often, but within this time: no refusal outlives its cause by five seconds.
 const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
 /// A pod that was woken and did not ask is kept back by something Stowage does not see.
@@ -37,7 +40,7 @@ const RETRY_AT_LEAST: Millis = Millis::seconds(4);
 const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
 /// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
 const BROUGHT: usize = 4;
-/// Pods were evicted for it and it was not bound: something that Stowage does not see prevents it. Before the next eviction
+/// Pods were evicted for the pod and it was not bound: something that Stowage does not see prevents it. Before the next eviction
 /// it waits so long at first, and twice as long each time.
 const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
 const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
@@ -51,7 +54,7 @@ pub struct PendingPod {
     pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
-    /// How much its tenant borrows: of two of one priority, whose tenant has less comes first.
+    /// How much its tenant borrows: of two pods of one priority, the one whose tenant borrows less comes first.
     pub share: u64,
 }
 
@@ -60,32 +63,68 @@ pub struct PendingPod {
 pub enum WaitKind {
     /// Behind the planner's gate: the scheduler has not seen it.
     Gated,
-    /// The scheduler asked about these nodes, and none fitted; `None` if nobody knows which they were.
+    /// The scheduler asked about these nodes, and none fitted; `None` if they are not known.
     Refused { asked: Option<Arc<NodeSet>> },
-    /// It was woken a moment ago and has not asked yet: what it was woken for is not for the next one.
+    /// It was woken a moment ago and has not asked yet: what it was woken for is not for the next pod.
     OnItsWay { asked: Option<Arc<NodeSet>> },
 }
 
 /// The pods of a group, as far as they are there.
 #[derive(Debug, Clone, Default)]
 pub struct PodGroup {
-    /// Behind the planner's gate, without room.
+    /// Behind the planner's gate, without a reservation.
     pub gated: Vec<PendingPod>,
-    /// Bound, on their way, or with room of their own.
+    /// Bound, assumed, or with a reservation.
     pub placed: u32,
     /// How many it takes, if any of them says.
     pub size: Option<u32>,
+}
+
+/// Pods that were refused, and the queue in which pods wait for the planner.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct WaitingPods {
+    /// Pods that were refused and have not asked again since.
+    refused: BTreeSet<PodUid>,
+    queue: WaitingQueue,
+}
+
+impl WaitingPods {
+    /// Pods that were refused and have not asked again since, in order of UID.
+    pub(super) fn refused(&self) -> impl Iterator<Item = &PodUid> {
+        self.refused.iter()
+    }
+
+    fn knows(&self, uid: &PodUid) -> bool {
+        self.queue.knows(uid) || self.refused.contains(uid)
+    }
+
+    /// Pods due at or before `now` are ready. `refusal` is what the pod was refused, if it was.
+    fn set(
+        &mut self,
+        uid: &PodUid,
+        turn: Option<(Moment, QueueBand)>,
+        refusal: Option<&FilterRefusal>,
+        now: Moment,
+    ) {
+        match turn {
+            None => self.queue.remove(uid),
+            Some((due, queue_band)) if due <= now => self.queue.set_ready(uid, queue_band),
+            Some((due, _)) => self.queue.set_later(uid, due),
+        }
+        let woken = refusal.filter(|refusal| refusal.unanswered > 0);
+        self.queue.set_woken(uid, woken.map(|refusal| refusal.at));
+        if refusal.is_none() {
+            self.refused.remove(uid);
+        }
+    }
 }
 
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub(in crate::scheduling) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
-        if let Some(PodPhase::Waiting(waiting)) =
-            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
-        {
-            waiting.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
-            self.refused.insert(uid.clone());
+        if self.pod_states.note_waiting(uid, |waiting| waiting.note_refused(at, asked)).is_some() {
+            self.waiting_pods.refused.insert(uid.clone());
         }
         self.requeue(uid);
     }
@@ -105,8 +144,8 @@ impl Ledger {
         waiting.iter().for_each(|uid| self.note_refused(uid, None));
     }
 
-    /// Pods that are due for a look, in the order in which they are to be placed: who is on its way already, then by priority,
-    /// class, their tenants' shares of what is borrowed, and time. At most `limit` of the refused and as many of the gated, in
+    /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
+    /// priority, class, how much their tenants borrow, and time. At most `limit` of the refused and as many of the gated, in
     /// turn: of those of one priority and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
@@ -115,9 +154,10 @@ impl Ledger {
             |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
         let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
         let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
-        let refused = self.waiting_queue.hand_out(WaitingLine::Refused, limit, share);
-        let gated = self.waiting_queue.hand_out(WaitingLine::Gated, limit, share);
-        let on_their_way = if refused.is_empty() { Vec::new() } else { self.waiting_queue.last_woken(limit) };
+        let refused = self.waiting_pods.queue.hand_out(WaitingLine::Refused, limit, share);
+        let gated = self.waiting_pods.queue.hand_out(WaitingLine::Gated, limit, share);
+        let on_their_way =
+            if refused.is_empty() { Vec::new() } else { self.waiting_pods.queue.last_woken(limit) };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
         let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
@@ -127,45 +167,34 @@ impl Ledger {
         pending
     }
 
-    /// These were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
+    /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
     pub(in crate::scheduling) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
-        pods.into_iter().for_each(|uid| self.waiting_queue.put_back(uid));
+        pods.into_iter().for_each(|uid| self.waiting_pods.queue.put_back(uid));
     }
 
-    /// How many pods wait for a look, due or not.
+    /// How many pods wait for the planner, due or not.
     pub fn pending_count(&self) -> usize {
-        self.waiting_queue.len()
+        self.waiting_pods.queue.len()
     }
 
-    /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
+    /// Brings the pod's turn to its state. Whatever changes how a pod waits ends here.
     pub(super) fn requeue(&mut self, uid: &PodUid) {
         let pod_state = self.pod_states.get(uid);
         let waiting = pod_state.filter(|pod_state| matches!(pod_state.phase, PodPhase::Waiting(_)));
-        if waiting.is_none() && !self.waiting_queue.knows(uid) && !self.refused.contains(uid) {
+        if waiting.is_none() && !self.waiting_pods.knows(uid) {
             return;
         }
-        let spot = waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
-        let refused = waiting.and_then(PodState::refused);
-        let is_refused = refused.is_some();
-        let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
-        match spot {
-            None => self.waiting_queue.remove(uid),
-            Some((due, queue_band)) if due <= self.now => self.waiting_queue.set_ready(uid, queue_band),
-            Some((due, _)) => self.waiting_queue.set_later(uid, due),
-        }
-        self.waiting_queue.set_woken(uid, on_its_way);
-        if !is_refused {
-            self.refused.remove(uid);
-        }
+        let turn = waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
+        self.waiting_pods.set(uid, turn, waiting.and_then(PodState::refused), self.now);
     }
 
-    /// Everyone who waits has a turn by the class and the tenant that it has now.
+    /// Gives all pods that wait a turn by the class and the tenant that they have now.
     pub(super) fn requeue_all(&mut self) {
-        self.waiting_queue.all().iter().for_each(|uid| self.requeue(uid));
+        self.waiting_pods.queue.all().iter().for_each(|uid| self.requeue(uid));
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
-    pub fn group(&self, key: &GroupKey) -> PodGroup {
+    pub(in crate::scheduling) fn group(&self, key: &GroupKey) -> PodGroup {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
@@ -188,9 +217,9 @@ impl Ledger {
         group
     }
 
-    /// Pods that are to come to a node and are not bound yet: assumed, or with room held there.
+    /// Pods that are to come to a node and are not bound yet: assumed, or with a reservation there.
     pub fn coming_to(&self, node: &NodeName) -> &[PodUid] {
-        self.node_states.get(node).map_or(&[], |node_state| &node_state.coming)
+        self.node_states.get(node).map_or(&[], NodeState::coming)
     }
 
     /// All pods of a group.
@@ -201,72 +230,47 @@ impl Ledger {
     /// The pod was woken.
     pub(in crate::scheduling) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
-        if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
-            *refused = FilterRefusal { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
-        }
+        self.pod_states.note_waiting(uid, |waiting| waiting.note_woken(at));
         self.requeue(uid);
     }
 
-    /// There was no place for the pod in the books of that generation.
+    /// There was no place for the pod in the ledger of that generation.
     pub(in crate::scheduling) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
-        if let Some(waiting) = self.waiting_mut(uid) {
-            let unanswered_wakes = waiting
-                .failed_attempt
-                .map_or(0, |failed_attempt| failed_attempt.unanswered_wakes)
-                .saturating_add(1);
-            waiting.failed_attempt = Some(FailedAttempt { at, unanswered_wakes, generation });
-        }
+        self.pod_states.note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
         self.requeue(uid);
     }
 
-    /// Room that others have left for the pod was not taken in time.
+    /// The pod did not take the place of its victims in time.
     pub(in crate::scheduling) fn note_failed_eviction(&mut self, uid: &PodUid) {
-        let (at, generation) = (self.now, self.generation);
-        if let Some(waiting) = self.waiting_mut(uid) {
-            let unanswered_wakes =
-                waiting.failed_eviction.map_or(0, |before| before.unanswered_wakes).saturating_add(1);
-            waiting.failed_eviction = Some(FailedAttempt { at, unanswered_wakes, generation });
-        }
+        let (at, generation) = (self.now, self.generation());
+        self.pod_states.note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
     }
 
-    /// Whether others may be evicted for the pod (again).
-    pub fn may_evict_for(&self, uid: &PodUid) -> bool {
-        let Some(PodPhase::Waiting(waiting)) = self.pod_states.get(uid).map(|pod_state| &pod_state.phase)
-        else {
-            return false;
-        };
+    /// Whether pods may be evicted for the pod (again).
+    pub(in crate::scheduling) fn may_evict_for(&self, uid: &PodUid) -> bool {
+        let Some(waiting) = self.pod_states.waiting(uid) else { return false };
         let pause = |times: u32| {
             RETRY_AFTER_FAILED_EVICTION
                 .times(1 << (times - 1).min(8))
                 .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
         };
-        waiting.failed_eviction.is_none_or(|vain| vain.at + pause(vain.unanswered_wakes) <= self.now)
+        waiting.failed_eviction.is_none_or(|failed| failed.at + pause(failed.unanswered_wakes) <= self.now)
     }
 
-    fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut WaitingPod> {
-        match &mut self.pod_states.get_mut(uid)?.phase {
-            PodPhase::Waiting(waiting) => Some(waiting),
-            _ => None,
-        }
-    }
-
-    /// Pods whose time has come are ready, at most so many of them.
+    /// Makes pods ready that are due, at most so many of them.
     fn bring_due(&mut self, limit: usize) {
         for _ in 0..limit {
-            let Some(uid) = self.waiting_queue.next_due(self.now).cloned() else { return };
-            let failed_attempt = match self.pod_states.get(&uid).map(|pod_state| &pod_state.phase) {
-                Some(PodPhase::Waiting(waiting)) => waiting.failed_attempt,
-                _ => None,
-            };
+            let Some(uid) = self.waiting_pods.queue.next_due(self.now).cloned() else { return };
+            let failed_attempt = self.pod_states.waiting(&uid).and_then(|waiting| waiting.failed_attempt);
             match self.is_due(failed_attempt) {
                 true => self.requeue(&uid),
-                false => self.waiting_queue.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
+                false => self.waiting_pods.queue.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
             }
         }
     }
 
-    /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for a look.
+    /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for the planner.
     fn due(&self, pod_state: &PodState) -> Option<Moment> {
         let PodPhase::Waiting(WaitingPod {
             reservation: None,
@@ -292,7 +296,7 @@ impl Ledger {
         Some(failed_attempt.map_or(left_alone, |failed_attempt| left_alone.max(again(failed_attempt))))
     }
 
-    /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
+    /// `None` for a pod that is left alone for now and was not woken, and for one that has a reservation.
     fn refused_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let PodPhase::Waiting(WaitingPod {
@@ -333,7 +337,7 @@ impl Ledger {
     }
 
     fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
-        let longest = |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation {
+        let longest = |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation() {
             true => RETRY_AT_LEAST,
             false => RETRY_AFTER_CHANGE,
         };
@@ -392,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_woken_in_vain_is_left_alone_for_longer_each_time() {
+    fn a_pod_that_is_woken_without_result_is_left_alone_for_longer_each_time() {
         let seconds = |pauses: [Millis; 8]| pauses.map(|pause| pause.0 / 1000);
         assert_eq!(seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))), [2, 4, 8, 16, 32, 60, 60, 60]);
         assert_eq!(seconds(std::array::from_fn(|n| pause(0, n as u32))), [1, 2, 4, 4, 4, 4, 4, 4]);

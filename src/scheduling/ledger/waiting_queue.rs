@@ -1,4 +1,4 @@
-//! Whose turn it is among the pods that wait for a look of the planner. However many wait, the next ones are found without a look
+//! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
 //! at all of them: every round of the planner asks, under the ledger's lock.
 //!
 //! A pod is due at a time, and is ready from then on; of the ready ones the higher priority and the earlier class come first, and
@@ -9,6 +9,7 @@ use crate::ids::PodUid;
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
@@ -16,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueueBand {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct QueueBand {
     pub line: WaitingLine,
     pub priority: Reverse<i32>,
     pub class: ClassId,
@@ -25,13 +26,14 @@ pub struct QueueBand {
 }
 
 /// The two ways to wait, each with places of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WaitingLine {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) enum WaitingLine {
     Gated,
     Refused,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "StoredQueue", into = "StoredQueue")]
 pub(super) struct WaitingQueue {
     pods: FxHashMap<PodUid, QueuePosition>,
     /// Not due yet.
@@ -55,16 +57,50 @@ enum QueuePosition {
     },
 }
 
+/// What is stored of a queue: where each pod is follows from it.
+#[derive(Serialize, Deserialize)]
+struct StoredQueue {
+    later: BTreeSet<(Moment, PodUid)>,
+    /// Each with its turn and the turn before.
+    ready: Vec<(QueueBand, u64, u64, PodUid)>,
+    woken: BTreeSet<(Moment, PodUid)>,
+    turn: u64,
+}
+
+impl From<WaitingQueue> for StoredQueue {
+    fn from(queue: WaitingQueue) -> Self {
+        let before = |uid: &PodUid| match queue.pods.get(uid) {
+            Some(QueuePosition::Ready { before, .. }) => *before,
+            _ => 0,
+        };
+        let ready = queue
+            .ready
+            .iter()
+            .flat_map(|(band, pods)| pods.iter().map(|(turn, uid)| (*band, *turn, before(uid), uid.clone())));
+        Self { ready: ready.collect(), later: queue.later, woken: queue.woken, turn: queue.turn }
+    }
+}
+
+impl From<StoredQueue> for WaitingQueue {
+    fn from(stored: StoredQueue) -> Self {
+        let mut queue = Self { turn: stored.turn, ..Self::default() };
+        stored.later.iter().for_each(|(due, uid)| queue.set_later(uid, *due));
+        stored.ready.iter().for_each(|(band, turn, before, uid)| queue.place(uid, *band, *turn, *before));
+        stored.woken.iter().for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
+        queue
+    }
+}
+
 impl WaitingQueue {
     /// The pod is due then.
-    pub fn set_later(&mut self, uid: &PodUid, due: Moment) {
+    pub(super) fn set_later(&mut self, uid: &PodUid, due: Moment) {
         self.remove(uid);
         self.later.insert((due, uid.clone()));
         self.pods.insert(uid.clone(), QueuePosition::Later(due));
     }
 
     /// The pod is due. One that was already keeps its turn.
-    pub fn set_ready(&mut self, uid: &PodUid, queue_band: QueueBand) {
+    pub(super) fn set_ready(&mut self, uid: &PodUid, queue_band: QueueBand) {
         let turn = match self.pods.get(uid) {
             Some(QueuePosition::Ready { queue_band: known, .. }) if *known == queue_band => return,
             Some(QueuePosition::Ready { turn, .. }) => *turn,
@@ -73,7 +109,7 @@ impl WaitingQueue {
         self.place(uid, queue_band, turn, turn);
     }
 
-    pub fn remove(&mut self, uid: &PodUid) {
+    pub(super) fn remove(&mut self, uid: &PodUid) {
         match self.pods.remove(uid) {
             None => {}
             Some(QueuePosition::Later(due)) => {
@@ -84,13 +120,13 @@ impl WaitingQueue {
     }
 
     /// The next that is due by `now` and not ready yet.
-    pub fn next_due(&self, now: Moment) -> Option<&PodUid> {
+    pub(super) fn next_due(&self, now: Moment) -> Option<&PodUid> {
         self.later.first().filter(|(due, _)| *due <= now).map(|(_, uid)| uid)
     }
 
-    /// The next `limit` of a line, whose next turns come after everyone else's. `share` says which tenant's pods come first among
-    /// those of one priority and class.
-    pub fn hand_out(
+    /// The next `limit` pods of a line; their next turns come after those of all others. `share` says which tenant's pods come
+    /// first among those of one priority and class.
+    pub(super) fn hand_out(
         &mut self,
         line: WaitingLine,
         limit: usize,
@@ -117,14 +153,14 @@ impl WaitingQueue {
     }
 
     /// The pod was handed out and not looked at: it has the turn that it had.
-    pub fn put_back(&mut self, uid: &PodUid) {
+    pub(super) fn put_back(&mut self, uid: &PodUid) {
         if let Some(QueuePosition::Ready { queue_band, before, .. }) = self.pods.get(uid).copied() {
             self.place(uid, queue_band, before, before);
         }
     }
 
     /// The pod was woken then and has not asked since, or none of that is so (any more).
-    pub fn set_woken(&mut self, uid: &PodUid, at: Option<Moment>) {
+    pub(super) fn set_woken(&mut self, uid: &PodUid, at: Option<Moment>) {
         let before = match at {
             Some(at) => self.woken_at.insert(uid.clone(), at),
             None => self.woken_at.remove(uid),
@@ -135,24 +171,24 @@ impl WaitingQueue {
         self.woken.extend(at.map(|at| (at, uid.clone())));
     }
 
-    /// Those who were woken last: who was woken long ago is kept back by something else.
-    pub fn last_woken(&self, limit: usize) -> Vec<PodUid> {
+    /// The pods that were woken last: one that was woken long ago is kept back by something else.
+    pub(super) fn last_woken(&self, limit: usize) -> Vec<PodUid> {
         self.woken.iter().rev().take(limit).map(|(_, uid)| uid.clone()).collect()
     }
 
     /// Whether anything is known of the pod here.
-    pub fn knows(&self, uid: &PodUid) -> bool {
+    pub(super) fn knows(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid) || self.woken_at.contains_key(uid)
     }
 
-    /// Everyone who waits, in order of time and turn.
-    pub fn all(&self) -> Vec<PodUid> {
+    /// All pods that wait, in order of time and turn.
+    pub(super) fn all(&self) -> Vec<PodUid> {
         let ready = self.ready.values().flatten().map(|(_, uid)| uid);
         self.later.iter().map(|(_, uid)| uid).chain(ready).cloned().collect()
     }
 
     /// How many wait, due or not.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.pods.len()
     }
 

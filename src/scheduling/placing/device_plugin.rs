@@ -30,13 +30,13 @@ pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
         packing: left_over(node, resource, *count),
         kv_headroom: calmest(node, demand).weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
-        // Its neighbours on the GPU are unknown.
-        interference: 0,
         topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
         spread: match &demand.model {
-            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,
         },
+        // What depends on the GPU is not known before the kubelet picks it.
+        ..ScoreParts::default()
     }
 }
 

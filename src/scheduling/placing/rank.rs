@@ -8,7 +8,8 @@ use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::is_allowed;
-use crate::scheduling::policy::{Policy, Weights};
+use crate::scheduling::policy::Policy;
+pub use crate::scheduling::policy::ScoreParts;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -36,38 +37,8 @@ pub struct Score {
     pub node_free: Bytes,
 }
 
-/// What speaks against a place, each from 0 to [`WHOLE_PART`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ScoreParts {
-    /// The packing cost on a scale, see [`NodeEvaluation::part`]; as long as nothing was learned, the part of the chosen GPUs
-    /// that stays free.
-    pub packing: u32,
-    /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
-    pub kv_headroom: u32,
-    /// How long until the pod's model answers there, in steps of a factor of two (`loading::step`).
-    pub time_to_ready: u32,
-    /// Of n others on the fullest of the chosen GPUs, n ÷ (n + 1).
-    pub interference: u32,
-    /// All, if several GPUs do not reach each other over NVLink, as far as is known.
-    pub topology: u32,
-    /// Of n pods of the same model on the node, n ÷ (n + 1).
-    pub spread: u32,
-}
-
+/// The largest part of a score.
 pub const WHOLE_PART: u32 = 1000;
-
-impl ScoreParts {
-    pub fn weighted(&self, weights: &Weights) -> u64 {
-        let of = |part: u32, weight: u32| u64::from(part) * u64::from(weight);
-        of(self.packing, weights.packing)
-            + of(self.kv_headroom, weights.kv_headroom)
-            + of(self.time_to_ready, weights.time_to_ready)
-            + of(self.interference, weights.interference)
-            + of(self.topology, weights.topology)
-            + of(self.spread, weights.spread)
-    }
-}
 
 /// A node that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +93,7 @@ impl<'a> ScheduleAttempt<'a> {
         let reserved_placement =
             reserved_placement.map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict });
         Self {
-            limit: usize::from(policy.shortlist),
+            limit: usize::from(policy.scoring.shortlist),
             just_failed: None,
             reserved_placement,
             policy,
@@ -247,7 +218,7 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
 fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
     Score {
         contended: choice.contended,
-        cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
+        cost: parts(evaluation, node, choice, policy).weighted(&policy.scoring.weights),
         packing_cost: choice.packing_cost,
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
@@ -267,7 +238,7 @@ pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, po
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
-            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,
         },
     }

@@ -10,7 +10,7 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Clone, Default)]
@@ -39,10 +39,17 @@ impl PartialEq for Snapshot {
 impl Eq for Snapshot {}
 
 /// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSet {
     epoch: u64,
     words: Box<[u64]>,
+}
+
+impl NodeSet {
+    /// Whether it can be a set of so many nodes, if none has come or gone since that epoch.
+    pub(in crate::scheduling) fn is_of(&self, epoch: u64, nodes: usize) -> bool {
+        self.epoch != epoch || self.words.len() == nodes.div_ceil(64)
+    }
 }
 
 impl Snapshot {

@@ -35,7 +35,7 @@ use super::vocabulary::placement::Reservation;
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::units::{Bytes, plural};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use state::{PlanReach, PlanningState};
 use step_budget::StepBudget;
 
@@ -51,7 +51,7 @@ pub enum PlanStep {
 }
 
 /// The place of one pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedPlacement {
     pub uid: PodUid,
     pub key: PodKey,
@@ -64,7 +64,7 @@ pub struct PlannedPlacement {
 }
 
 /// The right by which pods are evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvictionRight {
     /// The pod's own: its priority, and its tenant's quota.
     Preemption,

@@ -261,7 +261,7 @@ impl<'a> PlanningState<'a> {
             node: node.name.clone(),
             devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
             victims: Arc::new([]),
-            deadline: self.ledger.now() + self.ledger.policy().reservation_slack,
+            deadline: self.ledger.now() + self.ledger.policy().preemption.reservation_slack,
         };
         self.reserve(pod, reservation, EvictionCost::default(), true, EvictionRight::Preemption)
     }

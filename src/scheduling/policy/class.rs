@@ -1,56 +1,111 @@
-//! Classes: what a pod is to the cluster, and what follows from it. A pod does not choose its class; it shows what it is
-//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)), and the first class that matches takes it.
+//! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
+//! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
 
 use super::expression::{Expression, ExpressionPod};
 use crate::scheduling::vocabulary::demand::Sharing;
-use crate::units::{Millis, Percent};
+use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// Pods that are treated alike.
+///
+/// A class in a policy file may leave out any field but its name: it then has that of the class that it changes or, if it is new,
+/// of [`Class::named`]. `#[serde(default)]` is for the schema, in which such a field is not required.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(description = "Pods that are treated alike.")]
 pub struct Class {
+    /// Shown in every decision and metric.
+    #[schemars(extend("format" = "name"))]
     pub name: String,
+    /// Which pods belong to it. Default: all that no earlier class has.
+    #[serde(rename = "match", default)]
     pub matches: Match,
-    pub eviction: Preemptibility,
+    /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at the same time break each other,
+    /// so they start one by one.
+    #[serde(default)]
     pub engine: bool,
-    /// It joins no GPU with a fuller KV cache.
-    pub kv_cache_limit: Option<Percent>,
-    /// It joins no GPU with more requests waiting.
-    pub queue_limit: Option<u32>,
-    /// Names of the classes it shares a GPU with; `None` for all. Both sides must agree.
+    /// Classes it shares a GPU with, if they allow it too. Default: all; `[]`: none.
+    #[serde(rename = "mayShareWith")]
+    #[schemars(extend("items" = {"format": "name", "type": "string"}))]
     pub shares_with: Option<Vec<String>>,
+    #[serde(default)]
+    pub limits: EngineLimits,
+    /// How long one of its engines may keep others from starting on its GPU.
+    #[serde(default)]
     pub start_gate: StartGate,
-    /// Nobody evicts its pods before they have run so long.
+    /// Whether pods of higher priority may evict its pods.
+    #[serde(rename = "preemptible", with = "preemptible", default)]
+    #[schemars(with = "bool")]
+    pub eviction: Preemptibility,
+    /// How long a pod runs before it may be evicted.
+    #[serde(with = "setting::Duration", default)]
     pub min_runtime: Millis,
-    /// What its pods need to leave, beyond their grace period.
+    /// How long its pods need to finish beyond their grace period.
+    #[serde(with = "setting::Duration", default)]
     pub drain_time: Millis,
-    /// What `karpenter.sh/do-not-disrupt: "true"` on one of its pods counts for.
+    /// Whether `karpenter.sh/do-not-disrupt: "true"` protects its pods from eviction. Any user who can annotate the pod can set
+    /// this.
+    #[serde(default)]
     pub do_not_disrupt: Protection,
-    /// What the disruption budgets that cover its pods count for.
+    /// Whether disruption budgets protect its pods from eviction. Any user who can create a budget in the pod's namespace can
+    /// use this.
+    #[serde(default)]
     pub disruption_budgets: Protection,
-    /// The most that work lost by its pods counts for; `None` for what the policy says of all.
+    /// The maximum cost of the work that one of its pods loses since its last checkpoint.
+    #[serde(with = "setting::Optional::<setting::Duration>", default)]
     pub max_lost_work: Option<Millis>,
 }
 
-/// How long an engine that starts keeps others from starting on its GPUs. It opens earlier when the engine is
-/// ready, but not before `min`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The maximum load of the engines on a GPU for a pod of this class to be placed there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EngineLimits {
+    /// Maximum KV cache usage.
+    #[serde(with = "setting::Optional::<setting::Percentage<100>>", default)]
+    pub kv_cache: Option<Percent>,
+    /// Maximum number of waiting requests.
+    pub queue: Option<u32>,
+}
+
+/// Bounds of the start gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct StartGate {
+    /// It stays closed at least this long, however soon the engine is ready.
+    #[serde(with = "setting::Duration")]
     pub min: Millis,
+    /// It opens at the latest then, whatever the engine does.
+    #[serde(with = "setting::Duration")]
     pub max: Millis,
 }
 
-/// Whether a pod of higher priority may take a class's place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// Whether pods of higher priority may evict a class's pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Preemptibility {
+    #[default]
     Never,
     ForHigherPriority,
 }
 
-/// Whether what a tenant says against an eviction keeps a pod whose class may be evicted.
+/// Policies write [`Preemptibility`] as a truth value.
+mod preemptible {
+    use super::Preemptibility;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Preemptibility, D::Error> {
+        let is_preemptible = bool::deserialize(deserializer)?;
+        Ok(if is_preemptible { Preemptibility::ForHigherPriority } else { Preemptibility::Never })
+    }
+
+    pub fn serialize<S: Serializer>(one: &Preemptibility, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bool(*one == Preemptibility::ForHigherPriority)
+    }
+}
+
+/// Whether a tenant's own protection from eviction counts for pods of a preemptible class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protection {
@@ -59,20 +114,63 @@ pub enum Protection {
     Ignore,
 }
 
-/// Every condition that is set must hold. The empty `Match` takes every pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+/// Which pods: all given conditions must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Match {
-    pub sharing: Option<Sharing>,
-    pub priority: Option<RangeInclusive<i32>>,
-    /// Any of these; empty means any at all.
-    pub priority_classes: Vec<String>,
-    /// Any of these; empty means any at all.
+    /// In any of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("items" = {"format": "name", "type": "string"}))]
     pub namespaces: Vec<String>,
-    /// All of these.
+    /// With all of these.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
+    #[schemars(extend("additionalProperties" = {"format": "label-value", "type": "string"}))]
     pub labels: BTreeMap<String, String>,
-    /// Any of these asked for by any container; empty means any at all.
+    /// With any of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("items" = {"format": "subdomain", "type": "string"}))]
+    pub priority_classes: Vec<String>,
+    #[serde(with = "PriorityRange")]
+    pub priority: Option<RangeInclusive<i32>>,
+    /// With a container that requests any of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("items" = {"format": "qualified-name", "type": "string"}))]
     pub resources: Vec<String>,
+    /// Whether the pod requires exclusive GPUs.
+    pub sharing: Option<Sharing>,
+    /// A condition in CEL over `pod`: `namespace`, `labels`, `priority`, `priorityClass`, `resources`, `gpus`, `vram` and
+    /// `kvCache` in MiB, `exclusive`, `model`, `serviceAccount`.
+    #[schemars(with = "String", extend("format" = "cel"), length(max = 1024))]
     pub expression: Option<Expression>,
+}
+
+/// Inclusive at both ends.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PriorityRange {
+    min: Option<i32>,
+    max: Option<i32>,
+}
+
+impl PriorityRange {
+    fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<RangeInclusive<i32>>, D::Error> {
+        let range: Option<Self> = Deserialize::deserialize(deserializer)?;
+        Ok(range.map(|range| range.min.unwrap_or(i32::MIN)..=range.max.unwrap_or(i32::MAX)))
+    }
+
+    fn serialize<S: Serializer>(
+        range: &Option<RangeInclusive<i32>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let range = range.as_ref().map(|range| Self {
+            min: Some(*range.start()).filter(|&least| least != i32::MIN),
+            max: Some(*range.end()).filter(|&most| most != i32::MAX),
+        });
+        Serialize::serialize(&range, serializer)
+    }
 }
 
 /// The condition of a [`Match`] that a pod does not meet.
@@ -110,15 +208,14 @@ impl Unmet {
 }
 
 impl Class {
-    /// A class that takes every pod, is an engine with the usual limits, shares with everyone and is never evicted.
+    /// A class that matches every pod, runs engines with the usual limits, shares with all classes and is never evicted.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.into(),
             matches: Match::default(),
             eviction: Preemptibility::Never,
             engine: true,
-            kv_cache_limit: Percent::new(90),
-            queue_limit: Some(32),
+            limits: EngineLimits { kv_cache: Percent::new(90), queue: Some(32) },
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
@@ -129,12 +226,12 @@ impl Class {
         }
     }
 
-    /// Whether `karpenter.sh/do-not-disrupt` keeps its pods.
+    /// Whether `karpenter.sh/do-not-disrupt` protects its pods.
     pub fn honors_do_not_disrupt(&self) -> bool {
         self.do_not_disrupt == Protection::Honor
     }
 
-    /// Whether disruption budgets keep its pods.
+    /// Whether disruption budgets protect its pods.
     pub fn honors_budgets(&self) -> bool {
         self.disruption_budgets == Protection::Honor
     }
@@ -157,7 +254,7 @@ impl Match {
         self.unmet_by(pod).is_none()
     }
 
-    /// The first condition the pod does not meet; the cheap ones are looked at first.
+    /// The first condition that the pod does not meet; cheap ones are checked first.
     pub fn unmet_by(&self, subject: &ExpressionPod<'_>) -> Option<Unmet> {
         let pod = subject.traits;
         let is_met = [

@@ -1,59 +1,89 @@
-//! Making room by eviction, as the owner wants it: what an eviction is taken to cost, how many there may be, and whether
-//! disruption budgets bend.
+//! Preemption by eviction: what an eviction costs, how many there may be, and whether disruption budgets may be violated.
 
-use crate::units::Millis;
+use crate::units::{Millis, setting};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the eviction of a pod costs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Preemption by eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct PreemptionRules {
+    /// How long a reservation lasts beyond the victims' grace period.
+    #[serde(with = "setting::Duration")]
+    pub reservation_slack: Millis,
+    pub costs: EvictionCosts,
+    /// Whether kube-scheduler's preemption may evict more pods of a disruption budget than it allows.
+    pub violate_budgets: ViolateBudgets,
+    pub evictions_per_minute: EvictionRates,
+}
+
+/// The cost of an eviction, in time on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct EvictionCosts {
-    /// On one GPU, for stopping and starting again.
+    /// For a victim's restart.
+    #[serde(with = "setting::Duration")]
     pub per_pod: Millis,
-    /// The most that the work it loses counts for, on its part of its GPUs, where its class says nothing else.
+    /// The maximum cost of the work lost since a victim's last checkpoint, unless its class sets one.
+    #[serde(with = "setting::Duration")]
     pub max_lost_work: Millis,
-    /// On one GPU, for each request that its engine works on.
+    /// For each request that a victim's engine is processing.
+    #[serde(with = "setting::Duration")]
     pub per_request: Millis,
-    /// For so long an eviction makes the next one from the same owner dearer.
+    /// For this long an eviction makes the next one from the same owner more expensive.
+    #[serde(with = "setting::Duration")]
     pub again_within: Millis,
 }
 
-/// Whether the scheduler's preemption may overdraw a disruption budget. Stowage's own planner never does.
+/// Whether kube-scheduler's preemption may violate a disruption budget. Stowage's own planner never does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ViolateBudgets {
     #[default]
     Never,
-    /// Only where no other set of victims makes room on any node.
+    /// Only if no other set of victims frees enough on any node.
     WhenNothingElse,
 }
 
-/// What becomes of pods whose promises cannot all be kept: one GPU was promised twice, or one that is exclusive is shared.
+/// What happens to pods with conflicting allocations: a GPU was allocated twice, or one that is exclusive is shared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConflictRule {
-    /// They are counted and told, and stay.
+    /// They are counted and reported, and stay.
     #[default]
     Report,
-    /// A pod that has not started is evicted, within `evictionsPerMinute`, where the records of the Bindings prove the
-    /// conflict. Where all have started, they stay.
+    /// A pod that has not started is evicted, within `evictionsPerMinute`, if the records of the Bindings prove the conflict. If
+    /// all have started, they stay.
     EvictUnstarted,
 }
 
-/// The most pods that are evicted within a minute, by Stowage itself or by the scheduler because Stowage named them. A set of pods
-/// that is larger than a limit is evicted alone: where nothing else was evicted within the minute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage chose them. A set of
+/// pods that is larger than a limit is evicted alone, in a minute without any other eviction there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct EvictionRates {
     pub cluster: u32,
     /// On one node.
     pub node: u32,
-    /// Of one tenant. Where there are tenants, pods that have none count as one tenant's; where there are none, this limits nothing.
+    /// Of one tenant's pods. If the policy has tenants, pods without a tenant count as one tenant's.
     pub tenant: u32,
 }
 
+impl Default for PreemptionRules {
+    /// Half a minute lets the driver release the memory and kube-scheduler retry the pod.
+    fn default() -> Self {
+        Self {
+            reservation_slack: Millis::seconds(30),
+            costs: EvictionCosts::default(),
+            violate_budgets: ViolateBudgets::default(),
+            evictions_per_minute: EvictionRates::default(),
+        }
+    }
+}
+
 impl Default for EvictionCosts {
-    /// A minute to come and go, and an hour of work: who checkpoints less often than that does not mind losing it. A request
-    /// takes a second to be computed again. Who was evicted is left in peace for an hour, if others do as well.
+    /// A minute for a restart, and an hour of work: a pod that checkpoints less often can afford to lose it. A request takes a
+    /// second to compute again. After an eviction other pods are preferred as victims for an hour.
     fn default() -> Self {
         Self {
             per_pod: Millis::seconds(60),
@@ -65,7 +95,7 @@ impl Default for EvictionCosts {
 }
 
 impl Default for EvictionRates {
-    /// More than any cluster needs in peace, and a halt to a policy gone wrong before everyone is evicted.
+    /// More than a cluster needs in normal operation, and few enough to stop a faulty policy before it evicts every pod.
     fn default() -> Self {
         Self { cluster: 60, node: 10, tenant: 30 }
     }

@@ -16,7 +16,7 @@ use crate::scheduling::vocabulary::demand::Sharing;
 use cel::objects::{Key, Map};
 use cel::{Context, Env, Program, Value};
 use check::ExpressionCheck;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::cell::OnceCell;
 use std::fmt;
 use std::ops::Range;
@@ -110,7 +110,7 @@ impl Expression {
         let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
-            Ok(Value::Bool(reservations)) => Ok(reservations),
+            Ok(Value::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("it gives {:?}, not true or false", other.type_of())),
             Err(error) => Err(error.to_string()),
         }
@@ -134,6 +134,13 @@ impl fmt::Debug for Expression {
 impl Serialize for Expression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.text.serialize(serializer)
+    }
+}
+
+/// Compiles the text again.
+impl<'de> Deserialize<'de> for Expression {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::compile(&String::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 
@@ -199,7 +206,8 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     ExpressionError { at: start..end, message: format!("this is not CEL: {message}"), help: help.into() }
 }
 
-/// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: nobody needs so many.
+/// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: no condition needs so
+/// many.
 fn too_deep(text: &str) -> Option<Range<usize>> {
     let (mut brackets, mut signs, mut choices) = (0usize, 0usize, 0usize);
     for (at, byte) in text.bytes().enumerate() {
@@ -246,7 +254,7 @@ mod tests {
         }
     }
 
-    fn reservations(text: &str) -> Result<bool, String> {
+    fn holds(text: &str) -> Result<bool, String> {
         let traits = pod();
         Expression::compile(text).map_err(|error| error.to_string())?.holds_for(&ExpressionPod::new(&traits))
     }
@@ -263,11 +271,11 @@ mod tests {
             "pod.namespace in ['search', 'chat'] ? pod.gpus == 2 : false",
             "!pod.exclusive && size(pod.labels) == 2 && pod.model == ''",
         ] {
-            assert_eq!(reservations(text), Ok(true), "{text}");
+            assert_eq!(holds(text), Ok(true), "{text}");
         }
-        assert_eq!(reservations("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
-        assert!(reservations("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
-        assert!(reservations("pod.labels['team'] > 5").is_err());
+        assert_eq!(holds("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
+        assert!(holds("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
+        assert!(holds("pod.labels['team'] > 5").is_err());
     }
 
     #[test]

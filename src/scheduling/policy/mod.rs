@@ -1,9 +1,9 @@
-//! The validated policy: what the cluster's owner decides. Parsing and diagnostics are `policy_file`'s; whatever is here has
-//! been checked already.
+//! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
+//! has been checked.
 //!
-//! [`class`] says what a pod is, by what it shows ([`PodTraits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
-//! what a node is for; [`scoring`] what makes one place better than another and [`packing`] how GPUs are filled, [`eviction`] what making room may cost, and
-//! [`planning`] what the planner does of itself.
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`].
+//! [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has,
+//! and [`pool`] what a node is for.
 
 pub mod class;
 mod demand;
@@ -13,57 +13,43 @@ pub mod packing;
 pub mod planning;
 pub mod pool;
 pub mod scoring;
+pub mod settings;
+mod stored;
 pub mod tenant;
 
-pub use class::{Class, Match, Preemptibility, Protection, StartGate, Unmet};
-pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
+pub use class::{Class, EngineLimits, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
-    Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenIncomplete,
+    Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
+    WhenIncomplete,
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
-pub use scoring::Weights;
+pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
+pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
 pub use tenant::{Borrowing, Reclaim, Tenant};
 
 use super::vocabulary::classification::{
     ClassId, ClassSet, ClassTerms, Classification, MAX_CLASSES, MAX_TENANTS, PodTraits, TenantId,
 };
 use super::vocabulary::demand::Sharing;
-use super::vocabulary::headroom::Headroom;
-use super::vocabulary::model_tier::LoadingSpeeds;
 use super::vocabulary::node::NodeKind;
-use crate::units::{Millis, Percent};
-use schemars::JsonSchema;
+use crate::units::Percent;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use stored::StoredPolicy;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A policy reads like its [`Settings`]: `policy.telemetry` is `policy.settings.telemetry`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "StoredPolicy", into = "StoredPolicy")]
 pub struct Policy {
-    /// Which policy of this process it is; rises with every change. What was judged under another is judged anew.
+    /// Which policy of this process it is; rises with every change. A pod that was classified under another is classified again.
     pub version: u64,
-    /// What it was made from, for people: the same settings have the same digest.
+    /// Identifies its content, for people: equal policies have equal digests.
     pub digest: Digest,
-    pub mode: Mode,
-    pub headroom: Headroom,
-    /// How many nodes a filter answer passes on. Four leave the scheduler's other plugins a choice and cost it
-    /// four scorings instead of a thousand.
-    pub shortlist: u16,
-    pub weights: Weights,
-    pub packing: PackingRules,
-    /// How long a hint steers other pods around the GPUs that were just offered to someone. Longer than the
-    /// way from filter to bind, shorter than anyone would notice.
-    pub soft_reservation_lifetime: Millis,
-    /// What a hold may last beyond its victims' grace period, for the driver to give the memory back and the
-    /// scheduler to come round again.
-    pub reservation_slack: Millis,
-    pub eviction_costs: EvictionCosts,
-    pub eviction_rates: EvictionRates,
-    pub violate_budgets: ViolateBudgets,
-    pub conflicts: ConflictRule,
-    pub telemetry: TelemetryRules,
-    pub loading: LoadingSpeeds,
-    pub planning: Planning,
+    pub settings: Settings,
     classes: Vec<Class>,
     /// Of each class, what decisions read.
     terms: Vec<ClassTerms>,
@@ -74,42 +60,9 @@ pub struct Policy {
     admitted: Vec<ClassSet>,
 }
 
-/// Whether decisions count.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// They are put into force.
-    #[default]
-    Enforce,
-    /// They are made, recorded and counted, and the scheduler's own stand.
-    Shadow,
-}
-
 /// The first 64 bits of a hash over a policy's settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u64);
-
-/// How far agents' readings are believed as they age.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TelemetryRules {
-    /// Younger than this it is used as it is: five samples at one a second.
-    pub fresh: Millis,
-    /// Younger than this it is stale: the ledger decides, less a margin. Older, it has expired.
-    pub stale: Millis,
-    /// The part of a GPU that nobody is promised while nobody sees what is on it.
-    pub margin: Percent,
-    pub expired: ExpiredRule,
-}
-
-/// What to do with a node whose agent has fallen silent, or never spoke.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExpiredRule {
-    /// Place by what was promised.
-    LedgerOnly,
-    /// Place nothing there.
-    Refuse,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
@@ -130,6 +83,11 @@ pub enum PolicyError {
 }
 
 impl Policy {
+    /// This policy with other settings.
+    pub fn with_settings(self, settings: Settings) -> Self {
+        Self { settings, ..self }
+    }
+
     /// This policy with other classes, in the order in which they are tried. Set pools after them: they name classes.
     pub fn with_classes(self, classes: Vec<Class>) -> Result<Self, PolicyError> {
         if classes.is_empty() || classes.len() > MAX_CLASSES {
@@ -209,7 +167,7 @@ impl Policy {
         &self.pools
     }
 
-    /// What a pod is: the first class that matches it, and whose it is.
+    /// What a pod is: the first class that matches it, and its tenant.
     pub fn classify(&self, pod: &PodTraits) -> Classification {
         let subject = ExpressionPod::new(pod);
         let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
@@ -245,7 +203,7 @@ impl Policy {
         self.pools.get(id.place())
     }
 
-    /// Who hands a node's GPUs out, by what it shows and what its pool says: a device plugin, if either says so.
+    /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
         let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
         if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
@@ -268,8 +226,8 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
     };
     ClassTerms {
         engine: class.engine,
-        kv_cache_limit: class.kv_cache_limit,
-        queue_limit: class.queue_limit,
+        kv_cache_limit: class.limits.kv_cache,
+        queue_limit: class.limits.queue,
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
     }
 }
@@ -280,33 +238,27 @@ impl std::fmt::Display for Digest {
     }
 }
 
-impl Serialize for Digest {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl Deref for Policy {
+    type Target = Settings;
+    fn deref(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+impl DerefMut for Policy {
+    fn deref_mut(&mut self) -> &mut Settings {
+        &mut self.settings
     }
 }
 
 impl Default for Policy {
-    /// Right for a new user: a pod that wants a GPU to itself gets it, negative priority means "may be evicted",
-    /// and everything else is a service that nobody may push out.
+    /// Right for a new user: a pod that requires exclusive GPUs gets them, a pod of negative priority may be evicted, and every
+    /// other pod is a service that is never evicted.
     fn default() -> Self {
         let bare = Self {
             version: 0,
             digest: Digest::default(),
-            mode: Mode::default(),
-            headroom: Headroom::all(const { Percent::new(10).unwrap() }),
-            shortlist: 4,
-            weights: Weights::default(),
-            packing: PackingRules::default(),
-            soft_reservation_lifetime: Millis::seconds(2),
-            reservation_slack: Millis::seconds(30),
-            eviction_costs: EvictionCosts::default(),
-            eviction_rates: EvictionRates::default(),
-            violate_budgets: ViolateBudgets::default(),
-            conflicts: ConflictRule::default(),
-            telemetry: TelemetryRules::default(),
-            loading: LoadingSpeeds::default(),
-            planning: Planning::default(),
+            settings: Settings::default(),
             classes: Vec::new(),
             terms: Vec::new(),
             tenants: Vec::new(),
@@ -327,17 +279,15 @@ pub fn built_in_classes() -> Vec<Class> {
                 priority: Some(0..=i32::MAX),
                 ..Match::default()
             },
-            kv_cache_limit: None,
-            queue_limit: None,
+            limits: EngineLimits::default(),
             ..Class::named("dedicated")
         },
         Class {
             matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
             eviction: Preemptibility::ForHigherPriority,
             engine: false,
-            // Where the engines have little to spare, harvesting would cost their users.
-            kv_cache_limit: Percent::new(80),
-            queue_limit: Some(8),
+            // If the engines have little to spare, opportunistic pods would slow them down.
+            limits: EngineLimits { kv_cache: Percent::new(80), queue: Some(8) },
             ..Class::named("opportunistic")
         },
         Class {
@@ -347,17 +297,6 @@ pub fn built_in_classes() -> Vec<Class> {
         },
         Class::named("serving"),
     ]
-}
-
-impl Default for TelemetryRules {
-    fn default() -> Self {
-        Self {
-            fresh: Millis::seconds(5),
-            stale: Millis::seconds(30),
-            margin: const { Percent::new(5).unwrap() },
-            expired: ExpiredRule::LedgerOnly,
-        }
-    }
 }
 
 #[cfg(test)]

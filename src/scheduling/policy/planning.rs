@@ -1,41 +1,49 @@
-//! What the planner does of itself: pods behind its gate, groups, engines under pressure, and moves that make pods fit.
+//! The planner: pods behind its gate, groups, engines under pressure, and moves that make pods fit.
 
-use crate::units::{Millis, Percent};
+use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Placement of gated pods and groups, and evictions that serve no pending pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Planning {
-    /// How long a single pod stays behind the planner's gate without a place, before it goes the scheduler's ordinary way:
-    /// autoscalers and people see only what the scheduler has refused.
+    /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
+    #[serde(with = "setting::Duration")]
     pub max_gated_time: Millis,
     pub groups: GroupRules,
-    /// `None`: nobody leaves an engine's GPU because the engine is busy.
+    // `None`: no pod is evicted because an engine is busy.
+    #[serde(with = "setting::Switch::<PressureRules, true>")]
     pub pressure: Option<PressureRules>,
-    /// `None`: nobody is moved.
+    // `None`: no pod is moved.
+    #[serde(with = "setting::Switch::<Consolidation, false>")]
     pub consolidation: Option<Consolidation>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// Pods that are useful only together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct GroupRules {
+    /// How close together they are placed.
     pub placement: GroupPlacement,
+    /// What happens to the bound pods of a group if the others could not be bound in time.
     pub when_incomplete: WhenIncomplete,
 }
 
-/// How close together a group's pods go.
+/// How close together a group's pods are placed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupPlacement {
     /// Each where it is best by itself.
     #[default]
     Anywhere,
-    /// On as few nodes as there is room on now.
+    /// On as few nodes as have enough free VRAM now.
     FewestNodes,
     /// All on GPUs of one node that reach each other over NVLink, or not at all.
     OneIsland,
 }
 
-/// What becomes of a group's bound pods when others of it could not be bound in time.
+/// What happens to a group's bound pods if the others could not be bound in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenIncomplete {
@@ -46,33 +54,52 @@ pub enum WhenIncomplete {
     Evict,
 }
 
-/// When an engine is so busy that its preemptible neighbours leave its GPU, and when it is not any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Preemptible pods are evicted from a GPU whose engine is this busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PressureRules {
-    pub kv_cache: Threshold<Percent>,
-    pub queue: Threshold<u32>,
-    /// For how long, before anyone leaves; and how long the leaving of one has time to help before the next leaves.
+    /// An engine's KV cache usage.
+    pub kv_cache: PercentageThreshold,
+    /// Number of waiting requests.
+    pub queue: CountThreshold,
+    /// How long the pressure must last before a pod is evicted, and before the next one is.
+    #[serde(with = "setting::Duration")]
     pub evict_after: Millis,
 }
 
-/// Pressure begins at one figure and ends at another, so that it does not come and go with each report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Threshold<T> {
-    /// At this or more it begins.
-    pub high: T,
-    /// At this or less it is over.
-    pub low: T,
+/// Two thresholds, so that it does not begin and end with each report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct PercentageThreshold {
+    /// At this value or more it begins.
+    #[serde(with = "setting::Percentage::<100>")]
+    pub high: Percent,
+    /// At this value or less it ends.
+    #[serde(with = "setting::Percentage::<100>")]
+    pub low: Percent,
 }
 
-/// Pods of preemptible classes may be evicted to run elsewhere, where that lets a pod fit that could not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Two thresholds, so that it does not begin and end with each report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct CountThreshold {
+    /// At this value or more it begins.
+    pub high: u32,
+    /// At this value or less it ends.
+    pub low: u32,
+}
+
+/// Preemptible pods are evicted to run elsewhere if that makes a pod fit that did not fit before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Consolidation {
-    /// What a pod that fits is worth: that much time on its GPUs. Nobody moves for less than the moves cost.
+    /// The value of making a pod fit, in time on its GPUs. Moves that cost more are not made.
+    #[serde(with = "setting::Duration")]
     pub gain: Millis,
 }
 
 impl Default for Planning {
-    /// Thirty seconds is what autoscalers wait between looks at pending pods, or less.
+    /// Autoscalers check pending pods every thirty seconds or less, and see only those that the scheduler refused.
     fn default() -> Self {
         Self {
             max_gated_time: Millis::seconds(30),
@@ -84,17 +111,27 @@ impl Default for Planning {
 }
 
 impl Default for PressureRules {
-    /// An engine preempts requests of its own when its cache is full; just before that its neighbours leave. Ten reports in a
-    /// row are no spike.
+    /// Ten reports in a row are no spike.
     fn default() -> Self {
         Self {
-            kv_cache: Threshold {
-                high: const { Percent::new(95).unwrap() },
-                low: const { Percent::new(80).unwrap() },
-            },
-            queue: Threshold { high: 64, low: 16 },
+            kv_cache: PercentageThreshold::default(),
+            queue: CountThreshold::default(),
             evict_after: Millis::seconds(10),
         }
+    }
+}
+
+impl Default for PercentageThreshold {
+    /// Of a KV cache: an engine preempts its own requests when the cache is full; just before that its neighbors are evicted.
+    fn default() -> Self {
+        Self { high: const { Percent::new(95).unwrap() }, low: const { Percent::new(80).unwrap() } }
+    }
+}
+
+impl Default for CountThreshold {
+    /// Of waiting requests.
+    fn default() -> Self {
+        Self { high: 64, low: 16 }
     }
 }
 

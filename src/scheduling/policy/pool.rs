@@ -1,13 +1,13 @@
-//! Node pools: which nodes are whose, who hands their GPUs out, and how they should be cut.
+//! Node pools: kinds of nodes, what allocates their GPUs, and their MIG layout.
 
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     pub name: String,
     /// Labels of its nodes, all of them. Empty takes every node.
@@ -15,14 +15,14 @@ pub struct Pool {
     pub allocator: NodeKind,
     /// Names of the classes that may be placed here; `None` for all.
     pub classes: Option<Vec<String>>,
-    /// What each GPU is cut into, such as `3g.40gb` twice: empty for whole GPUs, `None` for anything.
+    /// The MIG profiles of each GPU, such as `3g.40gb` twice: empty for whole GPUs, `None` for any.
     pub mig: Option<Vec<String>>,
-    /// What it has in all, as far as its owner says.
+    /// Its total capacity, as far as its owner declares it.
     pub capacity: Option<TenantUsage>,
 }
 
 /// A pool by its place in its policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub(super) u16);
 
 impl PoolId {
@@ -32,14 +32,14 @@ impl PoolId {
 }
 
 /// What a node's pool allows there, as decisions read it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolAdmission {
     pub pool: Option<PoolId>,
     pub classes: ClassSet,
 }
 
 impl Default for PoolAdmission {
-    /// Of a node in no pool: everyone.
+    /// Of a node in no pool: all classes.
     fn default() -> Self {
         Self { pool: None, classes: ClassSet::ALL }
     }
@@ -61,7 +61,7 @@ impl Pool {
         self.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    /// Whether a node's GPUs are cut as they should be. A slice's model ends in its profile, as NVML names it
+    /// Whether a node's GPUs have the pool's MIG layout. A slice's model ends in its profile, as NVML names it
     /// (`NVIDIA-A100-SXM4-80GB-MIG-3g.40gb`).
     pub fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
         let Some(expected) = &self.mig else { return true };

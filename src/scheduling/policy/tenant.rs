@@ -1,6 +1,6 @@
-//! Tenants: who has a right to what part of the cluster, and who may use what others leave idle.
+//! Tenants: their shares of the cluster, and the use of idle shares.
 //!
-//! A tenant's *guarantee* is its own: what others borrowed of it is taken back when it is wanted. Beyond it, up to the
+//! A tenant's *guarantee* is its own: it reclaims what others borrowed of it. Beyond it, up to the
 //! *limit*, a tenant *borrows*. Of several borrowers the one with the smallest weighted dominant share comes first:
 //! `max(VRAM borrowed ÷ VRAM of the cluster, GPUs borrowed ÷ GPUs of the cluster) ÷ weight` (dominant resource fairness:
 //! Ghodsi et al., NSDI 2011).
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 pub struct Tenant {
     pub name: String,
     pub namespaces: Vec<String>,
-    /// Nothing, if none is given. Where only one of the two is, the other sets no bound: it is `u64::MAX`.
+    /// Nothing, if none is given. If only one of the two is given, the other is not limited: it is `u64::MAX`.
     pub guarantee: TenantUsage,
     pub limit: TenantLimit,
     pub borrowing: Borrowing,
     pub reclaim: Reclaim,
-    /// Its part of what is borrowed, beside the others'; at least 1.
+    /// Its part of the borrowed capacity, in proportion to other tenants' weights; at least 1.
     pub weight: u32,
 }
 
-/// Whether a tenant may use, beyond its guarantee, what others leave idle.
+/// Whether a tenant may use other tenants' idle shares beyond its guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Borrowing {
@@ -30,7 +30,7 @@ pub enum Borrowing {
     Never,
 }
 
-/// Whether a tenant takes its guarantee back by eviction from those who borrowed it.
+/// Whether a tenant reclaims its guarantee from borrowers, by eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reclaim {

@@ -1,8 +1,9 @@
-//! Which class takes whom, and which policies are none.
+//! Which class takes which pod, and which policies are invalid.
 
 use super::*;
 use crate::ids::GpuModel;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::scheduling::vocabulary::headroom::Headroom;
 
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();

@@ -99,7 +99,7 @@ struct AllowanceFixture {
 impl AllowanceFixture {
     fn new(world: RateLimitedCluster) -> Self {
         let mut policy = Policy::default();
-        policy.eviction_rates = world.rates;
+        policy.preemption.evictions_per_minute = world.rates;
         if world.has_tenants {
             let tenants = NAMESPACES[..2].iter().map(|name| Tenant::named(name, &[name]));
             policy = policy.with_tenants(tenants.collect()).unwrap();

@@ -1,7 +1,7 @@
 //! Random histories of a small cluster: no overallocation, a ledger that adds up, free VRAM by the formula, an identical rebuild.
 
-mod bench;
-mod step;
+pub(super) mod bench;
+pub(super) mod step;
 
 use super::demand_of;
 use crate::ids::{NodeName, PodUid};

@@ -2,15 +2,20 @@
 //! map of allocations.
 //!
 //! [`choices`]: one placement; [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
-//! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps.
+//! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps; [`stored`]:
+//! the same, with a ledger that is stored and loaded in between.
 
 mod allowances;
 mod choices;
 mod histories;
 mod plans;
+mod stored;
 mod tenants;
+// Draws its clusters with the simulators' random numbers.
+#[cfg(feature = "lab")]
 mod victims;
 
+use super::ledger::Ledger;
 use super::placing::snapshot::Snapshot;
 use super::vocabulary::demand::{Demand, HostResources, Sharing};
 use super::vocabulary::device_plugin::Ask;
@@ -48,6 +53,19 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         models: Arc::default(),
         containers: Arc::new([]),
     }
+}
+
+/// The ledger once it was stored as text and loaded.
+pub(super) fn stored_and_loaded(ledger: &Ledger) -> Ledger {
+    let stored = serde_json::to_string(&ledger.export()).unwrap();
+    Ledger::load(ledger.policy().clone(), serde_json::from_str(&stored).unwrap()).unwrap()
+}
+
+/// Two ledgers know the same and show the same.
+pub(super) fn assert_same(one: &mut Ledger, other: &mut Ledger) {
+    let stored = |ledger: &Ledger| serde_json::to_string(&ledger.export()).unwrap();
+    assert_eq!(stored(one), stored(other));
+    assert_eq!(one.snapshot(), other.snapshot());
 }
 
 /// A GPU that is no MIG slice and has nothing reserved.

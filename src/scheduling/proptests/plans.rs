@@ -137,7 +137,8 @@ struct PlanFixture {
 impl PlanFixture {
     fn new(world: &PlannedCluster) -> Self {
         let mut policy = Policy::default();
-        policy.eviction_rates = EvictionRates { cluster: world.per_minute, node: 100, tenant: 100 };
+        policy.preemption.evictions_per_minute =
+            EvictionRates { cluster: world.per_minute, node: 100, tenant: 100 };
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(Moment(10_000_000));
         let mut view = ClusterFilters::default();

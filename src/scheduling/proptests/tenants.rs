@@ -1,7 +1,7 @@
 //! Random histories under policies with tenants, class exclusions, and pools; the policy changes now and then. The oracle sums
 //! every tenant's usage from the pods alone.
 
-use super::{demand_of, device};
+use super::{assert_same, demand_of, device, stored_and_loaded};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
@@ -345,6 +345,22 @@ proptest! {
             bench.check();
         }
         bench.check_rebuilt();
+    }
+
+    #[test]
+    fn a_loaded_ledger_with_tenants_is_the_one_that_was_stored(
+        before in prop::collection::vec(step(), 0..80),
+        after in prop::collection::vec(step(), 1..30),
+    ) {
+        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+        before.iter().for_each(|step| bench.apply(step));
+        let mut loaded = TenantFixture { ledger: stored_and_loaded(&bench.ledger), now: bench.now };
+        assert_same(&mut bench.ledger, &mut loaded.ledger);
+        for step in &after {
+            bench.apply(step);
+            loaded.apply(step);
+            assert_same(&mut bench.ledger, &mut loaded.ledger);
+        }
     }
 }
 

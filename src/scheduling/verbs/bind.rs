@@ -8,9 +8,10 @@ use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks to bind the pod to the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindAsked {
     pub uid: PodUid,
     pub key: PodKey,

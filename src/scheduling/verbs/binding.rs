@@ -21,6 +21,7 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::ledger::PodPhase;
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What the edge does next.
@@ -52,7 +53,7 @@ pub enum NotBound {
 }
 
 /// On whose behalf a Binding is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BindingStage {
     /// A bind request; `is_new` if it allocated the GPUs itself.
     Request {
@@ -62,7 +63,7 @@ pub enum BindingStage {
 }
 
 /// The API server's answer to a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BindingAnswer {
     Written,
     Refused,
@@ -72,7 +73,7 @@ pub enum BindingAnswer {
 }
 
 /// A write was answered, or given up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingAnswered {
     pub uid: PodUid,
     pub placement: Placement,
@@ -84,7 +85,7 @@ pub struct BindingAnswered {
 }
 
 /// What a read of the pod shows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodRead {
     Failed,
     /// There is no pod of this UID.
@@ -97,7 +98,7 @@ pub enum PodRead {
 }
 
 /// The pod was read, past every cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRead {
     pub uid: PodUid,
     pub placement: Placement,
@@ -106,15 +107,15 @@ pub struct BindingRead {
 }
 
 /// A settling loop wants to begin.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettlingAsked(pub PodUid);
 
 /// The settling loop has ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettlingEnded(pub PodUid);
 
 /// The pod is bound, without a request to this process: in a simulation, or in a test.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingWritten {
     pub uid: PodUid,
     pub node: NodeName,
@@ -122,7 +123,7 @@ pub struct BindingWritten {
 }
 
 /// The Binding was not written, and cannot be written any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingFailed(pub PodUid);
 
 impl Change for BindingAnswered {

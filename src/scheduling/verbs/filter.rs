@@ -9,20 +9,21 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::rank::{Candidate, Shortlist};
 use crate::scheduling::placing::score_cache::CachedScores;
 use crate::scheduling::placing::snapshot::NodeSet;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// kube-scheduler asks on which nodes the pod fits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterAsked(pub VerbRequest);
 
 /// The pod was answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterDecided {
     pub uid: PodUid,
     pub answer: FilterAnswer,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FilterAnswer {
     /// These GPUs are softly reserved for it: its only node, or the one that is ranked first.
     Offered { node: NodeName, devices: Arc<[GpuUuid]> },

@@ -20,12 +20,13 @@ use super::wait::{
     TakeUnknownReservations,
 };
 use super::{Change, Cluster};
+use serde::{Deserialize, Serialize};
 
 /// Declares [`Input`] with one variant for each kind of change, named as its type.
 macro_rules! inputs {
     ($($change:ident),+ $(,)?) => {
         /// A change of a [`Cluster`], of any kind.
-        #[derive(Debug, Clone)]
+        #[derive(Debug, Clone, Serialize, Deserialize)]
         pub enum Input {
             $($change(Box<$change>),)+
         }

@@ -13,6 +13,7 @@
 //! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
 //! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
 //!   shadow mode reports of them; [`binding`] and [`open_bindings`]: what follows from the write of a Binding.
+//! - [`state`]: the whole state as one value. [`input`]: every change as one value.
 //! - [`wait`]: pending pods, their reservations and the evictions for them, as the planner works them off.
 
 pub mod bind;
@@ -26,10 +27,12 @@ pub mod preempt_device_plugin;
 pub mod prioritize;
 pub mod request;
 pub mod shadow;
+mod state;
 pub mod tick;
 pub mod wait;
 
 pub use input::Input;
+pub use state::ClusterState;
 
 use super::kube_filters::ClusterFilters;
 use super::ledger::Ledger;
@@ -101,3 +104,6 @@ impl std::ops::DerefMut for Cluster {
         &mut self.ledger
     }
 }
+
+#[cfg(test)]
+mod proptests;

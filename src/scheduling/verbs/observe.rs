@@ -9,11 +9,12 @@ use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, Disrupt
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A node as the API server shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeObserved {
     pub name: NodeName,
     pub kind: NodeKind,
@@ -28,22 +29,22 @@ pub struct NodeObserved {
 }
 
 /// The node is gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDeleted(pub NodeName);
 
 /// A pod that requests GPUs, as the API server shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodObserved(pub PodObservation);
 
 /// Any pod, as kube-scheduler's filters see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterPodObserved {
     pub uid: PodUid,
     pub pod: FilterPod,
 }
 
 /// What a pod means to the filters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FilterPod {
     Bound {
         footprint: NodeFootprint,
@@ -56,47 +57,47 @@ pub enum FilterPod {
 }
 
 /// The pod is gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodDeleted(pub PodUid);
 
 /// The pod no longer requests what the ledger has of it, or no watch shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodReleased(pub PodUid);
 
 /// The pod does not show its reservation any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservationGone(pub PodUid);
 
 /// A node agent's list of its node's GPUs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicesReported {
     pub node: NodeName,
     pub devices: Vec<Device>,
 }
 
 /// A node agent's measurements.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadingReported {
     pub node: NodeName,
     pub reading: NodeReading,
 }
 
 /// A disruption budget as the API server shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetObserved(pub DisruptionBudget);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetDeleted {
     pub namespace: String,
     pub name: String,
 }
 
 /// How much of the disruption budgets can be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetsVisible(pub BudgetVisibility);
 
 /// The CPU and memory that bound pods leave free, where nothing observes nodes and pods: in a simulation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeHostKnown {
     pub node: NodeName,
     pub free_host: Option<crate::scheduling::vocabulary::demand::HostResources>,

@@ -21,13 +21,14 @@ use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
 const OTHERS_GRACE: Millis = Millis::seconds(30);
 
 /// A node on which kube-scheduler could preempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedNode {
     pub node: String,
     /// UIDs of the pods that it would evict there.
@@ -37,7 +38,7 @@ pub struct OfferedNode {
 }
 
 /// kube-scheduler asks where the pod may preempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreemptAsked {
     pub request: VerbRequest,
     /// What the pod requires of a node besides GPUs. kube-scheduler may have seen the pod before the watch here did.
@@ -71,7 +72,7 @@ pub enum PreemptDecision {
 }
 
 /// The victims are chosen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreemptDecided {
     pub uid: PodUid,
     pub victims: VictimSet,
@@ -102,7 +103,7 @@ pub enum NotReserved {
 
 /// Preemption led to no eviction; the planner tries to place the pod. If the sum of every node is too small kube-scheduler never
 /// calls `filter`, and only this call shows that the pod is pending.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftToPlanner(pub PodUid);
 
 /// The preempting pod, and the state that its candidates are assessed by.
@@ -147,7 +148,7 @@ impl Change for PreemptAsked {
             return None;
         }
         ledger.note_offered_to_preempt(&request.uid, offered.len());
-        let (uid, violate_budgets) = (&request.uid, ledger.policy().violate_budgets);
+        let (uid, violate_budgets) = (&request.uid, ledger.policy().preemption.violate_budgets);
         let query = kube_filters.ask(None, &wants);
         let survey = CandidateSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
         let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
@@ -242,7 +243,7 @@ impl Change for PreemptDecided {
             node: victims.node.clone(),
             devices,
             victims: leaving.clone().into(),
-            deadline: ledger.now() + victims.longest_grace + policy.reservation_slack,
+            deadline: ledger.now() + victims.longest_grace + policy.preemption.reservation_slack,
         };
         ledger.reserve(&uid, reservation.clone())?;
         ledger.note_ordered(&leaving);

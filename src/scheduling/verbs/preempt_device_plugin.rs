@@ -11,10 +11,11 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Policy, ViolateBudgets};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// kube-scheduler asks whether it may preempt on one of these nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NarrowAsked {
     pub request: VerbRequest,
     pub offered: Vec<OfferedNode>,
@@ -47,7 +48,7 @@ impl Change for NarrowAsked {
             return refused("already-placed");
         }
         let preemptor = ledger.preemptor(&request.uid);
-        let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
+        let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
         let allowed = offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
         let with_eviction_cost = allowed.filter_map(|(place, node)| {
             let eviction_cost = eviction_cost(ledger, &preemptor, node)?;

@@ -3,9 +3,10 @@
 use super::request::{DecisionView, VerbRequest};
 use super::{Change, Cluster};
 use crate::scheduling::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
+use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks how good these nodes are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrioritizeAsked(pub VerbRequest);
 
 /// The decision: all nodes that fit, best first. [`filter::offered`](super::filter::offered) records the first of them.

@@ -10,6 +10,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::GpuSet;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The shortlist doubles with every attempt that did not lead to a bind, at most this many times: with four nodes at first, 256
@@ -17,7 +18,7 @@ use std::sync::Arc;
 const MAX_DOUBLINGS: u32 = 6;
 
 /// The pod that kube-scheduler asks about, as the request shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbRequest {
     pub uid: PodUid,
     pub key: PodKey,

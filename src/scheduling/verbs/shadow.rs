@@ -12,7 +12,7 @@ use crate::scheduling::ledger::{Ledger, PodPhase};
 use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::device_plugin::Ask;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How Stowage's decision compares with what was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -49,7 +49,7 @@ enum ExpectedNode {
 }
 
 /// A pod whose request is invalid is let through. Its bind finds it in the ledger.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LetThrough(pub VerbRequest);
 
 impl ShadowOutcome {

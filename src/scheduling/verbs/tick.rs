@@ -6,36 +6,38 @@ use crate::scheduling::ledger::Classifications;
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::policy::Policy;
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 
 /// The present. It never goes back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockAdvanced(pub Moment);
 
 /// Deadlines up to now have passed: soft reservations, reservations, start gates and readings expire. Reservations stay on a
 /// replica that does not lead, until the API server shows that the leader has ended them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tick {
     pub now: Moment,
     pub is_leading: bool,
 }
 
 /// This replica leads, and has listed everything.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeadershipBegan(pub LeaderEpoch);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeadershipEnded;
 
 /// Another policy is in force.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PolicySet {
     pub policy: Policy,
-    /// How it classifies the known pods, as far as that was computed beforehand.
+    /// How it classifies the known pods, as far as that was computed beforehand. It follows from the policy, so it is not stored.
+    #[serde(skip)]
     pub classified: Classifications,
 }
 
 /// What free VRAM is worth was learned anew from the demand history.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PackingModelLearned(pub PackingModel);
 
 impl Change for ClockAdvanced {

@@ -8,31 +8,32 @@ use crate::scheduling::ledger::{AssumeConflict, PendingPod};
 use crate::scheduling::planning::PlannedPlacement;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Hands out pods that are due, at most `limit` of the refused and as many of the gated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakePending {
     pub limit: usize,
 }
 
 /// These pods were handed out and nothing was decided about them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutBack(pub Vec<PodUid>);
 
 /// The pod was nominated or touched, so that kube-scheduler tries it again.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRequeued(pub PodUid);
 
 /// There was no placement for the pod in the cluster of this generation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoPlacementFound {
     pub uid: PodUid,
     pub generation: u64,
 }
 
 /// The placements of one plan step, all or none: of one pod, or of a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservePlaces {
     pub places: Vec<PlannedPlacement>,
     /// The generation that was planned on.
@@ -40,43 +41,43 @@ pub struct ReservePlaces {
 }
 
 /// A previous leader or process may have refused every pending pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllMayBeRefused;
 
 /// GPUs are kept for the pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserve {
     pub uid: PodUid,
     pub reservation: Reservation,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseReservation(pub PodUid);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtendReservation {
     pub uid: PodUid,
     pub until: Moment,
 }
 
 /// Hands out the pods whose reservations were made by another leader and could not be adopted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakeUnknownReservations;
 
 /// These evictions count within the eviction rates from now on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionsOrdered(pub Vec<PodUid>);
 
 /// The pod was evicted; its owner has lost one more.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodEvicted(pub PodUid);
 
 /// Evictions for the pod did not lead to its binding.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionFailed(pub PodUid);
 
 /// A scope's whole minute of evictions is kept for the pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeReserved {
     pub scope: ScopeKey,
     pub uid: PodUid,

@@ -93,7 +93,7 @@ pub enum Sharing {
 }
 
 /// What one pod asks for, understood, and what the policy makes of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
     pub ask: Ask,
     /// VRAM on each of its GPUs; none, if a device plugin hands them out.
@@ -109,7 +109,7 @@ pub struct Demand {
     pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
     /// Which policy says so.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "is_first_policy")]
     pub classified_by: u64,
     pub priority: i32,
     pub may_preempt: bool,
@@ -120,14 +120,22 @@ pub struct Demand {
     /// The part of its VRAM that is KV cache.
     pub kv_cache: Option<Bytes>,
     /// What its model weighs, where that is not the pod's to say.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Bytes>,
     /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
     /// to no other.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "no_models")]
     pub models: Arc<[GpuModel]>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
+}
+
+fn is_first_policy(version: &u64) -> bool {
+    *version == 0
+}
+
+fn no_models(models: &Arc<[GpuModel]>) -> bool {
+    models.is_empty()
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.

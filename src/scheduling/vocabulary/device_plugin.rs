@@ -50,7 +50,7 @@ impl fmt::Display for PluginResource {
 }
 
 /// In which of the two ways a pod asks for its GPUs.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     /// `stowage.dev/vram`: Stowage picks the GPUs.

@@ -5,12 +5,12 @@
 
 use super::classification::PodTraits;
 use super::label_selector::Selector;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A PodDisruptionBudget as its owner and its controller last left it.
 ///
 /// The Eviction API refuses a pod that two budgets cover, whatever they allow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisruptionBudget {
     pub namespace: String,
     pub name: String,
@@ -22,7 +22,7 @@ pub struct DisruptionBudget {
 }
 
 /// Whether the cluster's budgets can be seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BudgetVisibility {
     /// The ledger's are all there are.
     #[default]

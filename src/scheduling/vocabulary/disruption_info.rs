@@ -6,7 +6,7 @@
 
 use crate::ids::OwnerUid;
 use crate::units::{Millis, Moment};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const SAME_CLOCK: Millis = Millis::seconds(60);
 /// Moments that are computed from wall time waver by some milliseconds each time they are read.
 const SAME_MOMENT: Millis = Millis::seconds(1);
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DisruptionInfo {
     pub checkpoint: Checkpoint,
@@ -35,7 +35,7 @@ pub struct DisruptionInfo {
 }
 
 /// When a pod last saved its work.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Checkpoint {
     /// None is known.
@@ -45,7 +45,7 @@ pub enum Checkpoint {
 }
 
 /// Pods of one namespace that belong together, by the label that says so.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GroupKey {
     pub namespace: Arc<str>,
     pub kind: GroupKind,
@@ -53,7 +53,7 @@ pub struct GroupKey {
 }
 
 /// The API that names a group: two of one name by different APIs are two groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupKind {
     Stowage,
@@ -89,7 +89,7 @@ impl fmt::Display for GroupKey {
 }
 
 /// The disruption info as a pod shows it, with ages instead of moments: the caller, which knows the time, makes moments of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedDisruptionInfo {
     /// All but the checkpoint.
     pub disruption_info: DisruptionInfo,
@@ -98,7 +98,7 @@ pub struct ObservedDisruptionInfo {
 }
 
 /// What a pod writes of its last checkpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckpointAge {
     #[default]
     None,
@@ -110,7 +110,7 @@ pub enum CheckpointAge {
 }
 
 /// A pod that is being deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodDeletion {
     pub asked_ago: Millis,
     /// What it was given to leave.

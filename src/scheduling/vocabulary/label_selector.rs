@@ -4,11 +4,11 @@
 //! null or unreadable selector counts is decided by the code that reads one, because it differs by use. Nothing here knows
 //! whose labels they are.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All of its requirements must hold.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Selector {
     /// A null selector: takes no labels at all, not even none.
     Nothing,
@@ -17,13 +17,13 @@ pub enum Selector {
 }
 
 /// What one key of the labels must be.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Requirement {
     pub key: String,
     pub rule: Rule,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Rule {
     In(BTreeSet<String>),
     /// A missing key is in no set.

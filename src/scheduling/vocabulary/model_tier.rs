@@ -3,7 +3,7 @@
 //! The time is bytes over the speed of the way they must go, and a start that no speed shortens.
 
 use crate::ids::ModelId;
-use crate::units::{Bytes, Millis};
+use crate::units::{Bytes, Millis, setting};
 use rustc_hash::FxBuildHasher;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
@@ -81,13 +81,21 @@ fn mark(model: &ModelId) -> u64 {
     1 << (FxBuildHasher.hash_one(model) % 64)
 }
 
-/// Bytes a second by the way the weights must go, and what no speed helps.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// How fast weights are loaded onto a GPU, to estimate when an engine will be ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LoadingSpeeds {
+    /// From a registry or object store to the node's disk.
+    #[serde(with = "setting::Speed")]
     pub network: Bytes,
+    /// From the node's disk.
+    #[serde(with = "setting::Speed")]
     pub disk: Bytes,
+    /// From the kernel's page cache.
+    #[serde(with = "setting::Speed")]
     pub page_cache: Bytes,
-    /// Process start, CUDA context, profiling, graph capture.
+    /// The time that an engine's start takes besides loading.
+    #[serde(with = "setting::Duration")]
     pub init: Millis,
 }
 

@@ -9,7 +9,7 @@ use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
 
 /// One node, measured once.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReading {
     /// On the receiver's clock: when the report came, less the age its sender measured.
     pub sampled: Moment,
@@ -20,7 +20,7 @@ pub struct NodeReading {
 }
 
 /// One GPU or MIG slice.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuReading {
     pub uuid: GpuUuid,
     /// What is allocated on it, without the driver's reserve; `None` if the driver does not say.

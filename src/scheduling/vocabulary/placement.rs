@@ -39,3 +39,10 @@ pub struct Reservation {
     pub victims: Arc<[PodUid]>,
     pub deadline: Moment,
 }
+
+impl Reservation {
+    /// Whether it is the same reservation, until the same or another deadline.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.node, &self.devices, &self.victims) == (&other.node, &other.devices, &other.victims)
+    }
+}

@@ -1,6 +1,7 @@
 //! The planner's writes on a real API server, with the rights of the shipped manifests: their effect, and what the admission
 //! policy denies to every user, Stowage included.
 
+use super::key;
 use super::processes::{PATIENCE, eventually};
 use super::world::RealControlPlane;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,7 +9,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage::ids::{GpuUuid, NodeName, PodUid};
 use stowage::kubernetes;
 use stowage::kubernetes::events::EventRecorder;
 use stowage::kubernetes::objects;
@@ -127,10 +128,6 @@ impl InstalledCluster {
         let why = EvictionReason::Preempted { by: key("urgent") };
         self.control_plane.evict(&key(name), uid, &why).await
     }
-}
-
-fn key(name: &str) -> PodKey {
-    PodKey::parse("default", name).unwrap()
 }
 
 fn condition(kind: &str) -> Value {

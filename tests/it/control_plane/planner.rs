@@ -5,7 +5,7 @@ use super::fleet::{GpuNode, node, pod};
 use super::journal::{ClusterJournal, Happening};
 use super::processes::eventually;
 use super::world::RealControlPlane;
-use super::{ALWAYS, all_bound, annotation, name_of, no_gpu_is_promised_twice, node_of, pods, submit};
+use super::{ALWAYS, all_bound, annotation, gated, name_of, no_gpu_is_promised_twice, node_of, pods, submit};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Value, json};
@@ -26,12 +26,6 @@ fn h100(name: &str, gpus: u32, model: &'static str) -> GpuNode {
 fn on(mut pod: Pod, model: &str) -> Pod {
     let selector = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), model.to_owned())]);
     pod.spec.as_mut().unwrap().node_selector = Some(selector);
-    pod
-}
-
-fn gated(mut pod: Pod) -> Pod {
-    let gates = serde_json::from_value(json!([{ "name": objects::PLAN_GATE }])).unwrap();
-    pod.spec.as_mut().unwrap().scheduling_gates = Some(gates);
     pod
 }
 

@@ -6,6 +6,7 @@
 
 use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
 use super::processes::{Ran, TestProcess, eventually, free_ports, run};
+use crate::needs;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -130,6 +131,11 @@ impl RealControlPlane {
 
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
     pub async fn begin_scheduling(&mut self) {
+        self.begin_scheduling_but(|_| {}).await;
+    }
+
+    /// The same with a changed configuration of the scheduler.
+    pub async fn begin_scheduling_but(&mut self, change: impl FnOnce(&mut Value)) {
         eventually("the books have the GPUs as the agents report them", async || {
             self.check();
             let books = self.books().await?;
@@ -139,7 +145,7 @@ impl RealControlPlane {
                 .then_some(())
         })
         .await;
-        self.start_scheduler();
+        self.start_scheduler_but(SCHEDULER_CONFIG, change);
         let nodes: Api<Node> = Api::all(self.client.clone());
         eventually("every node offers VRAM", async || {
             self.check();
@@ -326,11 +332,11 @@ fn binaries() -> Option<PathBuf> {
     if missing.is_empty() {
         return Some(folder);
     }
-    println!(
-        "skipped: no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
+    needs::skipped(format_args!(
+        "no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
         folder.display(),
         missing.join(", ")
-    );
+    ));
     None
 }
 

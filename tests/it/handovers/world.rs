@@ -1,11 +1,15 @@
 //! One seed's cluster, and its history.
 
+mod disturbances;
+mod observations;
+
 use super::HandoverRun;
 use super::fates::{self, between};
 use super::oracle::{could_be_mended, held_twice, holds, name, promised_twice};
 use super::schedulers::Schedulers;
 use super::tally::HandoverTally;
-use crate::served::without_engines;
+use crate::served::{gpu_labels, without_engines};
+use observations::audit;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -288,153 +292,6 @@ impl HandoverCluster {
 
     // ---- what happens to replicas ----
 
-    /// The next change of leadership.
-    ///
-    /// The writes in flight when leadership ends are what matters, so pods end shortly before, and others are bound in their
-    /// place.
-    async fn happen(&mut self) {
-        let bound: Vec<Arc<Value>> =
-            self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
-        for pod in bound.iter().filter(|_| self.dice.below(2) == 0) {
-            self.api.delete_now(&format!("pods/default/{}", name(pod))).unwrap();
-        }
-        self.step().await;
-        self.schedule(16);
-        let moment = between(&mut self.dice, Duration::from_millis(1), Duration::from_secs(3));
-        tokio::time::sleep(moment).await;
-        self.next_event =
-            Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
-        let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
-        let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
-        match self.dice.below(8) {
-            0..2 => self.kill(host),
-            2 => self.restart(host),
-            3..5 => self.stop(host),
-            5..7 => self.cut_off(host),
-            _ => {
-                self.api.compact();
-                self.tally.note("compacted");
-                self.say("the API server compacts its log".into());
-            }
-        }
-    }
-
-    /// The pod is gone, with the scheduler in it.
-    fn kill(&mut self, host: usize) {
-        let Some(replica) = self.replicas[host].take() else { return };
-        self.say(format!("{} is killed", replica.client));
-        self.tally.note("killed");
-        self.note_audit(&replica);
-        die(&self.api, replica);
-        self.returns[host] =
-            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
-    }
-
-    /// Stowage's container ends and starts again; its scheduler is not affected.
-    fn restart(&mut self, host: usize) {
-        let Some(replica) = self.replicas[host].take() else { return };
-        self.say(format!("{} dies, and its container starts again", replica.client));
-        self.tally.note("restarted");
-        self.note_audit(&replica);
-        die(&self.api, replica);
-        self.start(host);
-    }
-
-    /// It ends in order, and gives its Lease up.
-    fn stop(&mut self, host: usize) {
-        let Some(mut replica) = self.replicas[host].take() else { return };
-        self.say(format!("{} is told to stop", replica.client));
-        self.tally.note("stopped");
-        self.note_audit(&replica);
-        replica.shutdown.cancel();
-        tokio::spawn(async move { while replica.tasks.join_next().await.is_some() {} });
-        if let Some(schedulers) = &mut self.schedulers {
-            schedulers.give_up(&self.api, host);
-        }
-        self.returns[host] =
-            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(20)));
-    }
-
-    fn cut_off(&mut self, host: usize) {
-        let Some(replica) = &self.replicas[host] else { return };
-        let client = replica.client.clone();
-        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
-        self.say(format!("{client} is cut off for {lasts:?}"));
-        self.tally.note("cut off");
-        self.api.connections().cut_off(&client);
-        self.reconnects.push((Instant::now() + lasts, client));
-    }
-
-    fn disturb_watches(&mut self) {
-        if self.dice.below(40) > 0 {
-            return;
-        }
-        let Some(replica) = &self.replicas[self.dice.below(2)] else { return };
-        let client = replica.client.clone();
-        let kind = ["pods", "pods", "nodes"][self.dice.below(3)];
-        let connections = self.api.connections();
-        let what = match self.dice.below(3) {
-            0 => {
-                connections.hold_watches_back(&client, kind);
-                let lasts = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30));
-                self.resumes.push((Instant::now() + lasts, client.clone(), kind));
-                "watch held back"
-            }
-            // It is noticed when the server would have ended it, which is a minute at most.
-            1 => {
-                connections.silence_watches(&client, kind);
-                "watch silent"
-            }
-            _ => {
-                connections.end_watches(&client, kind);
-                "watch ended"
-            }
-        };
-        self.tally.note(what);
-        self.say(format!("{what}: {kind} of {client}"));
-    }
-
-    fn bring_back(&mut self) {
-        let now = Instant::now();
-        for (_, client) in self.reconnects.extract_if(.., |(at, _)| *at <= now) {
-            self.api.connections().reconnect(&client);
-        }
-        for (_, client, kind) in self.resumes.extract_if(.., |(at, ..)| *at <= now) {
-            self.api.connections().resume_watches(&client, kind);
-        }
-        for host in 0..2 {
-            if self.returns[host].is_some_and(|at| at <= now) {
-                self.returns[host] = None;
-                self.start(host);
-            }
-        }
-    }
-
-    fn start(&mut self, host: usize) {
-        self.processes += 1;
-        let client = format!("{}-{}", HOSTS[host], self.processes);
-        let mut policy = without_engines();
-        policy.conflicts = ConflictRule::EvictUnstarted;
-        let service = Service::timed_by(time(), policy);
-        let lead_with = match self.mode {
-            LeadershipMode::KubeScheduler => {
-                let lease = LeaseName::of_kube_scheduler();
-                LeadWith::KubeScheduler { lease, hostname: HOSTS[host].into() }
-            }
-            LeadershipMode::OwnLease => {
-                LeadWith::Lease { lease: LeaseName::own("stowage"), identity: HOSTS[host].into() }
-            }
-        };
-        let options = ClusterOptions { times: self.times, ..ClusterOptions::new(lead_with, client.clone()) };
-        let shutdown = CancellationToken::new();
-        let connection = self.api.client_in_process(&client, self.times);
-        let (control_plane, tasks) =
-            kubernetes::start(connection, service.clone(), options, shutdown.clone());
-        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
-        self.say(format!("{client} starts"));
-        self.replicas[host] = Some(RacingReplica { client, service, extender, tasks, shutdown });
-    }
-
     /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
     fn scheduler_can_act(&self, host: usize) -> bool {
         let is_cut_off = |client: &String| self.reconnects.iter().any(|(_, cut_off)| cut_off == client);
@@ -451,84 +308,6 @@ impl HandoverCluster {
         }
     }
 
-    // ---- what is seen ----
-
-    fn note_audit(&mut self, replica: &RacingReplica) {
-        let found = audit(replica, "stowage_gpu_conflicts_detected_total");
-        if !self.proxy && found > 0 {
-            self.broken.push(format!(
-                "{} reports {found} conflicts between bound pods that are none",
-                replica.client
-            ));
-        }
-        self.tally.reported += found;
-        self.tally.remedied +=
-            replica.service.metrics.conflicts.evictions.with_label_values(&["written"]).get();
-    }
-
-    fn look(&mut self) {
-        let pods = self.api.list("pods");
-        self.note_bindings(&pods);
-        for (pod, devices) in holds(&pods) {
-            if self.seen_holds.insert((pod.clone(), devices.clone())) {
-                self.tally.held += 1;
-                self.say(format!("{pod} holds {devices:?}"));
-            }
-        }
-        for pod in &pods {
-            let is_evicted = pod["status"]["conditions"].as_array().is_some_and(|conditions| {
-                conditions.iter().any(|condition| condition["reason"] == "EvictionByEvictionAPI")
-            });
-            if is_evicted && self.leaving.insert(name(pod)) {
-                self.tally.evicted += 1;
-                self.say(format!("{} is evicted", name(pod)));
-            }
-        }
-        self.broken.append(&mut self.lies.lock());
-        self.judge(&pods);
-    }
-
-    fn note_bindings(&mut self, pods: &[Arc<Value>]) {
-        for pod in pods {
-            let written = &pod["metadata"]["annotations"];
-            let (Some(node), Some(devices)) =
-                (pod["spec"]["nodeName"].as_str(), written["stowage.dev/devices"].as_str())
-            else {
-                continue;
-            };
-            let place = format!("{node}/{devices}");
-            match self.known.insert(name(pod), place.clone()) {
-                None => {
-                    self.tally.bound += 1;
-                    let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
-                    self.tally.epochs.insert(epoch.to_owned());
-                    // The last part is the process' own, and another one each time.
-                    let term = epoch.rsplit_once('/').map_or(epoch, |(term, _)| term);
-                    self.history.push(format!("{} {} is bound to {place} in {term}", self.at(), name(pod)));
-                }
-                Some(before) if before != place => {
-                    self.broken.push(format!("{}: {before} became {place}", name(pod)));
-                }
-                Some(_) => {}
-            }
-        }
-    }
-
-    fn judge(&mut self, pods: &[Arc<Value>]) {
-        for (gpu, on_it) in promised_twice(pods) {
-            let what = format!("{gpu} is promised twice: {on_it:?}");
-            if !self.twice.insert(what.clone()) {
-                continue;
-            }
-            self.say(what.clone());
-            if self.proxy {
-                self.tally.by_proxy += 1;
-            } else {
-                self.broken.push(what);
-            }
-        }
-    }
-
     fn say(&mut self, what: String) {
         self.history.push(format!("{} {what}", self.at()));
     }
@@ -536,14 +315,6 @@ impl HandoverCluster {
     fn at(&self) -> String {
         format!("{:>8.3} s", self.began.elapsed().as_secs_f64())
     }
-}
-
-/// What a replica's audit says of bound pods that cannot all be where they are.
-fn audit(replica: &RacingReplica, family: &str) -> u64 {
-    let kinds = ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
-    let text = replica.service.metrics.render();
-    let lines = text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
-    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
 }
 
 /// One request of a scheduler's, and whether its answer is true.
@@ -576,12 +347,9 @@ fn die(api: &ApiServer, mut replica: RacingReplica) {
 }
 
 fn create_node(api: &ApiServer, n: usize) {
-    let labels = json!({
-        "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
-    });
     let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
     let status = json!({ "allocatable": amounts, "capacity": amounts });
-    let node = json!({ "metadata": { "name": node_name(n), "labels": labels }, "status": status });
+    let node = json!({ "metadata": { "name": node_name(n), "labels": gpu_labels(2) }, "status": status });
     api.create("nodes", node).unwrap();
 }
 

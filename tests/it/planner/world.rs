@@ -33,7 +33,7 @@ impl PlannerCluster {
     /// Reservations end so soon after their victims should be gone that a test can wait for it.
     pub async fn impatient(machines: &[DemoMachine]) -> Self {
         let mut policy = Policy::default();
-        policy.reservation_slack = Millis::seconds(3);
+        policy.preemption.reservation_slack = Millis::seconds(3);
         Self::by(policy, machines).await
     }
 

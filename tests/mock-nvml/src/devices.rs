@@ -2,11 +2,11 @@
 
 use crate::abi::{
     ARGUMENT_VERSION_MISMATCH, FIELD_REMAP_FAILURE, FIELD_REMAP_PENDING, FieldValue, Handle,
-    INSUFFICIENT_SIZE, INVALID_ARGUMENT, MEMORY_VERSION, NvmlMemory, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED,
-    P2P_NOT_SUPPORTED, P2P_NVLINK, P2P_OK, Pci, ProcessEntry, SUCCESS, Utilization, VALUE_UNSIGNED_INT, code,
-    put, put_text,
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, MEMORY_VERSION, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED,
+    NvmlMemory, P2P_NOT_SUPPORTED, P2P_NVLINK, P2P_OK, Pci, ProcessEntry, SUCCESS, Utilization,
+    VALUE_UNSIGNED_INT, code, put, put_text,
 };
-use crate::script::{ScriptedGpu, GpuProcess};
+use crate::script::{GpuProcess, ScriptedGpu};
 use crate::world::{HandleTarget, said, world};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 

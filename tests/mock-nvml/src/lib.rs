@@ -14,7 +14,7 @@ mod script;
 mod system;
 mod world;
 
-pub use script::{ScriptedGpu, GpuProcess, NvmlScript, Slice, Xid};
+pub use script::{GpuProcess, NvmlScript, ScriptedGpu, Slice, Xid};
 
 use std::io;
 use std::path::{Path, PathBuf};

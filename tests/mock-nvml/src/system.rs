@@ -1,7 +1,7 @@
 //! The exported functions that are not about one GPU: start and stop, the list of GPUs, events.
 
 use crate::abi::{
-    EVENT_XID, NvmlEvent, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, TIMEOUT, code, put, put_text,
+    EVENT_XID, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, NvmlEvent, TIMEOUT, code, put, put_text,
 };
 use crate::world::{NvmlState, world};
 use std::ffi::{c_char, c_uint, c_ulonglong};

@@ -3,7 +3,7 @@
 //! One lock around it all. No C types but handles.
 
 use crate::abi::{GPU_IS_LOST, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED};
-use crate::script::{ScriptedGpu, NvmlScript, Slice};
+use crate::script::{NvmlScript, ScriptedGpu, Slice};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

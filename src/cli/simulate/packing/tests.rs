@@ -111,7 +111,7 @@ fn eviction_for_serving_pods_needs_a_trace_with_serving_pods() {
 
 #[test]
 fn the_policy_that_knows_all_arrivals_is_refused_with_churn() {
-    let error = args(&["--policy", "stowage-told", "--churn", "0.9"]).unwrap().stage().err().unwrap();
+    let error = args(&["--policy", "stowage-known-demand", "--churn", "0.9"]).unwrap().stage().err().unwrap();
     assert!(error.to_string().contains("leave it or --churn out"), "{error}");
 }
 

@@ -92,7 +92,7 @@ async fn the_eviction_of_a_protected_neighbour_is_retried_with_back_off_and_anot
 #[tokio::test]
 async fn relief_counts_towards_the_eviction_limits() {
     let mut policy = Policy::default();
-    policy.eviction_rates = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
     let mut bench = pressed(policy);
     bench.service.cluster().apply(EvictionsOrdered(vec![uid("large")]));
     let mut written = press(&mut bench).await;
@@ -113,7 +113,7 @@ fn of_a_pair(name: &str, pod: Value) -> Value {
 async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
-    policy.eviction_rates = rates;
+    policy.preemption.evictions_per_minute = rates;
     let mut bench = PlannerFixture::by(policy, &["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));

@@ -6,7 +6,7 @@ use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 
 fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
-    policy.eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
+    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, ..EvictionRates::default() };
     let mut bench = PlannerFixture::by(policy, nodes);
     nodes.iter().for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
     bench

@@ -230,7 +230,7 @@ impl<'w> PreemptionRun<'w> {
             node: choice.node.clone(),
             devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
             victims: choice.awaited.clone().into(),
-            deadline: self.events.now() + choice.grace + self.policy.reservation_slack,
+            deadline: self.events.now() + choice.grace + self.policy.preemption.reservation_slack,
         })
     }
 

@@ -111,24 +111,12 @@ fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
     }
 }
 
-/// Beside the checkout, or where `STOWAGE_SHARED` says.
-#[expect(clippy::disallowed_methods, reason = "a test may read the real trace")]
 fn real_trace() -> Option<Trace> {
-    let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
-    let shared = std::env::var_os("STOWAGE_SHARED").unwrap_or_else(beside);
-    let directory = std::path::Path::new(&shared).join("traces/openb");
-    let read = |name: &str| std::fs::read_to_string(directory.join(name));
     use crate::lab::simulate::openb::{NODES, PODS, TraceText};
-    match (read(NODES), read(PODS)) {
-        (Ok(nodes), Ok(pods)) => {
-            let nodes = TraceText { file: NODES, text: &nodes };
-            Some(Trace::read(nodes, TraceText { file: PODS, text: &pods }).unwrap())
-        }
-        _ => {
-            println!("skipped: no openb trace in {}", directory.display());
-            None
-        }
-    }
+    let text = |file: &str| crate::needs::trace(&format!("openb/{file}"));
+    let (nodes, pods) = (text(NODES)?, text(PODS)?);
+    let of = |file, text| TraceText { file, text };
+    Some(Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap())
 }
 
 /// Nodes with GPUs of 100 B, residents that started at some second, and one pending pod.

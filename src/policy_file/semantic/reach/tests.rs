@@ -63,7 +63,10 @@ fn pods() -> Vec<PodTraits> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_class_that_is_said_to_be_unreachable_takes_no_pod(earlier in proptest::collection::vec(any_match(), 1..6), last in any_match()) {
+    fn a_class_that_is_said_to_be_unreachable_takes_no_pod(
+        earlier in proptest::collection::vec(any_match(), 1..6),
+        last in any_match(),
+    ) {
         let earlier: Vec<DraftClass> = earlier.into_iter().map(draft).collect();
         if takers(&earlier, &last).is_some() {
             for pod in pods() {

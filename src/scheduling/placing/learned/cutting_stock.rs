@@ -14,6 +14,9 @@
 //!
 //! Floating point is fine here: a value orders places, it never counts allocations.
 
+use super::exact;
+use serde::{Deserialize, Serialize};
+
 /// Parts into which a GPU is divided. A finer grid distinguishes nothing in real demand, and its cost grows by the square.
 pub const GRID: usize = 100;
 /// A figure below this is rounding noise.
@@ -30,8 +33,8 @@ pub struct WantedSize {
 
 /// U(r), in GPUs, for each r from 0 to [`GRID`] hundredths. Never decreases; no free VRAM has the value 0, and a whole GPU has
 /// the value 1, whatever the demand.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ValueCurve([f64; GRID + 1]);
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ValueCurve(#[serde(with = "exact")] [f64; GRID + 1]);
 
 /// One way to cut a GPU: the count of each size.
 type Cut = Vec<u8>;

@@ -8,6 +8,7 @@ use crate::scheduling::policy::packing::WINDOW;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub const ENOUGH: usize = 10;
 pub const EVERY: u64 = 100;
 
 /// One pod's request, as far as its place is concerned.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DemandShape {
     /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
@@ -47,7 +48,8 @@ impl DemandShape {
 }
 
 /// The latest demand shapes, up to the window.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(from = "StoredHistory", into = "StoredHistory")]
 pub struct DemandHistory {
     window: usize,
     latest: VecDeque<RememberedArrival>,
@@ -61,13 +63,44 @@ pub struct DemandHistory {
 }
 
 /// What happened between this arrival and the next.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct RememberedArrival {
     demand_shape: Arc<DemandShape>,
     /// The number of pods that ended.
     departures: u32,
     /// The VRAM of pods that were refused and gave up.
     turned_away: Bytes,
+}
+
+/// What is stored of a history: its sums and counts follow from the arrivals.
+#[derive(Serialize, Deserialize)]
+struct StoredHistory {
+    window: usize,
+    latest: VecDeque<RememberedArrival>,
+    waiting: Bytes,
+    arrivals: u64,
+}
+
+impl From<DemandHistory> for StoredHistory {
+    fn from(history: DemandHistory) -> Self {
+        let DemandHistory { window, latest, waiting, arrivals, .. } = history;
+        Self { window, latest, waiting, arrivals }
+    }
+}
+
+impl From<StoredHistory> for DemandHistory {
+    fn from(stored: StoredHistory) -> Self {
+        let mut history = Self { window: stored.window.max(1), ..Self::of_last(1) };
+        for arrival in stored.latest {
+            history.arrive(DemandShape::clone(&arrival.demand_shape));
+            if let Some(latest) = history.latest.back_mut() {
+                (latest.departures, latest.turned_away) = (arrival.departures, arrival.turned_away);
+            }
+            history.departures += u64::from(arrival.departures);
+            history.turned_away += arrival.turned_away;
+        }
+        Self { waiting: stored.waiting, arrivals: stored.arrivals, ..history }
+    }
 }
 
 impl Default for DemandHistory {

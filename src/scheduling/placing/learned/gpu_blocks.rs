@@ -14,20 +14,24 @@
 //! others replace them, their number varies by the square root of all of them.
 
 use super::demand_history::{DemandHistory, DemandShape};
+use super::exact;
 use super::host_demand::at_most;
 use crate::units::MilliCpu;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// GPU counts of which blocks are priced: the most wanted ones. Pods request two, four or eight GPUs, rarely another number.
 const MOST: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GpuBlock {
     pub gpus: usize,
     /// The CPU that a pod for this block wants beside them, in thousandths of a core.
+    #[serde(with = "exact")]
     pub cpu: f64,
     /// The share of the demand for GPUs that such pods make up.
+    #[serde(with = "exact")]
     pub share: f64,
 }
 

@@ -8,10 +8,12 @@
 
 use super::cutting_stock::{GRID, ValueCurve, WantedSize};
 use super::demand_history::{DemandHistory, DemandShape};
+use super::exact;
 use crate::ids::GpuModel;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::{Bytes, MilliCpu};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,17 +22,20 @@ const LEVELS: usize = 32;
 /// Pods of more GPUs than this are refused by nearly any node that has not all of its GPUs free.
 const GROUPS: usize = 16;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GpuKind {
     pub model: GpuModel,
     pub capacity: Bytes,
     /// One byte as a part of the capacity.
+    #[serde(with = "exact")]
     pub per_byte: f64,
     /// The kind's weight beside the largest.
+    #[serde(with = "exact")]
     pub scale: f64,
     pub curve: Arc<ValueCurve>,
     pub usable: ServableShare,
     /// The cost, for each GPU taken, of other pods that can only run on this model.
+    #[serde(with = "exact")]
     pub scarcity: f64,
 }
 
@@ -77,8 +82,8 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
 }
 
 /// Amounts of CPU that distinguish recent pods, in thousandths of a core, sorted.
-#[derive(Debug, Clone)]
-pub struct CpuLevels(Vec<f64>);
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CpuLevels(#[serde(with = "exact")] Vec<f64>);
 
 impl CpuLevels {
     pub fn of(demand_history: &DemandHistory) -> Self {
@@ -122,11 +127,13 @@ impl CpuLevels {
 }
 
 /// The share of recent pods that a GPU of one kind could serve, by CPU level of the node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ServableShare {
     /// By how many hundredths are free.
+    #[serde(with = "exact")]
     by_part: Vec<[f64; GRID + 1]>,
     /// By the node's number of whole GPUs; empty if no multi-GPU pod arrived.
+    #[serde(with = "exact")]
     by_group: Vec<[f64; GROUPS + 1]>,
 }
 

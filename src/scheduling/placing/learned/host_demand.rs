@@ -10,6 +10,8 @@
 //! wasted = min(W, shortfall ÷ a)                                           in GPUs
 //! ```
 
+use super::exact;
+use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
 /// λ: the pod that gets the last GPUs of a node is not the average pod but one of those that fit, and these need less CPU and
@@ -17,17 +19,22 @@ use std::sync::LazyLock;
 const OF_THOSE_THAT_FIT: f64 = 0.8;
 
 /// What recent pods request of one resource beside their GPUs.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HostDemand {
     /// Amount of the resource per GPU.
+    #[serde(with = "exact")]
     per_gpu: f64,
     /// GPUs per unit of the resource.
+    #[serde(with = "exact")]
     gpus: f64,
     /// The deviation per GPU, in GPUs.
+    #[serde(with = "exact")]
     spread: f64,
     /// The steps of [`overshoot`] in a unit of the resource, on one GPU.
+    #[serde(with = "exact")]
     steps: f64,
     /// The square of [`FAR`] deviations.
+    #[serde(with = "exact")]
     far: f64,
 }
 

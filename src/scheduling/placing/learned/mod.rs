@@ -19,6 +19,7 @@
 
 pub mod cutting_stock;
 pub mod demand_history;
+mod exact;
 pub mod gpu_blocks;
 pub mod gpu_kind;
 pub mod host_demand;
@@ -36,9 +37,10 @@ use gpu_blocks::GpuBlock;
 use gpu_kind::{CpuLevels, GpuKind};
 use host_demand::HostDemand;
 use potential_weights::PotentialWeights;
+use serde::{Deserialize, Serialize};
 
 /// The value of free GPUs by recent demand. Empty by default.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PackingModel {
     generation: u64,
     /// The number of arrivals when it was learned.
@@ -46,7 +48,7 @@ pub struct PackingModel {
     learned: Option<LearnedDemand>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct LearnedDemand {
     setting: PotentialWeights,
     /// In order of model and capacity; never empty.
@@ -55,6 +57,7 @@ struct LearnedDemand {
     cpu: Option<HostDemand>,
     memory: Option<HostDemand>,
     /// Each with its price.
+    #[serde(with = "exact")]
     blocks: Vec<(GpuBlock, f64)>,
 }
 

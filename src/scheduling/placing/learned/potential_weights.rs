@@ -6,20 +6,29 @@
 //! capacity could be used at once. Each setting is worse than simpler policies at the others' ends, so the observed demand
 //! decides.
 
+use super::exact;
+use serde::{Deserialize, Serialize};
+
 /// Factors of the potential's parts; see [`super::packing_cost`].
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PotentialWeights {
     /// κ: the part wasted by a lack of CPU and memory.
+    #[serde(with = "exact")]
     pub host_demand: f64,
     /// f: the part that recent pods could not use now.
+    #[serde(with = "exact")]
     pub fragments: f64,
     /// t: what is left on the node. Breaks ties, or, where pods end, keeps some nodes empty for the largest pods.
+    #[serde(with = "exact")]
     pub tie: f64,
     /// B: whole GPUs for multi-GPU pods.
+    #[serde(with = "exact")]
     pub blocks: f64,
     /// Credit for blocks that are nearly whole.
+    #[serde(with = "exact")]
     pub partial_blocks: f64,
     /// c: the part of the used capacity that becomes free again.
+    #[serde(with = "exact")]
     pub turnover: f64,
 }
 

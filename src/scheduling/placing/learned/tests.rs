@@ -1,6 +1,5 @@
 //! The packing model as a whole: against best fit where best fit is good, and on the demand of a real cluster.
 
-use super::cutting_stock::ValueCurve;
 use super::gpu_kind;
 use super::{DemandHistory, DemandShape, NodeGpus, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
@@ -339,20 +338,13 @@ proptest! {
     }
 }
 
-/// Beside the checkout, or where `STOWAGE_SHARED` says; skipped without it.
+#[cfg(feature = "lab")]
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a test may look for the trace")]
 fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
+    use super::cutting_stock::ValueCurve;
     use crate::lab::simulate::openb::{NODES, PODS, Trace, TraceText};
-    let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
-    let shared_folder: std::path::PathBuf =
-        std::env::var_os("STOWAGE_SHARED").map_or_else(beside, Into::into);
-    let folder = shared_folder.join("traces/openb");
-    let (Ok(nodes), Ok(pods)) =
-        (std::fs::read_to_string(folder.join(NODES)), std::fs::read_to_string(folder.join(PODS)))
-    else {
-        return println!("skipped: there is no trace in {}", folder.display());
-    };
+    let text = |file: &str| crate::needs::trace(&format!("openb/{file}"));
+    let (Some(nodes), Some(pods)) = (text(NODES), text(PODS)) else { return };
     let trace =
         Trace::read(TraceText { file: NODES, text: &nodes }, TraceText { file: PODS, text: &pods }).unwrap();
     let mut mixed = DemandHistory::of_last(u16::MAX);

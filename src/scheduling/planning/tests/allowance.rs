@@ -5,7 +5,7 @@ use crate::scheduling::policy::EvictionRates;
 
 fn limited(eviction_rates: EvictionRates) -> Policy {
     let mut policy = Policy::default();
-    policy.eviction_rates = eviction_rates;
+    policy.preemption.evictions_per_minute = eviction_rates;
     policy
 }
 

@@ -17,7 +17,7 @@ fn for_two(policy: Policy) -> LedgerCluster {
 
 fn limited(eviction_rates: EvictionRates) -> Policy {
     let mut policy = Policy::default();
-    policy.eviction_rates = eviction_rates;
+    policy.preemption.evictions_per_minute = eviction_rates;
     policy
 }
 

@@ -1,5 +1,5 @@
 //! The kind of value that a part of an expression gives, as far as it can be seen without a pod: CEL fails when it meets a
-//! number where a text should be, and an expression that fails on every pod is a class that nobody is in.
+//! number where a text should be, and an expression that fails on every pod is a class without pods.
 //!
 //! Here is no evaluation. What depends on the pod, such as a loop's variable, is of no known kind and never refused.
 

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A ledger beside a plain record of what was allocated, and of what the API server would show.
+#[derive(Clone)]
 pub struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,

@@ -85,7 +85,7 @@ fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
         victims: set.all_victims().into(),
-        deadline: ledger.now() + set.longest_grace + ledger.policy().reservation_slack,
+        deadline: ledger.now() + set.longest_grace + ledger.policy().preemption.reservation_slack,
     })
 }
 

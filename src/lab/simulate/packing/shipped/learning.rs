@@ -78,8 +78,10 @@ impl SimulatedUpkeep {
 
     fn learn(&mut self, ledger: &mut Cluster) {
         let demand_history = match &mut self.knowledge {
-            Knowledge::Learned if ledger.is_packing_model_due() => Arc::new(ledger.demand_history_to_learn()),
-            Knowledge::Learned => return,
+            Knowledge::Learned => match ledger.demand_to_learn() {
+                Some(demand_history) => Arc::new(demand_history),
+                None => return,
+            },
             Knowledge::Known { demand_history, next_at }
                 if *next_at <= ledger.demand_history().arrivals() =>
             {

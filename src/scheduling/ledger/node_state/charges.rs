@@ -1,0 +1,342 @@
+//! What pods take of a node: allocations, reservations and soft reservations by GPU, and what of it counts for which tenant.
+//!
+//! It is added up anew from the pods whenever one of them changes. A node has a handful of pods, and sums that are never
+//! adjusted cannot drift. Reports come far more often than pods do: what only pods change is kept for them.
+
+use super::NodeState;
+use crate::ids::{ModelId, PodUid};
+use crate::scheduling::ledger::pod_state::{PodPhase, PodState};
+use crate::scheduling::ledger::pod_states::PodStates;
+use crate::scheduling::placing::fit::{usable, used_on};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
+use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use std::collections::BTreeMap;
+
+/// What the pods of a node take, as the last change of a pod or a device left it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct NodeCharges {
+    /// Pods that are charged here, in order of UID.
+    residents: Vec<ResidentPod>,
+    /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
+    coming: Vec<PodUid>,
+    /// What allocations and reservations leave of each GPU.
+    reserved: Vec<Gpu>,
+    /// What device plugins offer, beside what pods use of it.
+    plugin: Vec<PluginShare>,
+    /// What each tenant's pods and reservations use.
+    usage: Vec<(TenantId, TenantUsage)>,
+}
+
+/// What one placed pod takes, and where.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::scheduling::ledger) struct PodCharge {
+    pub gpus: GpuSet,
+    /// False if it is unknown on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
+    /// that need not be known: it is charged on none.
+    pub placed: bool,
+}
+
+/// What is read of a charged pod when a report comes in, or when a preemptor looks for victims.
+#[derive(Debug, Clone)]
+pub(in crate::scheduling) struct ResidentPod {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    /// Whether it is known on which GPUs it is.
+    pub placed: bool,
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// Since when it is known to be bound; `None` while its Binding is on its way.
+    pub bound: Option<Moment>,
+    /// On how many GPUs a reading must show it to say where it is, if no record does.
+    pub wanted_on: Option<u32>,
+    pub priority: i32,
+    pub class: ClassId,
+    pub grace: Millis,
+    /// What it uses of the node's GPUs, in thousandths of one.
+    pub milli_gpus: u64,
+    /// Since when what it does would be lost; `None` if it is not bound.
+    pub unsaved_since: Option<Moment>,
+    pub is_leaving: bool,
+}
+
+impl NodeState {
+    /// Where `pod_state` counts on this node, if it is here.
+    pub(in crate::scheduling::ledger) fn charge_of(&self, pod_state: &PodState) -> Option<PodCharge> {
+        if pod_state.node() != Some(&self.view.name) {
+            return None;
+        }
+        if pod_state.demand.asks_plugin() {
+            return Some(PodCharge { gpus: GpuSet::EMPTY, placed: true });
+        }
+        let gpus = pod_state.devices().and_then(|devices| self.resolve(devices));
+        let everywhere = GpuSet::first(self.devices.len());
+        Some(PodCharge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
+    }
+
+    /// Adds up anew what pods take, after any change of a pod or a device here. Answers what tenants used before.
+    pub(in crate::scheduling::ledger) fn recount(
+        &mut self,
+        pod_states: &PodStates,
+        policy: &Policy,
+    ) -> Vec<(TenantId, TenantUsage)> {
+        self.charges.reserved = self.reserved(pod_states, policy, None);
+        self.charges.residents =
+            self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid])).collect();
+        self.charges.coming =
+            self.pods.iter().filter(|uid| pod_states[*uid].comes_to(&self.view.name)).cloned().collect();
+        self.charges.plugin = self.plugin_shares(pod_states);
+        let usage = self.usage_by_tenant(pod_states, policy);
+        std::mem::replace(&mut self.charges.usage, usage)
+    }
+
+    /// Pods that are charged here, in order of UID.
+    pub(in crate::scheduling) fn residents(&self) -> &[ResidentPod] {
+        &self.charges.residents
+    }
+
+    pub(super) fn resident_of(&self, uid: &PodUid) -> Option<&ResidentPod> {
+        let found = self.charges.residents.binary_search_by(|resident| resident.uid.cmp(uid)).ok()?;
+        Some(&self.charges.residents[found])
+    }
+
+    /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
+    pub(in crate::scheduling::ledger) fn coming(&self) -> &[PodUid] {
+        &self.charges.coming
+    }
+
+    /// What device plugins offer, beside what pods use of it.
+    pub(super) fn plugin(&self) -> &[PluginShare] {
+        &self.charges.plugin
+    }
+
+    /// What each tenant's pods and reservations use here.
+    pub(in crate::scheduling::ledger) fn usage(&self) -> &[(TenantId, TenantUsage)] {
+        &self.charges.usage
+    }
+
+    /// Tenants have other places now.
+    pub(in crate::scheduling::ledger) fn forget_usage(&mut self) {
+        self.charges.usage.clear();
+    }
+
+    /// What is left of each GPU.
+    pub(super) fn gpus(&self, policy: &Policy) -> Vec<Gpu> {
+        let mut gpus = self.charges.reserved.clone();
+        self.add_measured(&policy.telemetry, &mut gpus);
+        gpus
+    }
+
+    /// What is left of each GPU if the pod had nothing here.
+    pub(in crate::scheduling::ledger) fn gpus_without(
+        &self,
+        except: &PodUid,
+        pod_states: &PodStates,
+        policy: &Policy,
+    ) -> Vec<Gpu> {
+        let mut gpus = self.reserved(pod_states, policy, Some(except));
+        self.add_measured(&policy.telemetry, &mut gpus);
+        gpus
+    }
+
+    /// Pods of each model that are here or on their way, in order of model.
+    pub(super) fn replicas(&self, pod_states: &PodStates) -> Vec<(ModelId, u16)> {
+        let mut counts: BTreeMap<&ModelId, u16> = BTreeMap::new();
+        let here = self.pods.iter().map(|uid| &pod_states[uid]);
+        for model in
+            here.filter_map(|pod_state| self.charge_of(pod_state).and(pod_state.demand.model.as_ref()))
+        {
+            *counts.entry(model).or_default() += 1;
+        }
+        counts.into_iter().map(|(model, count)| (model.clone(), count)).collect()
+    }
+
+    /// CPU and memory that pods may still have, once those that are on their way have come.
+    pub(super) fn free_host(&self, pod_states: &PodStates) -> Option<HostResources> {
+        let here = self.pods.iter().map(|uid| &pod_states[uid]);
+        let coming =
+            here.filter(|pod_state| pod_state.is_assumed() && pod_state.node() == Some(&self.view.name));
+        let less = |free_host: HostResources, pod_state: &PodState| HostResources {
+            cpu: MilliCpu(free_host.cpu.0.saturating_sub(pod_state.demand.host_resources.cpu.0)),
+            memory: free_host.memory.minus(pod_state.demand.host_resources.memory),
+        };
+        self.unbound.map(|unbound| coming.fold(unbound, less))
+    }
+
+    /// Which pods but `except` exclude classes from which GPUs.
+    pub(in crate::scheduling::ledger) fn class_exclusions(
+        &self,
+        except: &PodUid,
+        pod_states: &PodStates,
+    ) -> Vec<ClassExclusion> {
+        let others = self.pods.iter().filter(|uid| *uid != except);
+        others.filter_map(|uid| self.class_exclusion(uid, &pod_states[uid])).collect()
+    }
+
+    /// The classes that a pod excludes from the GPUs that it has or that are reserved for it here, if there are any.
+    fn class_exclusion(&self, uid: &PodUid, pod_state: &PodState) -> Option<ClassExclusion> {
+        let classes = pod_state.demand.terms.class_exclusions;
+        if classes.is_empty() {
+            return None;
+        }
+        let reserved = || self.resolve(&self.reservation_here(pod_state)?.devices);
+        let gpus = self.charge_of(pod_state).map(|charge| charge.gpus).or_else(reserved)?;
+        Some(ClassExclusion { uid: uid.clone(), gpus, classes })
+    }
+
+    fn usage_by_tenant(&self, pod_states: &PodStates, policy: &Policy) -> Vec<(TenantId, TenantUsage)> {
+        if policy.tenants().is_empty() {
+            return Vec::new();
+        }
+        let mut usage: BTreeMap<TenantId, TenantUsage> = BTreeMap::new();
+        for pod_state in self.pods.iter().map(|uid| &pod_states[uid]) {
+            if let Some((tenant, used)) = pod_state.demand.tenant.zip(self.use_of(pod_state)) {
+                *usage.entry(tenant).or_default() += used;
+            }
+        }
+        usage.into_iter().collect()
+    }
+
+    /// What a pod takes or has reserved of this node; `None` if it is not here.
+    pub(in crate::scheduling) fn use_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
+        let gpus = match self.charge_of(pod_state) {
+            // A pod that could be anywhere is charged everywhere, and uses what it asks for.
+            Some(charge) if charge.placed => charge.gpus,
+            Some(_) => GpuSet::first(self.devices.len().min(pod_state.demand.gpus as usize)),
+            None => self.resolve(&self.reservation_here(pod_state)?.devices).unwrap_or_default(),
+        };
+        Some(used_on(&self.charges.reserved, &pod_state.demand, gpus))
+    }
+
+    /// What a pod takes of this node that is placed on these GPUs.
+    pub(in crate::scheduling) fn use_on(&self, pod_state: &PodState, gpus: GpuSet) -> TenantUsage {
+        used_on(&self.charges.reserved, &pod_state.demand, gpus)
+    }
+
+    /// The most that a demand may use here, on any of the GPUs.
+    pub(in crate::scheduling) fn most_used_by(&self, demand: &Demand) -> TenantUsage {
+        if demand.asks_plugin() {
+            return used_on(&self.charges.reserved, demand, GpuSet::EMPTY);
+        }
+        let could_fit = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
+        let parts = self.charges.reserved.iter().filter(could_fit).map(|gpu| gpu.part_of(demand));
+        let on_one = parts.fold(TenantUsage::default(), TenantUsage::most);
+        (0..demand.gpus).map(|_| on_one).sum()
+    }
+
+    fn resident(&self, uid: &PodUid, pod_state: &PodState) -> Option<ResidentPod> {
+        let bound = match &pod_state.phase {
+            PodPhase::Bound(bound) => Some(bound),
+            _ => None,
+        };
+        let is_sought = !pod_state.demand.asks_plugin()
+            && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
+        let PodCharge { gpus, placed } = self.charge_of(pod_state)?;
+        Some(ResidentPod {
+            uid: uid.clone(),
+            gpus,
+            placed,
+            per_gpu: pod_state.demand.per_gpu,
+            sharing: pod_state.demand.sharing,
+            bound: bound.map(|bound| bound.since),
+            wanted_on: is_sought.then_some(pod_state.demand.gpus),
+            priority: pod_state.demand.priority,
+            class: pod_state.demand.class,
+            grace: pod_state.demand.grace,
+            milli_gpus: self.use_on(pod_state, gpus).milli_gpus,
+            unsaved_since: pod_state.unsaved_since(),
+            is_leaving: pod_state.is_leaving(),
+        })
+    }
+
+    /// What the pod's disruption depends on has changed, and nothing that it takes.
+    pub(in crate::scheduling::ledger) fn note_disruption_info(&mut self, uid: &PodUid, pod_state: &PodState) {
+        let residents = &mut self.charges.residents;
+        if let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) {
+            let resident = &mut residents[found];
+            (resident.unsaved_since, resident.is_leaving) =
+                (pod_state.unsaved_since(), pod_state.is_leaving());
+        }
+    }
+
+    /// What device plugins offer here, beside what pods that are here or on their way use.
+    fn plugin_shares(&self, pod_states: &PodStates) -> Vec<PluginShare> {
+        let mut used = PluginDevices::new();
+        for pod_state in self.pods.iter().map(|uid| &pod_states[uid]) {
+            if let (Ask::Plugin { resource, count }, Some(_)) =
+                (&pod_state.demand.ask, self.charge_of(pod_state))
+            {
+                let sum = used.entry(resource.clone()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+        }
+        PluginShare::all(&self.offered, &used)
+    }
+
+    /// What allocations, reservations and soft reservations leave of each GPU.
+    fn reserved(&self, pod_states: &PodStates, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> =
+            self.devices.iter().map(|device| Gpu::of(device, &policy.headroom)).collect();
+        let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
+        for pod_state in here() {
+            if let Some(charge) = self.charge_of(pod_state) {
+                charge.gpus.iter().for_each(|g| {
+                    gpus[g].charge(pod_state.demand.per_gpu, pod_state.demand.sharing);
+                    gpus[g].starting |= pod_state.starting.is_some();
+                    gpus[g].excluded_classes =
+                        gpus[g].excluded_classes.with(pod_state.demand.terms.class_exclusions);
+                });
+            }
+        }
+        for pod_state in here() {
+            self.charge_reservation(pod_state, pod_states, &mut gpus);
+            self.add_soft_reservation(pod_state, &mut gpus);
+        }
+        gpus
+    }
+
+    /// A reservation takes what its victims do not take already: their VRAM becomes its own as they leave.
+    fn charge_reservation(&self, preemptor: &PodState, pod_states: &PodStates, gpus: &mut [Gpu]) {
+        let Some(reservation) = self.reservation_here(preemptor) else { return };
+        let Some(reserved) = self.resolve(&reservation.devices) else { return };
+        for place in reserved.iter() {
+            let gpu = &mut gpus[place];
+            let on_this = |victim: &&PodState| self.charge_of(victim).is_some_and(|c| c.gpus.contains(place));
+            let victims: Bytes =
+                (reservation.victims.iter().filter_map(|uid| pod_states.get(uid)).filter(on_this))
+                    .map(|victim| gpu.charge_for(victim.demand.per_gpu, victim.demand.sharing))
+                    .sum();
+            let wanted = gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
+            gpu.charged += wanted.minus(victims);
+            gpu.tenants += 1;
+            gpu.exclusive |= preemptor.demand.sharing == Sharing::Exclusive;
+            gpu.excluded_classes = gpu.excluded_classes.with(preemptor.demand.terms.class_exclusions);
+            // It will start as soon as the last victim has left: an engine that began to start now would be in its way.
+            gpu.starting |= preemptor.demand.terms.engine;
+        }
+    }
+
+    fn reservation_here<'p>(&self, pod_state: &'p PodState) -> Option<&'p Reservation> {
+        pod_state.reservation().filter(|reservation| reservation.node == self.view.name)
+    }
+
+    fn add_soft_reservation(&self, preemptor: &PodState, gpus: &mut [Gpu]) {
+        let Some(soft_reservation) =
+            preemptor.soft_reservation().filter(|soft_reservation| soft_reservation.node == self.view.name)
+        else {
+            return;
+        };
+        for place in soft_reservation.gpus.iter() {
+            let gpu = &mut gpus[place];
+            gpu.softly_reserved += gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
+            gpu.engine_softly_reserved |= preemptor.demand.terms.engine;
+            gpu.excluded_by_soft_reservations =
+                gpu.excluded_by_soft_reservations.with(preemptor.demand.terms.class_exclusions);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The list of a node's devices: what a report makes of it, and how often it may gain something.
+
+use super::NodeState;
+use crate::ids::GpuUuid;
+use crate::scheduling::ledger::pod_states::PodStates;
+use crate::scheduling::vocabulary::demand::MAX_GPUS;
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A list of devices that gains something is taken once in this time, in the long run. Each change costs every
+/// decision: cached results of the node are void.
+const GAIN_EVERY: Millis = Millis::seconds(10);
+/// So many gains may come at once: a driver that starts shows its GPUs one after the other.
+const GAINS_AT_ONCE: u64 = 4;
+
+/// When a node's list of devices may gain something again.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct GainLimit {
+    /// When all gains that were taken are paid for.
+    paid_at: Moment,
+}
+
+impl GainLimit {
+    /// Whether one more is taken at `now`.
+    fn take(&mut self, now: Moment) -> bool {
+        let is_taken = self.paid_at.since(now) <= GAIN_EVERY.times(GAINS_AT_ONCE - 1);
+        if is_taken {
+            self.paid_at = self.paid_at.max(now) + GAIN_EVERY;
+        }
+        is_taken
+    }
+}
+
+/// What follows from a report of devices.
+#[derive(Debug, Default)]
+pub(in crate::scheduling::ledger) struct DeviceReport {
+    /// The devices that count; `None` if nothing has changed.
+    pub devices: Option<Vec<Device>>,
+    /// How many devices gain something only with a later report.
+    pub waiting: usize,
+    /// No agent had reported before.
+    pub is_first: bool,
+}
+
+/// The card a device is, or is a slice of.
+fn card(device: &Device) -> &GpuUuid {
+    device.parent.as_ref().unwrap_or(&device.uuid)
+}
+
+impl NodeState {
+    /// The agent lists these devices. Answers those to keep, and how many gains wait; refused with how many devices there would
+    /// be, if they are more than [`MAX_GPUS`].
+    pub(in crate::scheduling::ledger) fn take_report(
+        &mut self,
+        reported: Vec<Device>,
+        now: Moment,
+        pod_states: &PodStates,
+    ) -> Result<DeviceReport, usize> {
+        if self.reported && *self.devices == *reported {
+            return Ok(DeviceReport::default());
+        }
+        let merged = self.merge_devices(reported.clone(), pod_states).len();
+        if merged > MAX_GPUS as usize {
+            return Err(merged);
+        }
+        let gains = reported.iter().filter(|device| is_gain(&self.devices, device)).count();
+        let is_kept_back = self.reported && gains > 0 && !self.gain_limit.take(now);
+        let is_first = !std::mem::replace(&mut self.reported, true);
+        Ok(match is_kept_back {
+            true => DeviceReport {
+                devices: Some(without_gains(&self.devices, reported)),
+                waiting: gains,
+                is_first,
+            },
+            false => DeviceReport { devices: Some(reported), waiting: 0, is_first },
+        })
+    }
+
+    /// Whether any pod is charged on a device that is known by its UUID.
+    pub(in crate::scheduling::ledger) fn has_charged_devices(&self, pod_states: &PodStates) -> bool {
+        !self.merge_devices(Vec::new(), pod_states).is_empty()
+    }
+
+    /// The list of devices once these were reported, if that is another than the one known.
+    pub(in crate::scheduling::ledger) fn other_devices(
+        &self,
+        reported: Vec<Device>,
+        pod_states: &PodStates,
+    ) -> Option<Arc<[Device]>> {
+        let devices: Arc<[Device]> = self.merge_devices(reported, pod_states).into();
+        (devices != self.devices).then_some(devices)
+    }
+
+    pub(in crate::scheduling::ledger) fn set_devices(&mut self, devices: Arc<[Device]>) {
+        self.devices = devices;
+    }
+
+    /// Another machine bears the name now: nothing is known of its devices.
+    pub(in crate::scheduling::ledger) fn forget_machine(&mut self) {
+        self.departed.clear();
+        self.reported = false;
+    }
+
+    /// The devices to keep after a report that lists `reported`: those, and the missing ones that still have pods, as
+    /// lost. Devices of which only the index was known become the reported ones of that index.
+    fn merge_devices(&self, mut reported: Vec<Device>, pod_states: &PodStates) -> Vec<Device> {
+        let missing = self.devices.iter().enumerate().filter(|(_, device)| {
+            device.uuid.index().is_none() && !reported.iter().any(|new| new.uuid == device.uuid)
+        });
+        let lost: Vec<Device> = missing
+            .filter(|(place, _)| self.is_recorded_on(*place, pod_states))
+            .map(|(_, device)| Device { health: Health::Lost, ..device.clone() })
+            .collect();
+        // A GPU that was cut anew while pods have parts of it is one card still: what they have cannot be given again.
+        let cards: BTreeSet<GpuUuid> = lost.iter().map(card).cloned().collect();
+        for device in reported.iter_mut().filter(|device| cards.contains(card(device))) {
+            if device.health == Health::Healthy {
+                device.health = Health::Draining;
+            }
+        }
+        reported.extend(lost);
+        reported.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        reported
+    }
+
+    fn is_recorded_on(&self, place: usize, pod_states: &PodStates) -> bool {
+        self.pods
+            .iter()
+            .filter_map(|uid| self.charge_of(&pod_states[uid]))
+            .any(|c| c.placed && c.gpus.contains(place))
+    }
+}
+
+/// Whether a reported device is new, or anything but worse than what is known of it.
+fn is_gain(known: &[Device], reported: &Device) -> bool {
+    let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else { return true };
+    let Device { health, total, reserved, .. } = reported.clone();
+    let is_like = Device { health, total, reserved, ..known.clone() } == *reported;
+    let is_worse =
+        badness(health) >= badness(known.health) && total <= known.total && reserved >= known.reserved;
+    !(is_like && is_worse)
+}
+
+fn badness(health: Health) -> u8 {
+    match health {
+        Health::Healthy => 0,
+        Health::Draining => 1,
+        Health::Lost => 2,
+    }
+}
+
+/// The reported devices, with those that gain something as they are known, if they are known.
+fn without_gains(known: &[Device], reported: Vec<Device>) -> Vec<Device> {
+    let as_known = |device: Device| match is_gain(known, &device) {
+        true => known.iter().find(|known| known.uuid == device.uuid).cloned(),
+        false => Some(device),
+    };
+    reported.into_iter().filter_map(as_known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::NodeName;
+    use crate::scheduling::ledger::Ledger;
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::proptests::whole_gpu;
+    use crate::scheduling::vocabulary::node::NodeKind;
+    use crate::units::Bytes;
+
+    fn name() -> NodeName {
+        NodeName::parse("n").unwrap()
+    }
+
+    fn gpus(count: u32) -> Vec<Device> {
+        let uuid = |index| GpuUuid::parse(&format!("GPU-{index}")).unwrap();
+        (0..count).map(|index| whole_gpu(uuid(index), index, Bytes(100))).collect()
+    }
+
+    fn report(ledger: &mut Ledger, count: u32) -> (usize, usize) {
+        let waiting = ledger.report_devices(&name(), gpus(count)).unwrap();
+        (waiting, ledger.node(&name()).unwrap().devices.len())
+    }
+
+    #[test]
+    fn b12_gpus_that_come_and_go_with_every_report_come_a_few_times_and_then_wait() {
+        let mut ledger = Ledger::new(Arc::new(Policy::default()));
+        ledger.set_node(&name(), NodeKind::Stowage, None);
+        assert_eq!(report(&mut ledger, 2), (0, 2), "the first report is no change");
+        for _ in 0..GAINS_AT_ONCE {
+            assert_eq!(report(&mut ledger, 1), (0, 1), "what is lost is lost at once");
+            assert_eq!(report(&mut ledger, 2), (0, 2));
+        }
+        assert_eq!(report(&mut ledger, 1), (0, 1));
+        let generation = ledger.generation();
+        for _ in 0..100 {
+            assert_eq!(report(&mut ledger, 2), (1, 1), "it waits");
+            assert_eq!(report(&mut ledger, 1), (0, 1));
+        }
+        assert_eq!(ledger.generation(), generation, "no cached result of the node is void");
+        ledger.set_now(Moment::default() + GAIN_EVERY);
+        assert_eq!(report(&mut ledger, 2), (0, 2), "its time has come");
+        assert_eq!(report(&mut ledger, 1), (0, 1));
+        assert_eq!(report(&mut ledger, 2), (1, 1));
+    }
+
+    #[test]
+    fn b12_a_device_that_gets_worse_is_no_gain_and_any_other_change_is_one() {
+        let known = gpus(1);
+        let with = |edit: fn(&mut Device)| {
+            let mut device = known[0].clone();
+            edit(&mut device);
+            is_gain(&known, &device)
+        };
+        assert!(!with(|_| {}) && !with(|device| device.health = Health::Lost));
+        assert!(!with(|device| device.total = Bytes(90)) && !with(|device| device.reserved = Bytes(1)));
+        assert!(with(|device| device.total = Bytes(101)) && with(|device| device.index = 7));
+        assert!(is_gain(&[Device { health: Health::Lost, ..known[0].clone() }], &known[0]));
+        assert!(is_gain(&[], &known[0]));
+    }
+}

@@ -1,0 +1,293 @@
+//! The state of one node: its devices, its readings, the pods that have something there, and the [`Node`] that follows from them.
+//!
+//! - [`charges`]: what pods take of it;
+//! - [`device_list`]: what becomes of its list of devices when its agent reports another;
+//! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`unaccounted_vram`]: what was measured, against what was allocated.
+//!
+//! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
+
+mod charges;
+mod departed;
+mod device_list;
+mod unaccounted_vram;
+
+pub(in crate::scheduling) use charges::ResidentPod;
+pub(super) use device_list::DeviceReport;
+
+use super::pod_states::PodStates;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::placing::fit::check_node_admission;
+use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use crate::scheduling::vocabulary::device_plugin::PluginDevices;
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::model_tier::NodeModelSet;
+use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
+use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::units::Moment;
+use charges::NodeCharges;
+use device_list::GainLimit;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use unaccounted_vram::UnaccountedVram;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::scheduling) struct NodeState {
+    /// Whether the node exists. Pods may be seen before their node, and outlive it.
+    exists: bool,
+    /// What hands its GPUs out, as the node shows it.
+    kind: NodeKind,
+    labels: Arc<BTreeMap<String, String>>,
+    /// What its pool says, and what follows for what hands its GPUs out.
+    admission: PoolAdmission,
+    /// Which Node object it is, if that is known.
+    identity: Option<NodeIdentity>,
+    /// Whether an agent has said what its devices are.
+    reported: bool,
+    gain_limit: GainLimit,
+    devices: Arc<[Device]>,
+    /// What device plugins offer, as the node shows it.
+    offered: PluginDevices,
+    /// The latest of its agent's readings, and how far it may be believed by now.
+    reading: Option<NodeReading>,
+    freshness: Freshness,
+    /// Of each GPU, what the last readings could not explain.
+    unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
+    departed: Vec<(PodUid, Moment)>,
+    /// All pods with a placement, a reservation or a soft reservation here.
+    #[serde(skip)]
+    pods: BTreeSet<PodUid>,
+    /// What they take, as the last change left it.
+    #[serde(skip)]
+    charges: NodeCharges,
+    /// CPU and memory that no pod that is bound here has, as far as that is known.
+    unbound: Option<HostResources>,
+    /// Follows from all the rest; only its name and generation are stored.
+    #[serde(with = "view_version")]
+    view: Node,
+}
+
+impl NodeState {
+    pub(super) fn new(name: NodeName) -> Self {
+        let view = Node::named(name);
+        Self {
+            exists: false,
+            kind: NodeKind::default(),
+            labels: Arc::default(),
+            admission: PoolAdmission::default(),
+            identity: None,
+            reported: false,
+            gain_limit: GainLimit::default(),
+            devices: Arc::new([]),
+            offered: PluginDevices::new(),
+            reading: None,
+            freshness: Freshness::default(),
+            unaccounted: Vec::new(),
+            departed: Vec::new(),
+            pods: BTreeSet::new(),
+            charges: NodeCharges::default(),
+            unbound: None,
+            view,
+        }
+    }
+
+    pub(in crate::scheduling) fn exists(&self) -> bool {
+        self.exists
+    }
+
+    /// The node as decisions see it.
+    pub(in crate::scheduling) fn view(&self) -> &Node {
+        &self.view
+    }
+
+    pub(super) fn devices(&self) -> &Arc<[Device]> {
+        &self.devices
+    }
+
+    /// All pods with a placement, a reservation or a soft reservation here, in order of UID.
+    pub(in crate::scheduling) fn pods(&self) -> &BTreeSet<PodUid> {
+        &self.pods
+    }
+
+    /// Whether an agent has said what its devices are.
+    pub(super) fn is_reported(&self) -> bool {
+        self.reported
+    }
+
+    pub(super) fn reading(&self) -> Option<&NodeReading> {
+        self.reading.as_ref()
+    }
+
+    /// The latest reading, as long as it may be believed.
+    pub(in crate::scheduling) fn believed_reading(&self) -> Option<&NodeReading> {
+        let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
+        self.reading.as_ref().filter(|_| is_believed)
+    }
+
+    pub(super) fn identity(&self) -> Option<&NodeIdentity> {
+        self.identity.as_ref()
+    }
+
+    pub(super) fn pool(&self) -> Option<PoolId> {
+        self.admission.pool
+    }
+
+    /// The places of these devices, or `None` unless the node has each of them, once.
+    pub(super) fn resolve(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
+        let mut set = GpuSet::EMPTY;
+        for uuid in devices {
+            let is_it = |device: &Device| match uuid.index() {
+                Some(index) => device.index == index && device.parent.is_none(),
+                None => device.uuid == *uuid,
+            };
+            let place = self.devices.iter().position(is_it)?;
+            if set.contains(place) {
+                return None;
+            }
+            set.insert(place);
+        }
+        (!set.is_empty()).then_some(set)
+    }
+
+    /// Whether it makes sense to evict pods from the node for such a demand. Where an agent has fallen silent nothing shows that
+    /// their memory is free, and the reservation would expire.
+    pub(in crate::scheduling) fn can_be_emptied_for(&self, demand: &Demand) -> bool {
+        self.exists
+            && self.freshness != Freshness::Expired
+            && check_node_admission(&self.view, demand).is_ok()
+    }
+
+    /// The node exists, as one of that kind. Answers whether that is new.
+    pub(super) fn create(&mut self, kind: NodeKind, policy: &Policy) -> bool {
+        let is_new = !self.exists || self.kind != kind;
+        if is_new {
+            (self.exists, self.kind) = (true, kind);
+            // A pool may take every node, those without labels too.
+            self.admit_by(policy);
+        }
+        is_new
+    }
+
+    pub(super) fn remove(&mut self) {
+        self.exists = false;
+    }
+
+    /// Answers whether another machine bears the name now.
+    pub(super) fn identify(&mut self, identity: NodeIdentity) -> bool {
+        let is_other = self.identity.as_ref().is_some_and(|known| !known.is_same_machine(&identity));
+        self.identity = Some(identity);
+        is_other
+    }
+
+    /// Answers whether the labels are others than before.
+    pub(super) fn set_labels(&mut self, labels: Arc<BTreeMap<String, String>>, policy: &Policy) -> bool {
+        let is_new = self.labels != labels;
+        if is_new {
+            self.labels = labels;
+            self.admit_by(policy);
+        }
+        is_new
+    }
+
+    /// Brings the node to what the policy says of its pool.
+    pub(super) fn admit_by(&mut self, policy: &Policy) {
+        self.admission = policy.admission(&self.labels);
+    }
+
+    /// Answers whether device plugins offer something else than before.
+    pub(super) fn set_offered(&mut self, offered: PluginDevices) -> bool {
+        let is_new = self.offered != offered;
+        self.offered = offered;
+        is_new
+    }
+
+    pub(super) fn add_pod(&mut self, uid: &PodUid) {
+        self.pods.insert(uid.clone());
+    }
+
+    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+
+    /// Brings the reading to what its age allows.
+    pub(super) fn age(&mut self, now: Moment, rules: &TelemetryRules) {
+        self.freshness = self.freshness_at(now, rules);
+    }
+
+    /// The node as decisions are to see it, of the generation that it had.
+    pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
+        let (known, gpus) = (&self.view, self.gpus(policy));
+        let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
+        let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
+        Node {
+            name: known.name.clone(),
+            kind: policy.kind_of(self.kind, self.admission),
+            generation: known.generation,
+            // What decisions read again and again is shared as long as it stays the same.
+            gpus: kept_or_new(&known.gpus, gpus),
+            devices: self.devices.clone(),
+            plugin: match *known.plugin == *self.plugin() {
+                true => known.plugin.clone(),
+                false => self.plugin().into(),
+            },
+            freshness: self.freshness,
+            closed: unseen && policy.telemetry.expired == ExpiredRule::Refuse,
+            miscut: self.is_miscut(policy),
+            classes: self.admission.classes,
+            holdings: self.holdings(),
+            replicas: kept_or_new(&known.replicas, replicas),
+            free_host: self.free_host(pods),
+        }
+    }
+
+    /// This is what decisions see from that generation on.
+    pub(super) fn set_view(&mut self, view: Node, generation: u64) {
+        self.view = Node { generation, ..view };
+    }
+
+    /// CPU and memory without the pods that are bound here. Answers whether decisions see that.
+    pub(super) fn set_free_host(&mut self, unbound: Option<HostResources>, pods: &PodStates) -> bool {
+        self.unbound = unbound;
+        let free_host = self.free_host(pods);
+        let is_new = self.view.free_host != free_host;
+        self.view.free_host = free_host;
+        is_new
+    }
+
+    pub(super) fn set_generation(&mut self, generation: u64) {
+        self.view.generation = generation;
+    }
+
+    /// What its agent found of models, as long as it may be believed at all.
+    fn holdings(&self) -> NodeModelSet {
+        self.believed_reading().map(|reading| reading.holdings.clone()).unwrap_or_default()
+    }
+
+    /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.
+    fn is_miscut(&self, policy: &Policy) -> bool {
+        let pool = self.admission.pool.and_then(|id| policy.pool(id)).filter(|_| self.reported);
+        pool.is_some_and(|pool| !pool.is_cut_as_expected(&self.devices))
+    }
+}
+
+/// The name and generation of a view, from which the rest of it is not read.
+mod view_version {
+    use super::{Node, NodeName};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(view: &Node, serializer: S) -> Result<S::Ok, S::Error> {
+        (&view.name, view.generation).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
+        let (name, generation) = <(NodeName, u64)>::deserialize(deserializer)?;
+        Ok(Node { generation, ..Node::named(name) })
+    }
+}
+
+fn kept_or_new<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
+    if **known == *new { known.clone() } else { new.into() }
+}

@@ -1,0 +1,232 @@
+//! What was measured on a node, compared with what is allocated there.
+//!
+//! `free = total − driver's reserve − headroom − Σ max(reserved, attributed) − unexplained`: the ledger's sum counts the
+//! allocations, and what is found here is what processes have beyond them. It changes no allocation.
+
+use super::{NodeState, ResidentPod};
+use crate::ids::{GpuUuid, PodUid};
+use crate::scheduling::policy::{Policy, TelemetryRules};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
+use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading};
+use crate::units::{Bytes, Moment};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What readings in a row could not explain of a GPU's use. Believed is the least of the last three: an engine that starts
+/// or a process that ends between two samples is over by then.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct UnaccountedVram {
+    last: [Bytes; 3],
+}
+
+impl UnaccountedVram {
+    fn add(&mut self, rest: Bytes) {
+        self.last.rotate_right(1);
+        self.last[0] = rest;
+    }
+
+    fn believed(&self) -> Bytes {
+        self.last.into_iter().min().unwrap_or_default()
+    }
+}
+
+impl NodeState {
+    /// How far the reading may be believed at `now`.
+    pub(super) fn freshness_at(&self, now: Moment, rules: &TelemetryRules) -> Freshness {
+        match self.reading.as_ref().map(|reading| now.since(reading.sampled)) {
+            None => Freshness::Unreported,
+            Some(age) if age < rules.fresh => Freshness::Fresh,
+            Some(age) if age < rules.stale => Freshness::Stale,
+            Some(_) => Freshness::Expired,
+        }
+    }
+
+    /// When it will be believed less than now.
+    pub(in crate::scheduling::ledger) fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
+        let sampled = self.reading.as_ref()?.sampled;
+        match self.freshness {
+            Freshness::Fresh => Some(sampled + rules.fresh),
+            Freshness::Stale => Some(sampled + rules.stale),
+            Freshness::Unreported | Freshness::Expired => None,
+        }
+    }
+
+    /// Forgets the reading. Answers when it would have aged.
+    pub(in crate::scheduling::ledger) fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
+        let due = self.ages_at(rules);
+        self.reading = None;
+        self.freshness = Freshness::Unreported;
+        self.unaccounted.clear();
+        due
+    }
+
+    /// Adds what was measured, as far as it may be believed: VRAM used beyond the allocations, and the load of engines.
+    pub(super) fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
+        for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
+            let margin = rules.margin.of(device.total);
+            let observation =
+                self.reading.as_ref().and_then(|reading| observation(reading, place, &device.uuid));
+            match (self.freshness, observation) {
+                (Freshness::Unreported, _) => {}
+                (Freshness::Fresh, Some(observation)) => {
+                    gpu.unaccounted_vram = self.unaccounted_vram(place, observation, gpu.capacity, margin);
+                    gpu.engine_load = observation.engine_load;
+                }
+                (Freshness::Stale, Some(observation)) => {
+                    gpu.unaccounted_vram =
+                        self.unaccounted_vram(place, observation, gpu.capacity, margin).max(margin);
+                }
+                (Freshness::Expired, _) | (_, None) => gpu.unaccounted_vram = margin,
+            }
+        }
+    }
+
+    /// VRAM of a GPU that is used although it is not allocated: by pods beyond their grant, by pods that have no grant here, and
+    /// by processes of which no pod is known.
+    fn unaccounted_vram(
+        &self,
+        place: usize,
+        observation: &GpuReading,
+        capacity: Bytes,
+        margin: Bytes,
+    ) -> Bytes {
+        let used_beyond_grant =
+            |(uid, attributed): &(PodUid, Bytes)| attributed.minus(self.reserved_by(uid, place, capacity));
+        let used_beyond_grant: Bytes = observation.attributed.iter().map(used_beyond_grant).sum();
+        let least = if observation.used.is_none() { margin } else { Bytes::ZERO };
+        (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)
+    }
+
+    /// What a pod's processes have beyond its grant on each of these GPUs, at least.
+    pub(in crate::scheduling::ledger) fn used_beyond_grant(
+        &self,
+        uid: &PodUid,
+        per_gpu: Bytes,
+        gpus: GpuSet,
+    ) -> Bytes {
+        let Some(reading) = self.believed_reading() else { return Bytes::ZERO };
+        let on = |place: usize| {
+            let observation = observation(reading, place, &self.devices[place].uuid)?;
+            Some(observation.attributed_to(uid)?.minus(per_gpu))
+        };
+        gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
+    }
+
+    /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
+    fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
+        self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))
+    }
+
+    fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
+        let uuid = &self.devices[place].uuid;
+        let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
+        known.map(|(_, unaccounted)| *unaccounted).unwrap_or_default()
+    }
+
+    /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
+    /// which GPUs they are.
+    pub(in crate::scheduling::ledger) fn read(
+        &mut self,
+        mut reading: NodeReading,
+        policy: &Policy,
+    ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        self.rename(&mut reading);
+        let mut unaccounted = Vec::with_capacity(self.devices.len());
+        for (place, device) in self.devices.iter().enumerate() {
+            let Some(observation) = observation(&reading, place, &device.uuid) else { continue };
+            let mut known = self.unaccounted_on(place);
+            // A figure that is missing once takes nothing back.
+            if let Some(used) = observation.used {
+                known.add(self.rest(place, observation, used, reading.sampled, policy));
+            }
+            unaccounted.push((device.uuid.clone(), known));
+        }
+        self.unaccounted = unaccounted;
+        let found = self.locate(&reading);
+        self.look_after_departed(&reading);
+        self.reading = Some(reading);
+        found
+    }
+
+    /// Gives a reading the names that are known here already. What it came with is gone with its report; kept, they would be
+    /// new ones for every second of every node, all over the memory.
+    fn rename(&self, reading: &mut NodeReading) {
+        for (place, gpu) in reading.gpus.iter_mut().enumerate() {
+            if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
+                gpu.uuid = device.uuid.clone();
+            }
+            for (uid, _) in &mut gpu.attributed {
+                if let Some(resident) = self.resident_of(uid) {
+                    *uid = resident.uid.clone();
+                }
+            }
+        }
+        for (uid, _) in &mut reading.in_flight {
+            if let Some(resident) = self.resident_of(uid) {
+                *uid = resident.uid.clone();
+            }
+        }
+        if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
+            reading.holdings = known.holdings.clone();
+        }
+    }
+
+    /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
+    /// pod that does not use its whole grant yet explains nothing beyond what it has.
+    fn rest(
+        &self,
+        place: usize,
+        observation: &GpuReading,
+        used: Bytes,
+        sampled: Moment,
+        policy: &Policy,
+    ) -> Bytes {
+        let attributed: Bytes = observation.attributed.iter().map(|(_, bytes)| *bytes).sum();
+        let capacity = self.devices[place].capacity(&policy.headroom);
+        let bound_before = |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= sampled);
+        let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
+        let growing = here.filter(bound_before).map(|resident| {
+            let reserved = resident.reserved_on(place, capacity);
+            reserved.minus(observation.attributed_to(&resident.uid).unwrap_or_default())
+        });
+        used.minus(attributed).minus(growing.sum())
+    }
+
+    /// Pods of which no record names GPUs by UUID, and the GPUs on which the reading shows all of them.
+    fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        let mut found = Vec::new();
+        for resident in self.residents() {
+            let Some(wanted) = resident.wanted_on else { continue };
+            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&resident.uid).is_some());
+            let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
+            if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {
+                found.push((resident.uid.clone(), gpus.into()));
+            }
+        }
+        found
+    }
+}
+
+impl ResidentPod {
+    fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
+        match self.sharing {
+            _ if !self.gpus.contains(place) => Bytes::ZERO,
+            Sharing::Shared => self.per_gpu,
+            Sharing::Exclusive => capacity,
+        }
+    }
+}
+
+/// What a reading says of a GPU, which most often has the same place in both.
+fn observation<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+    near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
+}
+
+/// The one that is meant: that at `place`, or else any.
+fn near<T>(all: &[T], place: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
+    all.get(place).filter(|one| is_it(one)).or_else(|| all.iter().find(|one| is_it(one)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
+
+mod charges;
+mod leaving;
+mod silence;
+mod starting;
+mod waking;
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
+use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::placing::fit::{Misfit, fit};
+use crate::scheduling::planning::testing::placed;
+use crate::scheduling::policy::{ExpiredRule, Policy};
+use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
+use crate::scheduling::vocabulary::model_tier::NodeModelSet;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::{Bytes, Millis, Moment, Percent};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be allocated; a margin is 5 GiB.
+struct MeasurementFixture {
+    ledger: Ledger,
+    now: Moment,
+}
+
+impl MeasurementFixture {
+    fn new() -> Self {
+        Self::with(Policy::default())
+    }
+
+    fn with(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_node(&node(), NodeKind::Stowage, None);
+        let devices = ["GPU-a", "GPU-b"]
+            .into_iter()
+            .enumerate()
+            .map(|(index, uuid)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(100)));
+        ledger.report_devices(&node(), devices.collect()).unwrap();
+        Self { ledger, now: Moment(1_000_000) }
+    }
+
+    fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
+        self.ledger.set_now(self.now);
+        let demand = demand(gib, priority, self.ledger.policy());
+        let state = ObservedPhase::Waiting(ObservedWaiting::default());
+        self.ledger.see(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand: demand.clone(),
+            state,
+            observed: None,
+        });
+        demand
+    }
+
+    /// Bound and starting.
+    fn bind(&mut self, name: &str, gib: u64, priority: i32) -> Vec<String> {
+        self.wait(name, gib, priority);
+        let assumed = self.ledger.assume(&uid(name), &node()).unwrap();
+        let AssumeResult::New(placement) = assumed else { panic!("{name} was bound before") };
+        self.ledger.confirm(&uid(name), &node(), Some(placement.devices.clone()));
+        placement.devices.iter().map(|uuid| uuid.to_string()).collect()
+    }
+
+    fn observe_bound(&mut self, name: &str, gib: u64, devices: Option<&[&str]>, starting: bool) {
+        self.ledger.set_now(self.now);
+        let demand = demand(gib, 0, self.ledger.policy());
+        let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
+        let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
+    }
+
+    /// A reading sampled now; each GPU as (used, attributed to pods).
+    fn read(&mut self, gpus: [(u64, &[(&str, u64)]); 2]) {
+        self.read_with(gpus, EngineLoad::NONE);
+    }
+
+    fn read_with(&mut self, gpus: [(u64, &[(&str, u64)]); 2], on_a: EngineLoad) {
+        self.pass(1);
+        let readings =
+            ["GPU-a", "GPU-b"].into_iter().zip(gpus).map(|(uuid, (used, attributed))| GpuReading {
+                uuid: gpu(uuid),
+                used: Some(Bytes::gib(used)),
+                attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
+                engine_load: if uuid == "GPU-a" { on_a } else { EngineLoad::NONE },
+            });
+        let reading = NodeReading {
+            sampled: self.now,
+            gpus: readings.collect(),
+            holdings: NodeModelSet::default(),
+            in_flight: Vec::new(),
+        };
+        self.ledger.read(&node(), reading);
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.now = self.now + Millis::seconds(seconds);
+        self.ledger.expire(self.now);
+    }
+
+    fn free(&mut self) -> [u64; 2] {
+        let snapshot = self.ledger.snapshot();
+        let gpus = &snapshot.node("n").unwrap().gpus;
+        [gpus[0].free().0 >> 30, gpus[1].free().0 >> 30]
+    }
+
+    fn freshness(&mut self) -> Freshness {
+        self.ledger.snapshot().node("n").unwrap().freshness
+    }
+
+    fn verdict(&mut self, demand: &Demand) -> Result<(), Misfit> {
+        fit(self.ledger.snapshot().node("n").unwrap(), demand).map(drop)
+    }
+}
+
+fn node() -> NodeName {
+    NodeName::parse("n").unwrap()
+}
+
+fn gpu(uuid: &str) -> GpuUuid {
+    GpuUuid::parse(uuid).unwrap()
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey::parse("default", name).unwrap()
+}
+
+/// Of class `serving`, or `opportunistic` if the priority is negative.
+fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
+    let vram = format!("{gib}Gi");
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("engine") }];
+    let request =
+        PodRequest { priority, grace: Millis::seconds(1), ..PodRequest::plain("default", &containers) };
+    Demand::of(&request, policy).unwrap()
+}

@@ -1,0 +1,103 @@
+//! What a reading charges: to the pods it names, to the GPU if no pod explains it, and to all GPUs where a pod may be.
+
+use super::*;
+
+#[test]
+fn a_pod_above_its_grant_takes_from_what_is_free_and_one_below_gives_nothing() {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("greedy", 20, Some(&["GPU-a"]), false);
+    bench.observe_bound("modest", 20, Some(&["GPU-b"]), false);
+    bench.read([(26, &[("greedy", 26)]), (3, &[("modest", 3)])]);
+    assert_eq!(bench.free(), [64, 70]);
+}
+
+#[test]
+fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
+    let mut bench = MeasurementFixture::new();
+    bench.read([(12, &[]), (0, &[])]);
+    bench.read([(12, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [90, 90]);
+    bench.read([(10, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [80, 90], "the least of the three");
+    bench.read([(0, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [90, 90], "it is gone at once");
+}
+
+#[test]
+fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+    (0..4).for_each(|_| bench.read([(25, &[]), (0, &[])]));
+    assert_eq!(bench.free(), [60, 90]);
+}
+
+#[test]
+fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
+    let mut bench = MeasurementFixture::new();
+    (0..3).for_each(|_| bench.read([(10, &[]), (0, &[])]));
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+    assert_eq!(bench.free(), [50, 90]);
+    bench.read([(10, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [60, 90], "from now on it may be the pod's");
+}
+
+#[test]
+fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_it_runs() {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("unrecorded", 30, None, false);
+    assert_eq!(bench.free(), [60, 60]);
+    bench.read([(0, &[]), (28, &[("unrecorded", 28)])]);
+    assert_eq!(bench.free(), [90, 60]);
+    bench.read([(0, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [90, 60], "it was found once");
+}
+
+#[test]
+fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("drifted", 30, Some(&["GPU-a"]), false);
+    bench.read([(0, &[]), (28, &[("drifted", 28)])]);
+    assert_eq!(bench.free(), [60, 62]);
+}
+
+#[test]
+fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() {
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    let device = |index, uuid: &str| whole_gpu(gpu(uuid), index, Bytes::gib(100));
+    ledger.set_node(&node(), NodeKind::Stowage, Some(vec![device(0, "index-0"), device(1, "index-1")]));
+    let demand = demand(30, 0, ledger.policy());
+    let devices = Some(Arc::from([GpuUuid::from_index(1)]));
+    let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
+    ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, observed: None });
+    ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
+    // The driver numbers the cards anew.
+    ledger.report_devices(&node(), vec![device(0, "GPU-b"), device(1, "GPU-a")]).unwrap();
+    let snapshot = ledger.snapshot();
+    let view = snapshot.node("n").unwrap();
+    let charged = view.devices.iter().zip(view.gpus.iter()).find(|(d, _)| d.uuid == gpu("GPU-b")).unwrap();
+    assert_eq!(charged.1.charged, Bytes::gib(30));
+}
+
+#[test]
+fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
+    let mut bench = MeasurementFixture::new();
+    (0..3).for_each(|_| bench.read([(60, &[]), (0, &[])]));
+    assert_eq!(bench.free(), [30, 90]);
+    bench.pass(1);
+    let unread = ["GPU-a", "GPU-b"].map(|uuid| GpuReading {
+        uuid: gpu(uuid),
+        used: None,
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    });
+    let reading = NodeReading {
+        sampled: bench.now,
+        gpus: unread.into(),
+        holdings: NodeModelSet::default(),
+        in_flight: Vec::new(),
+    };
+    bench.ledger.read(&node(), reading);
+    assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
+    bench.read([(60, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [30, 90]);
+}

@@ -1,0 +1,149 @@
+//! When a victim counts as gone, and what leaves with it.
+
+use super::*;
+
+#[test]
+fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
+    let mut bench = MeasurementFixture::new();
+    bench.bind("job", 80, -1);
+    bench.bind("other", 80, -1);
+    bench.read([(80, &[("job", 80)]), (80, &[("other", 80)])]);
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench.ledger.release(&uid("job"));
+    let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    assert_eq!(
+        verdict(&bench),
+        Err(Misfit::VictimsLeaving { remaining: 1 }),
+        "its memory is not given back yet"
+    );
+    assert!(!bench.ledger.reservation_status()[0].is_free);
+    bench.read([(0, &[]), (80, &[("other", 80)])]);
+    assert!(verdict(&bench).is_ok());
+    assert!(bench.ledger.reservation_status()[0].is_free);
+}
+
+#[test]
+fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_nothing_of_it() {
+    let mut bench = MeasurementFixture::new();
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    bench.read([(80, &[("job", 80)]), (0, &[])]);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+    let demand = bench.ledger.pod_state(&uid("urgent")).unwrap().demand.clone();
+    let (uid, key, state) = (uid("urgent"), key("urgent"), ObservedPhase::Waiting(waiting));
+    bench.ledger.see(PodObservation { uid, key, demand, state, observed: None });
+    assert!(!bench.ledger.reservation_status()[0].is_free, "its process lives on");
+    bench.read([(0, &[]), (0, &[])]);
+    assert!(bench.ledger.reservation_status()[0].is_free);
+}
+
+#[test]
+fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_have_spoken() {
+    let mut bench = MeasurementFixture::new();
+    let demand = bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    let state = ObservedPhase::Waiting(ObservedWaiting {
+        reservation: Some(reservation),
+        ..ObservedWaiting::default()
+    });
+    bench.ledger.see(PodObservation {
+        uid: uid("urgent"),
+        key: key("urgent"),
+        demand,
+        state,
+        observed: None,
+    });
+    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading yet");
+    bench.pass(9);
+    assert!(!bench.ledger.reservation_status()[0].is_free);
+    bench.pass(2);
+    assert!(bench.ledger.reservation_status()[0].is_free, "there is no agent");
+}
+
+#[test]
+fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
+    let mut bench = MeasurementFixture::new();
+    bench.bind("job", 80, -1);
+    bench.read([(80, &[("job", 80)]), (0, &[])]);
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(600);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench.pass(40);
+    assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
+    bench.ledger.release(&uid("job"));
+    bench.pass(60);
+    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading since it ended");
+    bench.read([(0, &[]), (0, &[])]);
+    assert!(bench.ledger.reservation_status()[0].is_free);
+}
+
+#[test]
+fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
+    let mut bench = MeasurementFixture::new();
+    bench.bind("job", 80, -1);
+    bench.bind("other", 80, -1);
+    bench.read([(0, &[]), (80, &[("other", 80)])]);
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench.pass(1);
+    bench.ledger.release(&uid("job"));
+    assert!(
+        bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_err(),
+        "it may have allocated since"
+    );
+    bench.read([(0, &[]), (80, &[("other", 80)])]);
+    assert!(bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_ok());
+}
+
+#[test]
+fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
+    let mut bench = MeasurementFixture::new();
+    bench.bind("greedy", 20, -1);
+    bench.bind("other", 85, -1);
+    bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
+    let whole = bench.wait("whole", 90, 5);
+    let candidate = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
+    let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
+    assert_eq!(found.victims, [uid("greedy")]);
+    let deadline = bench.now + Millis::seconds(60);
+    let reservation = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: found.victims.into(),
+        deadline,
+    };
+    assert_eq!(bench.ledger.reserve(&uid("whole"), reservation), Ok(()));
+}

@@ -1,0 +1,297 @@
+//! The states of all nodes, and what follows from them: the sums by tenant, when readings age, and the snapshot.
+//!
+//! A node follows from its devices, its readings and the pods that have something there. Whatever changes one of these ends in
+//! [`NodeStates::refresh`] or [`NodeStates::refresh_view`], which bring sums and snapshot up to date.
+
+use super::copy_on_write::NodeMap;
+use super::node_state::NodeState;
+use super::pod_states::{PodMove, PodStates};
+use super::publication::Publication;
+use super::tenant_usage::TenantUsages;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::placing::learned::PackingModel;
+use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::TenantId;
+use crate::scheduling::vocabulary::cluster_share::TenantUsage;
+use crate::scheduling::vocabulary::demand::HostResources;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::Moment;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::ops::Index;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct NodeStates {
+    nodes: NodeMap,
+    /// When nodes' readings go stale or expire.
+    aging: BTreeSet<(Moment, NodeName)>,
+    usages: TenantUsages,
+    publication: Publication,
+}
+
+/// What is stored of the nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StoredNodes {
+    /// In order of name.
+    nodes: Vec<Arc<NodeState>>,
+    generation: u64,
+    epoch: u64,
+}
+
+impl StoredNodes {
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.iter().map(|node_state| &**node_state)
+    }
+}
+
+impl NodeStates {
+    /// A copy to plan on: it shares the states of all nodes. Readings do not age there, and it makes a snapshot of its own.
+    pub(super) fn scratch(&self) -> Self {
+        Self {
+            nodes: self.nodes.clone(),
+            aging: BTreeSet::new(),
+            usages: self.usages.clone(),
+            publication: Publication::at(self.publication.generation(), self.publication.epoch()),
+        }
+    }
+
+    /// The nodes, from which sums, aging and the snapshot follow, beside the versions of the snapshot.
+    pub(super) fn export(&self) -> StoredNodes {
+        StoredNodes {
+            nodes: self.nodes.shared(),
+            generation: self.publication.generation(),
+            epoch: self.publication.epoch(),
+        }
+    }
+
+    /// Answers the pod that has something on a node that is not known, if there is one.
+    pub(super) fn load(
+        stored: StoredNodes,
+        pods: &PodStates,
+        policy: &Policy,
+    ) -> Result<Self, (PodUid, NodeName)> {
+        let StoredNodes { nodes, generation, epoch } = stored;
+        let mut loaded = Self { publication: Publication::at(generation, epoch), ..Self::default() };
+        let names: Vec<NodeName> = nodes.iter().map(|node_state| node_state.view().name.clone()).collect();
+        nodes.into_iter().for_each(|node_state| loaded.nodes.insert_shared(node_state));
+        // In no order: nothing follows from the order in which pods come to a node.
+        for (uid, _) in pods.in_no_order() {
+            for name in pods.nodes_of(uid) {
+                let node_state = loaded.nodes.get_mut(&name).ok_or_else(|| (uid.clone(), name.clone()))?;
+                node_state.add_pod(uid);
+            }
+        }
+        for name in &names {
+            let node_state = loaded.nodes.open(name);
+            node_state.recount(pods, policy);
+            let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
+            node_state.set_view(view, generation);
+            if let Some(due) = node_state.ages_at(&policy.telemetry) {
+                loaded.aging.insert((due, name.clone()));
+            }
+            loaded.usages.replace(&[], node_state.usage(), policy);
+        }
+        Ok(loaded)
+    }
+
+    /// A node that exists, or on which pods are.
+    pub(super) fn get(&self, name: &NodeName) -> Option<&NodeState> {
+        self.nodes.get(name)
+    }
+
+    pub(super) fn existing(&self, name: &NodeName) -> Option<&NodeState> {
+        self.get(name).filter(|node_state| node_state.exists())
+    }
+
+    /// In order of name.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
+        self.nodes.iter()
+    }
+
+    /// Nodes that exist, in order of name.
+    pub(super) fn all_existing(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.values().filter(|node_state| node_state.exists())
+    }
+
+    /// To note what takes nothing of the node. Other changes need a refresh.
+    pub(super) fn get_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
+        self.nodes.get_mut(name)
+    }
+
+    pub(super) fn existing_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
+        self.get_mut(name).filter(|node_state| node_state.exists())
+    }
+
+    /// The node, of which nothing but its name is known if it was not known before.
+    pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
+        self.nodes.open(name)
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.publication.generation()
+    }
+
+    pub(super) fn snapshot(&mut self, packing_model: &Arc<PackingModel>) -> Arc<Snapshot> {
+        self.publication.snapshot(&self.nodes, packing_model)
+    }
+
+    pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
+        self.publication.set_packing_model(packing_model);
+    }
+
+    /// What a tenant's pods use on all nodes.
+    pub(super) fn used_by(&self, tenant: TenantId) -> TenantUsage {
+        self.usages.of(tenant)
+    }
+
+    /// What the cluster has.
+    pub(super) fn whole(&self) -> TenantUsage {
+        self.all_existing().map(|node_state| node_state.view().whole()).sum()
+    }
+
+    /// The node exists, as one of that kind.
+    pub(super) fn create(&mut self, name: &NodeName, kind: NodeKind, pods: &PodStates, policy: &Policy) {
+        if self.nodes.open(name).create(kind, policy) {
+            self.publication.note_nodes_changed();
+            self.refresh(name, pods, policy);
+        }
+    }
+
+    /// The node does not exist any more. Answers whether it did.
+    pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
+        let Some(node_state) = self.existing_mut(name) else { return false };
+        node_state.remove();
+        // A node that comes back under its name may be another machine.
+        self.forget_reading(name, policy);
+        self.publication.note_nodes_changed();
+        self.publication.next_generation();
+        true
+    }
+
+    /// Brings the nodes to what a pod has there now.
+    pub(super) fn follow(&mut self, uid: &PodUid, moved: &PodMove, pods: &PodStates, policy: &Policy) {
+        for node in moved.left() {
+            self.get_mut(node).expect("a node with a pod stays").remove_pod(uid);
+        }
+        for node in moved.now_on() {
+            self.open(node).add_pod(uid);
+        }
+        for node in moved.touched() {
+            self.refresh(node, pods, policy);
+            self.forget_if_empty(node);
+        }
+    }
+
+    /// Brings a node to its pods and devices.
+    pub(super) fn refresh(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
+        if let Some(node_state) = self.nodes.get_mut(name) {
+            let before = node_state.recount(pods, policy);
+            self.usages.replace(&before, node_state.usage(), policy);
+            self.refresh_view(name, pods, policy);
+        }
+    }
+
+    /// Brings the view of a node to its pods, devices and readings, as they were last counted.
+    pub(super) fn refresh_view(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let view = node_state.view_by(pods, policy);
+        if view != *node_state.view() {
+            node_state.set_view(view, self.publication.next_generation());
+            self.publication.publish(node_state.view());
+        }
+    }
+
+    /// CPU and memory that a node has left without the pods that are on their way.
+    pub(super) fn set_free_host(
+        &mut self,
+        name: &NodeName,
+        free_host: Option<HostResources>,
+        pods: &PodStates,
+    ) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        // Nothing else of the node follows from it.
+        if node_state.set_free_host(free_host, pods) {
+            node_state.set_generation(self.publication.next_generation());
+            self.publication.publish(node_state.view());
+        }
+    }
+
+    /// Brings every node to another policy.
+    pub(super) fn set_policy(&mut self, now: Moment, pods: &PodStates, policy: &Policy) {
+        // The sums are by tenants of the old policy.
+        self.usages = TenantUsages::default();
+        self.aging.clear();
+        let names: Vec<NodeName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
+        for name in &names {
+            let node_state = self.nodes.get_mut(name).expect("it was just listed");
+            node_state.forget_usage();
+            node_state.admit_by(policy);
+        }
+        for name in &names {
+            self.note_age(name, now, policy);
+            self.refresh(name, pods, policy);
+        }
+    }
+
+    /// Takes in what was measured on a node that exists. Answers where it shows pods of which no record says on which GPUs
+    /// they are.
+    pub(super) fn read(
+        &mut self,
+        name: &NodeName,
+        reading: NodeReading,
+        policy: &Policy,
+    ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        let Some(node_state) = self.nodes.get_mut(name).filter(|node_state| node_state.exists()) else {
+            return Vec::new();
+        };
+        if let Some(due) = node_state.ages_at(&policy.telemetry) {
+            self.aging.remove(&(due, name.clone()));
+        }
+        node_state.read(reading, policy)
+    }
+
+    /// Brings a node's reading to what its age allows, and notes when that changes.
+    pub(super) fn note_age(&mut self, name: &NodeName, now: Moment, policy: &Policy) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        node_state.age(now, &policy.telemetry);
+        if let Some(due) = node_state.ages_at(&policy.telemetry) {
+            self.aging.insert((due, name.clone()));
+        }
+    }
+
+    pub(super) fn forget_reading(&mut self, name: &NodeName, policy: &Policy) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        if let Some(due) = node_state.forget_reading(&policy.telemetry) {
+            self.aging.remove(&(due, name.clone()));
+        }
+    }
+
+    /// Takes out the first node whose reading has aged by `now`.
+    pub(super) fn take_aged(&mut self, now: Moment) -> Option<NodeName> {
+        self.aging.first().filter(|(due, _)| *due <= now)?;
+        self.aging.pop_first().map(|(_, name)| name)
+    }
+
+    /// Forgets a node that does not exist and has no pods.
+    pub(super) fn forget_if_empty(&mut self, name: &NodeName) {
+        if self.get(name).is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty()) {
+            self.nodes.remove(name);
+            self.publication.forget(name);
+        }
+    }
+}
+
+impl Index<&NodeName> for NodeStates {
+    type Output = NodeState;
+
+    fn index(&self, name: &NodeName) -> &NodeState {
+        self.get(name).expect("a node that exists or has pods has a state")
+    }
+}

@@ -1,0 +1,140 @@
+//! Recent demand, and the packing model that is learned from it. Nothing is learned here: a caller that has the time takes the
+//! demand history, and brings a packing model.
+
+use super::Ledger;
+use super::pod_state::PodState;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
+use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Recent demand, and the packing model in force. The history is shared with copies and with the learning thread.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct LearnedPacking {
+    history: Arc<DemandHistory>,
+    model: Arc<PackingModel>,
+}
+
+impl LearnedPacking {
+    /// Nothing is learned, and so many arrivals will be remembered.
+    pub(super) fn of_last(window: u16) -> Self {
+        Self { history: Arc::new(DemandHistory::of_last(window)), model: Arc::default() }
+    }
+
+    /// The same model without a history: what comes on a copy of the ledger is no demand.
+    pub(super) fn scratch(&self) -> Self {
+        Self { history: Arc::default(), model: self.model.clone() }
+    }
+
+    pub(super) fn model(&self) -> &Arc<PackingModel> {
+        &self.model
+    }
+}
+
+impl Ledger {
+    /// The demand seen lately.
+    pub fn demand_history(&self) -> &Arc<DemandHistory> {
+        &self.packing.history
+    }
+
+    /// The demand to learn a packing model from, if that is due: pods that were refused and still wait included.
+    pub fn demand_to_learn(&self) -> Option<DemandHistory> {
+        self.is_packing_model_due().then(|| self.all_demand())
+    }
+
+    /// The demand seen lately, with the pods that were refused and still wait.
+    fn all_demand(&self) -> DemandHistory {
+        let refused = self.waiting_pods.refused().filter_map(|uid| self.pod_states.get(uid));
+        let refused =
+            refused.filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
+        DemandHistory::clone(&self.packing.history)
+            .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
+    }
+
+    pub fn packing_model(&self) -> &Arc<PackingModel> {
+        self.packing.model()
+    }
+
+    /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
+    fn is_packing_model_due(&self) -> bool {
+        let PackingRules { policy, learning, .. } = self.policy.packing;
+        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
+        is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
+    }
+
+    /// From now on placements are scored by this model.
+    pub(in crate::scheduling) fn set_packing_model(&mut self, packing_model: PackingModel) {
+        let generation = self.packing.model.generation() + 1;
+        self.packing.model = Arc::new(packing_model.with_generation(generation));
+        self.node_states.set_packing_model(self.packing.model.clone());
+    }
+
+    /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
+    pub(super) fn take_packing(&mut self) {
+        Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
+        if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
+            self.set_packing_model(PackingModel::default());
+        }
+    }
+
+    /// CPU and memory that a node has left, without all pods that are observed to be bound there; `None` if that is not known.
+    /// Pods that are assumed there are subtracted here.
+    pub(in crate::scheduling) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
+        self.node_states.set_free_host(name, free_host, &self.pod_states);
+    }
+
+    /// Counts the demand of a pod that was never observed before.
+    pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
+        if !self.pod_states.contains(uid)
+            && let Some(demand_shape) = DemandShape::of(demand)
+        {
+            Arc::make_mut(&mut self.packing.history).arrive(demand_shape);
+        }
+    }
+
+    /// A pod is gone.
+    pub(super) fn note_departure(&mut self, pod_state: &PodState) {
+        if pod_state.demand.asks_plugin() {
+            return;
+        }
+        if pod_state.bound().is_some() {
+            Arc::make_mut(&mut self.packing.history).depart();
+        } else if pod_state.refused().is_some() {
+            Arc::make_mut(&mut self.packing.history).turn_away(pod_state.demand.vram());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
+    use super::*;
+    use crate::ids::PodKey;
+    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::vocabulary::demand::Sharing;
+
+    #[test]
+    fn a_refused_pod_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
+        let mut ledger = Ledger::default();
+        let uids = ["a", "b"].map(|name| PodUid::parse(name).unwrap());
+        for uid in &uids {
+            let (key, demand) =
+                (PodKey::parse("llm", uid.as_str()).unwrap(), demand_of(10, 1, Sharing::Shared, 0));
+            let state = ObservedPhase::Waiting(ObservedWaiting::default());
+            ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: None });
+        }
+        assert_eq!(ledger.all_demand().turned_away(), 0.0, "no pod was refused");
+        ledger.note_refused(&uids[0], None);
+        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it waits");
+        ledger.release(&uids[0]);
+        assert_eq!(
+            (ledger.demand_history().turned_away(), ledger.all_demand().turned_away()),
+            (0.5, 0.5),
+            "it gave up"
+        );
+        ledger.release(&uids[1]);
+        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it was never refused");
+    }
+}

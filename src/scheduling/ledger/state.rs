@@ -1,0 +1,121 @@
+//! The whole state of a ledger as one value, to be stored and loaded again.
+//!
+//! Stored is what the ledger cannot derive. Deadlines, groups, sums, aging, counts and the snapshot follow from that and are made
+//! again, so a stored state cannot contradict itself. A ledger that is loaded answers everything as the one that was exported.
+
+use super::adopt_reservations::ReservationOrigin;
+use super::disruption_budgets::DisruptionBudgets;
+use super::eviction_rates::RecentEvictions;
+use super::node_states::{NodeStates, StoredNodes};
+use super::owner_evictions::OwnerEvictions;
+use super::packing::LearnedPacking;
+use super::pod_states::PodStates;
+use super::waiting_pods::WaitingPods;
+use super::{Ledger, PodState};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::policy::Policy;
+use crate::units::Moment;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Everything a ledger knows, except for its policy. Pods and nodes are shared with the ledger: an export is cheap.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LedgerState {
+    /// The version of the policy by which pods and nodes are classified.
+    policy_version: u64,
+    now: Moment,
+    pods: BTreeMap<PodUid, Arc<PodState>>,
+    nodes: StoredNodes,
+    waiting_pods: WaitingPods,
+    evictions: RecentEvictions,
+    owner_evictions: Arc<OwnerEvictions>,
+    budgets: DisruptionBudgets,
+    packing: LearnedPacking,
+    origin: ReservationOrigin,
+}
+
+/// Why a stored state is not loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    #[error("the state is of version {stored} of the policy, which has version {given}")]
+    OtherPolicy { stored: u64, given: u64 },
+    #[error("pod {pod} is of a class that the policy does not have")]
+    UnknownClass { pod: PodUid },
+    #[error("pod {pod} has something on node {node}, which is not in the state")]
+    UnknownNode { pod: PodUid, node: NodeName },
+    #[error("pod {pod} has a soft reservation of more GPUs than node {node} has")]
+    UnknownGpu { pod: PodUid, node: NodeName },
+    #[error("pod {pod} was refused by other nodes than the state has")]
+    UnknownNodeSet { pod: PodUid },
+}
+
+impl Ledger {
+    /// Everything the ledger knows, except for its policy.
+    pub fn export(&self) -> LedgerState {
+        LedgerState {
+            policy_version: self.policy.version,
+            now: self.now,
+            pods: self.pod_states.export(),
+            nodes: self.node_states.export(),
+            waiting_pods: self.waiting_pods.clone(),
+            evictions: self.evictions.clone(),
+            owner_evictions: self.owner_evictions.clone(),
+            budgets: self.budgets.clone(),
+            packing: self.packing.clone(),
+            origin: self.origin.clone(),
+        }
+    }
+
+    /// The ledger that was exported under this policy.
+    pub fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
+        state.check(&policy)?;
+        let pod_states = PodStates::load(state.pods);
+        let node_states = NodeStates::load(state.nodes, &pod_states, &policy)
+            .map_err(|(pod, node)| LoadError::UnknownNode { pod, node })?;
+        Ok(Self {
+            policy,
+            now: state.now,
+            pod_states,
+            node_states,
+            waiting_pods: state.waiting_pods,
+            evictions: state.evictions,
+            owner_evictions: state.owner_evictions,
+            budgets: state.budgets,
+            packing: state.packing,
+            origin: state.origin,
+        })
+    }
+}
+
+impl LedgerState {
+    /// Whether every place and number in it names something.
+    fn check(&self, policy: &Policy) -> Result<(), LoadError> {
+        let (stored, given) = (self.policy_version, policy.version);
+        if stored != given {
+            return Err(LoadError::OtherPolicy { stored, given });
+        }
+        let devices: BTreeMap<&NodeName, usize> = self
+            .nodes
+            .iter()
+            .map(|node_state| (&node_state.view().name, node_state.devices().len()))
+            .collect();
+        let existing = self.nodes.iter().filter(|node_state| node_state.exists()).count();
+        for (uid, pod_state) in &self.pods {
+            if pod_state.demand.class.place() >= policy.classes().len() {
+                return Err(LoadError::UnknownClass { pod: uid.clone() });
+            }
+            if let Some(soft_reservation) = pod_state.soft_reservation() {
+                let (node, gpus) = (&soft_reservation.node, soft_reservation.gpus);
+                if devices.get(node).is_some_and(|count| gpus.iter().any(|place| place >= *count)) {
+                    return Err(LoadError::UnknownGpu { pod: uid.clone(), node: node.clone() });
+                }
+            }
+            let asked = pod_state.refused().and_then(|refused| refused.asked.as_ref());
+            if asked.is_some_and(|asked| !asked.is_of(self.nodes.epoch(), existing)) {
+                return Err(LoadError::UnknownNodeSet { pod: uid.clone() });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
+//! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
+
+use super::{ConflictRule, PackingRules, Planning, PreemptionRules, Scoring};
+use crate::scheduling::vocabulary::headroom::Headroom;
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
+use crate::units::{Millis, Percent, setting};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything that is set once for the whole cluster, in the order in which it is shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Settings {
+    /// Whether decisions are enforced, or only recorded and counted.
+    pub mode: Mode,
+    pub headroom: Headroom,
+    pub telemetry: TelemetryRules,
+    pub loading: LoadingSpeeds,
+    pub scoring: Scoring,
+    pub packing: PackingRules,
+    pub preemption: PreemptionRules,
+    /// What happens to pods for which the continuous audit finds conflicting allocations of one GPU.
+    pub conflicts: ConflictRule,
+    pub planning: Planning,
+}
+
+/// Whether decisions are enforced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// They are enforced.
+    #[default]
+    Enforce,
+    /// They are only recorded and counted, and kube-scheduler's own decisions stand.
+    Shadow,
+}
+
+/// How far the agents' readings are trusted as they age.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct TelemetryRules {
+    /// A reading younger than this is used as it is.
+    #[serde(with = "setting::Duration")]
+    pub fresh: Millis,
+    /// For a reading younger than this, the ledger is used, less `margin`. An older one has expired.
+    #[serde(with = "setting::Duration")]
+    pub stale: Millis,
+    /// The share of a GPU that is not allocated without a fresh reading.
+    #[serde(with = "setting::Percentage::<90>")]
+    pub margin: Percent,
+    /// What to do with a node whose agent has stopped reporting.
+    pub expired: ExpiredRule,
+}
+
+/// What to do with a node whose agent has stopped reporting, or never reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpiredRule {
+    /// Place by what the ledger has allocated.
+    LedgerOnly,
+    /// Place nothing there.
+    Refuse,
+}
+
+impl Default for TelemetryRules {
+    /// Fresh for five samples, at one a second.
+    fn default() -> Self {
+        Self {
+            fresh: Millis::seconds(5),
+            stale: Millis::seconds(30),
+            margin: const { Percent::new(5).unwrap() },
+            expired: ExpiredRule::LedgerOnly,
+        }
+    }
+}

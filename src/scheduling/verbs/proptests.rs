@@ -1,0 +1,321 @@
+//! The order of the inputs determines everything: inputs that are stored and applied again lead to the same state, and a state
+//! that is stored and loaded goes on as the one it was.
+
+use super::bind::{BindAnswer, BindAsked};
+use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
+use super::filter::{FilterAsked, decided, filter};
+use super::observe::{
+    DevicesReported, FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
+    ReadingReported,
+};
+use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
+use super::prioritize::{PrioritizeAsked, prioritize};
+use super::request::VerbRequest;
+use super::tick::{LeadershipBegan, PolicySet, Tick};
+use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
+use super::{Change, Cluster, ClusterState, Input};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
+use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::proptests::{demand_of, device};
+use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, Millis};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// What happens to a cluster from outside.
+#[derive(Debug, Clone)]
+enum Event {
+    Arrive(u8, u64, i32),
+    Schedule(u8),
+    Preempt(u8),
+    Bind(u8, u8, BindingAnswer),
+    Read(u8, u8),
+    Delete(u8),
+    Report(u8, u64),
+    NodeGone(u8),
+    Plan,
+    SetPolicy(u16),
+    Pass(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let (pod, node) = (0u8..8, 0u8..3);
+    let answer = prop_oneof![
+        3 => Just(BindingAnswer::Written),
+        1 => Just(BindingAnswer::Refused),
+        1 => Just(BindingAnswer::Conflict),
+        1 => Just(BindingAnswer::Unknown),
+    ];
+    prop_oneof![
+        4 => (pod.clone(), 1u64..90, -3i32..3).prop_map(|(pod, vram, priority)| Event::Arrive(pod, vram, priority)),
+        6 => pod.clone().prop_map(Event::Schedule),
+        3 => pod.clone().prop_map(Event::Preempt),
+        6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| Event::Bind(pod, node, answer)),
+        2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| Event::Read(pod, what)),
+        2 => pod.prop_map(Event::Delete),
+        2 => (node.clone(), 0u64..100).prop_map(|(node, used)| Event::Report(node, used)),
+        1 => node.prop_map(Event::NodeGone),
+        2 => Just(Event::Plan),
+        1 => (1u16..9).prop_map(Event::SetPolicy),
+        3 => (1u64..40_000).prop_map(Event::Pass),
+    ]
+}
+
+/// A cluster, and every input that it was given, as text.
+struct RecordedCluster {
+    cluster: Cluster,
+    inputs: Vec<String>,
+    /// What was decided, as text.
+    decisions: Vec<String>,
+}
+
+fn uid(pod: u8) -> PodUid {
+    PodUid::parse(&format!("uid-{pod}")).unwrap()
+}
+
+fn key(pod: u8) -> PodKey {
+    PodKey::parse("default", &format!("pod-{pod}")).unwrap()
+}
+
+fn name(node: u8) -> NodeName {
+    NodeName::parse(&format!("n-{node}")).unwrap()
+}
+
+impl RecordedCluster {
+    fn of(cluster: Cluster) -> Self {
+        Self { cluster, inputs: Vec::new(), decisions: Vec::new() }
+    }
+
+    fn new() -> Self {
+        let mut recorded = Self::of(Cluster::new(Arc::new(Policy::default())));
+        recorded.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        (0..3).for_each(|node| recorded.show_node(node));
+        recorded
+    }
+
+    fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
+        self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
+        self.cluster.apply(change)
+    }
+
+    fn show_node(&mut self, node: u8) {
+        let labels = Arc::default();
+        let machine = FilterNode {
+            name: name(node),
+            labels,
+            taints: Arc::default(),
+            allocatable: Amounts::default(),
+            pods: 110,
+        };
+        self.apply(NodeObserved {
+            machine: Some(machine),
+            ..NodeObserved::new(name(node), NodeKind::Stowage)
+        });
+        let devices = (0..4).map(|index| device(node, index)).collect();
+        self.apply(DevicesReported { node: name(node), devices }).unwrap();
+    }
+
+    fn request(&self, pod: u8) -> Option<VerbRequest> {
+        let known = self.cluster.pod_state(&uid(pod))?;
+        let demand = known.demand.clone();
+        Some(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting: ObservedWaiting::default() })
+    }
+
+    fn happens(&mut self, event: &Event) {
+        match *event {
+            Event::Arrive(pod, vram, priority) => {
+                let demand = demand_of(vram, 1, Sharing::Shared, priority);
+                let state = ObservedPhase::Waiting(ObservedWaiting::default());
+                let observation =
+                    PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
+                self.apply(PodObserved(observation));
+                self.apply(FilterPodObserved {
+                    uid: uid(pod),
+                    pod: FilterPod::Waiting(Requirements::default()),
+                });
+            }
+            Event::Schedule(pod) => self.schedule(pod),
+            Event::Preempt(pod) => self.preempt(pod),
+            Event::Bind(pod, node, answer) => self.bind(pod, node, answer),
+            Event::Read(pod, what) => self.read(pod, what),
+            Event::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            Event::Report(node, used) => {
+                let gpu = |index: u32| GpuReading {
+                    uuid: device(node, index).uuid,
+                    used: Some(Bytes(used)),
+                    attributed: Vec::new(),
+                    engine_load: EngineLoad::default(),
+                };
+                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                self.apply(ReadingReported { node: name(node), reading });
+            }
+            Event::NodeGone(node) => {
+                self.apply(NodeDeleted(name(node)));
+                self.show_node(node);
+            }
+            Event::Plan => self.plan(),
+            Event::SetPolicy(shortlist) => {
+                let mut policy = Policy::default();
+                policy.scoring.shortlist = shortlist;
+                self.apply(PolicySet { policy, classified: Default::default() });
+            }
+            Event::Pass(millis) => {
+                let now = self.cluster.now() + Millis(millis);
+                let ended = self.apply(Tick { now, is_leading: true });
+                self.decisions.push(format!("{ended:?}"));
+            }
+        }
+    }
+
+    fn schedule(&mut self, pod: u8) {
+        let Some(request) = self.request(pod) else { return };
+        let view = self.apply(FilterAsked(request.clone()));
+        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
+        let names = || names.iter().map(String::as_str);
+        let list = filter(&view, names(), &mut scores);
+        self.decisions.push(format!("{list:?}"));
+        if let Some(decided) = decided(&view, names(), &list) {
+            return self.apply(decided);
+        }
+        let view = self.apply(PrioritizeAsked(request));
+        let list = prioritize(&view, names());
+        if let Some(first) = list.best.first() {
+            self.apply(super::filter::offered(&view, first));
+        }
+    }
+
+    fn preempt(&mut self, pod: u8) {
+        let Some(request) = self.request(pod) else { return };
+        let on = |node: u8| {
+            let node = name(node);
+            let victims = self.cluster.pods_of(&node).map(|(uid, _)| uid.to_string()).collect();
+            OfferedNode { node: node.to_string(), victims, pdb_violations: 0 }
+        };
+        let offered = (0..3).map(on).collect();
+        let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+        let Some((request, view)) = self.apply(asked) else { return };
+        let decision = preempt(view);
+        self.decisions.push(format!("{decision:?}"));
+        let PreemptDecision::Evict { victims, .. } = decision else {
+            return self.apply(LeftToPlanner(request.uid));
+        };
+        let decided = PreemptDecided { uid: request.uid, victims, policy: request.demand.classified_by };
+        let made = self.apply(decided);
+        self.decisions.push(format!("{made:?}"));
+    }
+
+    fn bind(&mut self, pod: u8, node: u8, answer: BindingAnswer) {
+        let answered = self.apply(BindAsked { uid: uid(pod), key: key(pod), node: name(node) });
+        self.decisions.push(format!("{answered:?}"));
+        let Ok(BindAnswer::Write(decision)) = answered else { return };
+        let step = self.apply(BindingAnswered {
+            uid: uid(pod),
+            placement: decision.placement.clone(),
+            stage: BindingStage::Request { is_new: decision.is_new },
+            begun: decision.begun,
+            answer,
+            latest_landing: Millis::seconds(16),
+        });
+        if answer == BindingAnswer::Written {
+            let footprint = NodeFootprint {
+                node: name(node),
+                amounts: Amounts::default(),
+                ports: Arc::default(),
+                repels: Arc::default(),
+            };
+            self.apply(FilterPodObserved {
+                uid: uid(pod),
+                pod: FilterPod::Bound { footprint, successor: None },
+            });
+        }
+        self.decisions.push(format!("{step:?}"));
+        let settling = self.apply(SettlingAsked(uid(pod)));
+        self.decisions.push(format!("{settling:?}"));
+    }
+
+    fn read(&mut self, pod: u8, what: u8) {
+        let Some(PodPhase::Assumed(assumed)) = self.cluster.pod_state(&uid(pod)).map(|pod| pod.phase.clone())
+        else {
+            return;
+        };
+        let placement = assumed.placement;
+        let (node, devices) = (placement.node.clone(), placement.recorded());
+        let shown = match what {
+            0 => PodRead::Failed,
+            1 => PodRead::Gone,
+            2 => PodRead::Unbound,
+            _ => PodRead::Bound { node, devices },
+        };
+        let read = BindingRead { uid: uid(pod), placement, stage: BindingStage::Settling, pod: shown };
+        let step = self.apply(read);
+        self.decisions.push(format!("{step:?}"));
+    }
+
+    fn plan(&mut self) {
+        let pending = self.apply(TakePending { limit: 4 });
+        let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
+        let filters = self.cluster.kube_filters().snapshot();
+        let bounds = PlanBounds { free: 1000, evictions: 1000, places: 4, is_stopped: &|| false };
+        let plan = plan_within(scratch, &filters, &pending, bounds);
+        self.apply(PutBack(plan.left_over));
+        for step in plan.steps {
+            match step {
+                PlanStep::Place(places) => {
+                    let taken = self.apply(ReservePlaces { places, generation });
+                    self.decisions.push(format!("{taken:?}"));
+                }
+                PlanStep::Wake { uid, .. } => self.apply(PodRequeued(uid)),
+                PlanStep::Wait { uid, .. } => self.apply(NoPlacementFound { uid, generation }),
+            }
+        }
+    }
+
+    /// The state as text.
+    fn state(&self) -> serde_json::Value {
+        serde_json::to_value(self.cluster.export()).unwrap()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn inputs_that_are_stored_and_applied_again_lead_to_the_same_state(
+        events in prop::collection::vec(event(), 1..80),
+    ) {
+        let mut recorded = RecordedCluster::new();
+        events.iter().for_each(|event| recorded.happens(event));
+        let mut again = Cluster::new(Arc::new(Policy::default()));
+        for input in &recorded.inputs {
+            again.apply(serde_json::from_str::<Input>(input).unwrap());
+        }
+        prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
+    }
+
+    #[test]
+    fn a_loaded_cluster_goes_on_as_the_one_that_was_stored(
+        before in prop::collection::vec(event(), 1..60),
+        after in prop::collection::vec(event(), 1..40),
+    ) {
+        let mut stored = RecordedCluster::new();
+        before.iter().for_each(|event| stored.happens(event));
+        let text = stored.state().to_string();
+        let state: ClusterState = serde_json::from_str(&text).unwrap();
+        let mut loaded = RecordedCluster::of(Cluster::load(state).unwrap());
+        prop_assert_eq!(stored.state(), loaded.state());
+        stored.decisions.clear();
+        for event in &after {
+            stored.happens(event);
+            loaded.happens(event);
+            prop_assert_eq!(&stored.decisions, &loaded.decisions, "after {:?}", event);
+        }
+        prop_assert_eq!(stored.state(), loaded.state());
+    }
+}

@@ -1,0 +1,50 @@
+//! Whatever the README and the pages in `docs` show in full equals what is shipped.
+
+use std::path::Path;
+
+#[test]
+fn the_manifests_in_the_docs_are_the_shipped_ones() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (page, manifest) in [
+        ("docs/pod-contract.md", "examples/pod.yaml"),
+        ("docs/kube-scheduler.md", "scheduler/kube-scheduler-config.yaml"),
+    ] {
+        let page_text = std::fs::read_to_string(root.join(page)).unwrap();
+        let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
+        let shown = format!("```yaml\n{}\n```", text.trim_end());
+        assert!(page_text.contains(&shown), "{page} does not show manifests/{manifest} as it is");
+    }
+}
+
+#[test]
+fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/policies.md")).unwrap();
+    let shown = page.split("```text\n").find(|block| block.starts_with("error[")).unwrap();
+    let shown = shown.split_once("\n```").unwrap().0.replace("--> policy.yaml", "--> 10-base.yaml");
+    let golden = root.join("tests/golden/policy/broken/many-at-once/expected.txt");
+    let printed = std::fs::read_to_string(golden).unwrap();
+    let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    let (shown, printed) = (lines(&shown), lines(&printed));
+    assert!(printed.windows(shown.len()).any(|window| window == shown), "{}", shown.join("\n"));
+}
+
+#[test]
+fn the_readmes_pictures_exist_and_have_descriptions() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let pictures: Vec<(&str, &str)> = readme
+        .split("![")
+        .skip(1)
+        .map(|rest| {
+            let (words, rest) = rest.split_once("](").unwrap();
+            (words, rest.split_once(')').unwrap().0)
+        })
+        .collect();
+    assert!(!pictures.is_empty());
+    for (words, file) in pictures {
+        assert!(words.len() > 20, "{file} has no words for those who cannot see it");
+        let svg = std::fs::read_to_string(root.join(file)).unwrap();
+        assert!(svg.contains("<title") && svg.contains("prefers-color-scheme: dark"), "{file}");
+    }
+}

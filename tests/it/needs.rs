@@ -1,0 +1,47 @@
+//! What a test needs and the repository does not carry. A test that does not find it ends, and says on standard error that it is
+//! skipped, and why.
+//!
+//! The unit tests of the library include this file, too: all tests skip alike.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Names the folder of the traces. `none` states that this machine has none.
+const TRACES: &str = "STOWAGE_TRACES";
+/// Set by CI systems.
+const CI: &str = "CI";
+
+/// Says that the current test is skipped, and why.
+pub fn skipped(why: impl Display) {
+    let thread = std::thread::current();
+    // Not `println!`: the test passes, and the output of a test that passes is not shown.
+    let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
+}
+
+/// A file of the traces that the published figures are of; `None`, with a line that says so, where there are none.
+///
+/// # Panics
+///
+/// In CI, unless `STOWAGE_TRACES` is `none`: a figure that nothing has checked is not taken for checked.
+pub fn trace(name: &str) -> Option<String> {
+    let folder = std::env::var_os(TRACES);
+    if folder.as_deref().is_some_and(|folder| folder == "none") {
+        skipped(format_args!("{name}: {TRACES} is none"));
+        return None;
+    }
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/traces");
+    let file = folder.map_or_else(beside, PathBuf::from).join(name);
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Some(text),
+        Err(error) => {
+            let why = format!("{}: {error}", file.display());
+            assert!(
+                std::env::var_os(CI).is_none_or(|ci| ci.is_empty()),
+                "{why}; {TRACES} names the folder of the traces, or is `none`: CI skips nothing by itself"
+            );
+            skipped(why);
+            None
+        }
+    }
+}
