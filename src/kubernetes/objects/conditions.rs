@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_plan_is_shown_with_its_time_and_only_a_placed_pod_is_true() {
         let node = NodeName::parse("node-a").unwrap();
-        let why = || "no node that the pod could go to has room".into();
+        let why = || "no GPU can take the pod now".into();
         let shown = |state| {
             let now = "2026-03-01T12:00:00.25Z".parse().unwrap();
             serde_json::to_value(placed_condition(&state, now)).unwrap()
@@ -151,32 +151,32 @@ mod tests {
         };
         assert_eq!(
             shown(PlanState::Nominated { node: node.clone() }),
-            expected("True", "Placed", "It is nominated to node node-a.")
+            expected("True", "Nominated", "Nominated to node node-a.")
         );
         assert_eq!(
             shown(PlanState::Preempting { node: node.clone() }),
-            expected("False", "Preempting", "It goes to node node-a when others have left.")
+            expected("False", "Preempting", "Waiting for victims on node node-a to terminate.")
         );
         assert_eq!(
             shown(PlanState::Unschedulable { why: why() }),
-            expected("False", "Unschedulable", "no node that the pod could go to has room")
+            expected("False", "Unschedulable", "no GPU can take the pod now")
         );
         assert_eq!(
             shown(PlanState::GateRemoved { why: why() }),
-            expected("False", "GateRemoved", "no node that the pod could go to has room")
+            expected("False", "GateRemoved", "no GPU can take the pod now")
         );
         assert_eq!(
             shown(PlanState::Rejected { node, why: why() }),
             expected(
                 "False",
                 "RejectedByScheduler",
-                "The scheduler did not take node node-a: no node that the pod could go to has room"
+                "kube-scheduler did not bind it to node node-a: no GPU can take the pod now"
             )
         );
     }
 
     #[test]
-    fn an_evicted_pod_is_told_for_which_pod_it_leaves_and_no_time() {
+    fn a_victims_condition_names_the_preemptor_and_has_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
         let shown = |mark| serde_json::to_value(disruption_target_condition(&mark)).unwrap();
         assert_eq!(
@@ -185,13 +185,13 @@ mod tests {
                 "type": "stowage.dev/DisruptionTarget",
                 "status": "True",
                 "reason": "Preempted",
-                "message": "It leaves its GPU to pod team-a/llama, which has a higher priority.",
+                "message": "Preempted by pod team-a/llama, which has a higher priority.",
             })
         );
         assert_eq!(
             shown(EvictionCondition::Cancelled),
             json!({
-                "type": "stowage.dev/DisruptionTarget", "status": "False", "reason": "Cancelled", "message": "It stays.",
+                "type": "stowage.dev/DisruptionTarget", "status": "False", "reason": "Cancelled", "message": "It is not evicted.",
             })
         );
     }

@@ -157,14 +157,14 @@ async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recordin
         victims: [].into(),
         deadline: service.now() + Millis::seconds(60),
     };
-    let why = || "no node that the pod could go to has free VRAM for it".into();
+    let why = || "no GPU can take the pod now".into();
     for (name, changes) in [
         ("reservation-ended", vec![StatusChange::reservation(reservation), StatusChange::end_reservation()]),
-        ("eviction-called-off", vec![StatusChange::eviction(EvictionCondition::Cancelled)]),
-        ("plan-making-room", vec![StatusChange::plan(PlanState::Preempting { node: node.clone() })]),
-        ("plan-released", vec![StatusChange::plan(PlanState::GateRemoved { why: why() })]),
-        ("plan-refused", vec![StatusChange::plan(PlanState::Rejected { node, why: why() })]),
-        ("woken", vec![StatusChange::touch()]),
+        ("eviction-cancelled", vec![StatusChange::eviction(EvictionCondition::Cancelled)]),
+        ("plan-preempting", vec![StatusChange::plan(PlanState::Preempting { node: node.clone() })]),
+        ("plan-gate-removed", vec![StatusChange::plan(PlanState::GateRemoved { why: why() })]),
+        ("plan-rejected", vec![StatusChange::plan(PlanState::Rejected { node, why: why() })]),
+        ("requeued", vec![StatusChange::touch()]),
     ] {
         let uid = waits(&world.client, name).await;
         for change in changes {
