@@ -2,7 +2,7 @@
 //! reservation changes. Hand-made candidates are in `tests`.
 
 use super::*;
-use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
+use crate::ids::{ModelId, OwnerUid};
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
 use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::ledger::PodEvictionCost;
@@ -10,7 +10,7 @@ use crate::scheduling::ledger::{AssumeConflict, KeepReason, Ledger, ObservedPhas
 use crate::scheduling::policy::Policy;
 use crate::scheduling::policy::{Class, Preemptibility};
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use crate::scheduling::vocabulary::disruption_info::{
@@ -27,14 +27,6 @@ use std::sync::Arc;
 
 const NOW: Moment = Moment(1_000_000_000);
 const HOUR: Millis = Millis::seconds(3600);
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
 
 /// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 are allocatable.
 struct CandidateFixture {
@@ -60,19 +52,19 @@ impl CandidateFixture {
         ledger.set_now(NOW);
         for name in ["a", "b"] {
             ledger.set_node(&node(name), NodeKind::Stowage, None);
-            let device = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
+            let device = whole_gpu(gpu(&format!("GPU-{name}")), 0, Bytes::gib(80));
             ledger.report_devices(&node(name), vec![device]).unwrap();
         }
         Self { ledger }
     }
 
     fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, observed: ObservedDisruptionInfo) {
-        let key = PodKey::parse("ns", name).unwrap();
+        let key = key(&format!("ns/{name}"));
         self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(observed) });
     }
 
     fn bound_with(&mut self, name: &str, on: &str, demand: Demand, observed: ObservedDisruptionInfo) {
-        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}")).unwrap()]));
+        let devices = Some(Arc::from([gpu(&format!("GPU-{on}"))]));
         let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
         self.see(name, demand, state, observed);
     }
@@ -187,7 +179,7 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     assert!(bench.ledger.candidate_for(&preemptor, &node("a")).unwrap().candidates.is_empty());
     let reservation = Reservation {
         node: node("a"),
-        devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
+        devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("x")]),
         deadline: NOW,
     };
@@ -289,7 +281,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     assert_eq!(PodEvictionCost { reload: 0, ..eviction_cost }, expected);
     let from_nowhere = eviction_cost.reload;
     let gpu = GpuReading {
-        uuid: GpuUuid::parse("GPU-b").unwrap(),
+        uuid: gpu("GPU-b"),
         used: Some(Bytes::ZERO),
         attributed: Vec::new(),
         engine_load: EngineLoad::NONE,

@@ -1,10 +1,10 @@
 //! The answer to a Binding and what the watch shows of the pod come in any order: its state is the same in the end.
 
 use super::*;
-use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::policy::StartGate;
-use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::{self, gpu, key, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -34,11 +34,11 @@ fn event() -> impl Strategy<Value = BindEvent> {
 }
 
 fn uid() -> PodUid {
-    PodUid::parse("pod").unwrap()
+    testkit::uid("pod")
 }
 
 fn node() -> NodeName {
-    NodeName::parse("n").unwrap()
+    testkit::node("n")
 }
 
 /// A pod whose Binding is on its way, of a class that keeps other engines from starting beside it for 60 s at least.
@@ -50,7 +50,7 @@ fn assumed() -> Ledger {
     let mut ledger = Ledger::new(Arc::new(Policy::default().with_classes(classes).unwrap()));
     ledger.set_now(Moment(1_000_000));
     ledger.set_node(&node(), NodeKind::Stowage, None);
-    let gpu = whole_gpu(GpuUuid::parse("GPU-a").unwrap(), 0, Bytes(100));
+    let gpu = whole_gpu(gpu("GPU-a"), 0, Bytes(100));
     ledger.report_devices(&node(), vec![gpu]).unwrap();
     see(&mut ledger, ObservedPhase::Waiting(ObservedWaiting::default()), None);
     ledger.assume(&uid(), &node()).unwrap();
@@ -58,7 +58,7 @@ fn assumed() -> Ledger {
 }
 
 fn see(ledger: &mut Ledger, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
-    let key = PodKey::parse("default", "pod").unwrap();
+    let key = key("pod");
     ledger.see(PodObservation {
         uid: uid(),
         key,
@@ -69,7 +69,7 @@ fn see(ledger: &mut Ledger, state: ObservedPhase, observed: Option<ObservedDisru
 }
 
 fn take(ledger: &mut Ledger, event: BindEvent) {
-    let devices = || Some([GpuUuid::parse("GPU-a").unwrap()].into());
+    let devices = || Some([gpu("GPU-a")].into());
     let bound = |starting, ran| ObservedPhase::Bound { node: node(), devices: devices(), starting, ran };
     match event {
         BindEvent::Confirm => ledger.confirm(&uid(), &node(), devices()),

@@ -1,48 +1,28 @@
 //! What policies change in the ledger, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
 
 use super::*;
-use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
+use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::{gpu, h100, key, node, uid};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn name(node: &str) -> NodeName {
-    NodeName::parse(node).unwrap()
-}
-
-fn device(node: &str, index: u32) -> Device {
-    Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
-        index,
-        model: GpuModel::parse("NVIDIA-H100-80GB").unwrap(),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
-}
-
 fn slice(card: u32, index: u32, profile: &str) -> Device {
     Device {
-        uuid: GpuUuid::parse(&format!("MIG-{card}-{index}")).unwrap(),
+        uuid: gpu(&format!("MIG-{card}-{index}")),
         model: GpuModel::parse(&format!("NVIDIA-H100-80GB-MIG-{profile}")).unwrap(),
-        parent: Some(GpuUuid::parse(&format!("GPU-{card}")).unwrap()),
+        parent: Some(gpu(&format!("GPU-{card}"))),
         total: Bytes::gib(40),
-        ..device("n", index)
+        ..h100("n", index)
     }
 }
 
@@ -54,9 +34,9 @@ fn ledger(policy: Policy) -> Ledger {
     ledger
 }
 
-fn add_node(ledger: &mut Ledger, node: &str) {
-    ledger.set_node(&name(node), NodeKind::Stowage, None);
-    ledger.report_devices(&name(node), vec![device(node, 0), device(node, 1)]).unwrap();
+fn add_node(ledger: &mut Ledger, name: &str) {
+    ledger.set_node(&node(name), NodeKind::Stowage, None);
+    ledger.report_devices(&node(name), vec![h100(name, 0), h100(name, 1)]).unwrap();
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
@@ -66,7 +46,7 @@ fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
 }
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
-    let key = PodKey::parse("default", pod).unwrap();
+    let key = key(pod);
     ledger.see(PodObservation {
         uid: uid(pod),
         key,
@@ -77,9 +57,9 @@ fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
 }
 
 fn observe_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
-    let key = PodKey::parse("default", pod).unwrap();
-    let devices = Some([device("n", gpu).uuid].into());
-    let state = ObservedPhase::Bound { node: name("n"), devices, starting: false, ran };
+    let key = key(pod);
+    let devices = Some([h100("n", gpu).uuid].into());
+    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran };
     ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
 }
 
@@ -88,7 +68,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &name("n")).unwrap().candidates.len()
+    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &node("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -171,7 +151,7 @@ fn drain_time_comes_on_top_of_the_grace_period() {
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
-    assert_eq!(ledger.resident_on(&uid("job"), &name("n")).unwrap().grace, Millis::seconds(75));
+    assert_eq!(ledger.resident_on(&uid("job"), &node("n")).unwrap().grace, Millis::seconds(75));
 }
 
 #[test]
@@ -185,7 +165,7 @@ fn the_start_gate_stays_within_its_class_bounds() {
             .unwrap();
         let mut ledger = ledger(policy.clone());
         wait(&mut ledger, "engine", demand(&policy, 20, PodTraits::default()));
-        ledger.assume(&uid("engine"), &name("n")).unwrap();
+        ledger.assume(&uid("engine"), &node("n")).unwrap();
         ledger.pod_state(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
     };
     // Twice what 20 GiB need over the network, from disk and to start: 97 s.
@@ -207,13 +187,13 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
         demand(&policy, 20, PodTraits { priority_class: "stowage-batch".into(), ..PodTraits::default() });
     let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
     assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes all classes");
-    ledger.set_labels(&name("n"), labels("picky"));
+    ledger.set_labels(&node("n"), labels("picky"));
     assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
     assert_eq!(says(&mut ledger, &batch), None);
-    ledger.set_labels(&name("n"), labels("plugin"));
+    ledger.set_labels(&node("n"), labels("plugin"));
     assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
     wait(&mut ledger, "late", batch);
-    assert!(ledger.assume(&uid("late"), &name("n")).is_err(), "a bind is checked again");
+    assert!(ledger.assume(&uid("late"), &node("n")).is_err(), "a bind is checked again");
 }
 
 #[test]
@@ -224,9 +204,9 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
     assert_eq!(says(&mut ledger), Some(Misfit::Miscut), "whole GPUs");
-    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
+    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
     assert_eq!(says(&mut ledger), Some(Misfit::Miscut));
-    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
+    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
     assert_eq!(says(&mut ledger), None);
 }
 
@@ -315,8 +295,8 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 /// The pod has a reservation of GPU 0 without victims.
 fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
-    let devices = [device("n", 0).uuid].into();
-    ledger.reserve(&uid(pod), Reservation { node: name("n"), devices, victims: [].into(), deadline })
+    let devices = [h100("n", 0).uuid].into();
+    ledger.reserve(&uid(pod), Reservation { node: node("n"), devices, victims: [].into(), deadline })
 }
 
 #[test]
@@ -328,7 +308,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         reserve(&mut ledger, "pod").unwrap();
         ledger.set_policy(policy, &Classifications::default());
         let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
-        let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
+        let assumed = ledger.assume(&uid("pod"), &node("n")).map(drop);
         assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
         own.err()
     };
@@ -356,7 +336,7 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     reserve(&mut ledger, "pod").unwrap();
     wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
     let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
-    assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
+    assert_eq!(ledger.assume(&uid("pod"), &node("n")), Err(refused));
 }
 
 #[test]
@@ -378,8 +358,8 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     assert_eq!(candidates(&ledger, "urgent"), 1);
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
-    let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let reservation = Reservation { node: name("n"), devices, victims, deadline };
+    let (devices, victims) = ([h100("n", 0).uuid].into(), [uid("borrower")].into());
+    let reservation = Reservation { node: node("n"), devices, victims, deadline };
     assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimStays));
 }
 
@@ -409,9 +389,8 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
     let see = |ledger: &mut Ledger, starting| {
-        let (key, devices) =
-            (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
-        let state = ObservedPhase::Bound { node: name("n"), devices, starting, ran: None };
+        let (key, devices) = (key("engine"), Some([h100("n", 0).uuid].into()));
+        let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
         ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, observed: None });
         ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
@@ -432,8 +411,8 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
     let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
-        let devices = [device("n", gpu).uuid].into();
-        let reservation = Reservation { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        let devices = [h100("n", gpu).uuid].into();
+        let reservation = Reservation { node: node("n"), devices, victims, deadline: Moment(u64::MAX) };
         ledger.reserve(&uid("urgent"), reservation).is_ok()
     };
     assert_eq!((reservation("foreign", 1), reservation("own", 0)), (false, true));

@@ -1,11 +1,11 @@
 //! The pod's ways through the ledger, one by one. Random histories are in `scheduling::proptests`.
 
 use super::*;
-use crate::ids::{GpuUuid, PodKey};
+use crate::ids::GpuUuid;
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::planning::testing::placed;
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{gpu, gpu_pair, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
@@ -14,14 +14,6 @@ use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node_name(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
-
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
     // What an engine's start does to its neighbours has tests of its own.
@@ -29,22 +21,20 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {
-    let device = |(index, uuid): (usize, &&str)| {
-        whole_gpu(GpuUuid::parse(uuid).unwrap(), index as u32, Bytes::gib(80))
-    };
+    let device = |(index, uuid): (usize, &&str)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(80));
     uuids.iter().enumerate().map(device).collect()
 }
 
 /// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be allocated.
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    ledger.set_node(&node("n"), NodeKind::Stowage, None);
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
     ledger
 }
 
 fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
-    let key = PodKey::parse("default", name).unwrap();
+    let key = key(name);
     ledger.see(PodObservation {
         uid: uid(name),
         key,
@@ -56,7 +46,7 @@ fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
 
 fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
     wait(ledger, name, demand);
-    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
+    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node("n")).unwrap() else {
         panic!("not new")
     };
     ledger.confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
@@ -64,13 +54,13 @@ fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
 }
 
 fn observe_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> PodWarning {
-    let devices = devices.map(|uuids| uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect());
-    let key = PodKey::parse("default", name).unwrap();
+    let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
+    let key = key(name);
     ledger.see(PodObservation {
         uid: uid(name),
         key,
         demand,
-        state: ObservedPhase::Bound { node: node_name("n"), devices, starting: false, ran: None },
+        state: ObservedPhase::Bound { node: node("n"), devices, starting: false, ran: None },
         observed: None,
     })
 }
@@ -83,7 +73,7 @@ fn free_gib(ledger: &mut Ledger) -> Vec<u64> {
 fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    ledger.assume(&uid("a"), &node("n")).unwrap();
     assert_eq!(free_gib(&mut ledger), [32, 72]);
     ledger.forget(&uid("a"));
     assert_eq!(free_gib(&mut ledger), [72, 72]);
@@ -93,18 +83,12 @@ fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
 fn assuming_twice_promises_once() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::InFlight(first.clone())));
-    assert_eq!(
-        ledger.assume(&uid("a"), &node_name("m")),
-        Err(AssumeConflict::Unsettled { node: node_name("n") })
-    );
+    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
+    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::InFlight(first.clone())));
+    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::Unsettled { node: node("n") }));
     ledger.confirm(&uid("a"), &first.node, Some(first.devices));
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::Bound));
-    assert_eq!(
-        ledger.assume(&uid("a"), &node_name("m")),
-        Err(AssumeConflict::BoundElsewhere { node: node_name("n") })
-    );
+    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::Bound));
+    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::BoundElsewhere { node: node("n") }));
     assert_eq!(free_gib(&mut ledger), [32, 72]);
 }
 
@@ -114,9 +98,9 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
     for pod in ["a", "b", "c"] {
         wait(&mut ledger, pod, demand(60, Sharing::Shared, 0));
     }
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
-    ledger.assume(&uid("b"), &node_name("n")).unwrap();
-    let lost = ledger.assume(&uid("c"), &node_name("n")).unwrap_err();
+    ledger.assume(&uid("a"), &node("n")).unwrap();
+    ledger.assume(&uid("b"), &node("n")).unwrap();
+    let lost = ledger.assume(&uid("c"), &node("n")).unwrap_err();
     assert_eq!(lost.code(), "no-room");
     assert_eq!(lost.phrase(), "conflict: the GPU was taken meanwhile");
 }
@@ -125,12 +109,12 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(10, Sharing::Exclusive, 0));
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
     assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(72), 90));
     assert_eq!(free_gib(&mut ledger), [0, 72]);
     wait(&mut ledger, "b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
-        ledger.assume(&uid("b"), &node_name("n")),
+        ledger.assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
     ));
 }
@@ -163,7 +147,7 @@ fn an_edited_record_changes_nothing_and_is_reported() {
 fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
+    let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
     ledger.release(&uid("b"));
@@ -176,15 +160,15 @@ fn a_hint_is_advice_only() {
     let mut ledger = ledger();
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
+    let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
 fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
     let reservation = Reservation {
-        node: node_name("n"),
-        devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
+        node: node("n"),
+        devices: [gpu("GPU-a")].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
         deadline: Moment(60_000),
     };
@@ -200,19 +184,19 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     assert_eq!(
         reserve(&mut ledger, "urgent", &["victim"]),
-        Err(AssumeConflict::AlreadyHolds { node: node_name("n") })
+        Err(AssumeConflict::AlreadyHolds { node: node("n") })
     );
     assert_eq!(free_gib(&mut ledger), [12, 2], "the reservation takes what its victim does not have already");
     let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
-    assert!(ledger.assume(&uid("urgent"), &node_name("n")).is_err());
+    assert!(ledger.assume(&uid("urgent"), &node("n")).is_err());
 
     ledger.release(&uid("victim"));
     assert_eq!(free_gib(&mut ledger), [12, 2]);
     wait(&mut ledger, "thief", demand(60, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("thief"), &node_name("n")).is_err());
+    assert!(ledger.assume(&uid("thief"), &node("n")).is_err());
     assert_eq!(ledger.reserved_placement(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
     assert_eq!(free_gib(&mut ledger), [12, 2]);
 }
 
@@ -221,7 +205,7 @@ fn a_failed_bind_gives_the_hold_back() {
     let mut ledger = ledger();
     wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &[]).unwrap();
-    ledger.assume(&uid("urgent"), &node_name("n")).unwrap();
+    ledger.assume(&uid("urgent"), &node("n")).unwrap();
     ledger.forget(&uid("urgent"));
     assert!(ledger.pod_state(&uid("urgent")).unwrap().reservation().is_some());
     assert_eq!(ledger.expire(Moment(60_000)), [uid("urgent")], "and its deadline with it");
@@ -237,20 +221,18 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     reserve(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(reserve(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
-    assert!(
-        ledger.candidate_for(&ledger.preemptor(&uid("two")), &node_name("n")).unwrap().candidates.is_empty()
-    );
+    assert!(ledger.candidate_for(&ledger.preemptor(&uid("two")), &node("n")).unwrap().candidates.is_empty());
 }
 
 #[test]
 fn gpus_known_by_index_become_the_reported_ones() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     let labelled = gpus(&["index-0", "index-1"]);
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled.clone()));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled.clone()));
     assert_eq!(bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(), "index-0");
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
     assert_eq!(free_gib(&mut ledger), [32, 72]);
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
 }
 
@@ -258,9 +240,9 @@ fn gpus_known_by_index_become_the_reported_ones() {
 fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
     assert_eq!(free_gib(&mut ledger), [32, 32]);
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
     assert_eq!(free_gib(&mut ledger), [72, 32]);
 }
 
@@ -268,13 +250,13 @@ fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
 fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
     let snapshot = ledger.snapshot();
-    let node = snapshot.node("n").unwrap();
-    let lost = node.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
-    assert_eq!((node.gpus[lost].health, node.gpus[lost].tenants), (Health::Lost, 1));
+    let view = snapshot.node("n").unwrap();
+    let lost = view.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
+    assert_eq!((view.gpus[lost].health, view.gpus[lost].tenants), (Health::Lost, 1));
     ledger.release(&uid("a"));
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
     assert_eq!(ledger.snapshot().node("n").unwrap().devices.len(), 1, "with its last pod it is forgotten");
 }
 
@@ -282,14 +264,11 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
 fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.remove_node(&node_name("n"));
+    ledger.remove_node(&node("n"));
     assert!(ledger.snapshot().node("n").is_none());
     wait(&mut ledger, "b", demand(1, Sharing::Shared, 0));
-    assert_eq!(
-        ledger.assume(&uid("b"), &node_name("n")),
-        Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
-    );
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
+    assert_eq!(ledger.assume(&uid("b"), &node("n")), Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode)));
+    ledger.set_node(&node("n"), NodeKind::Stowage, None);
     assert_eq!(free_gib(&mut ledger), [32, 72]);
 }
 
@@ -297,8 +276,8 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
 fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+        ledger.set_node(&node(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
     }
     let before = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
@@ -317,15 +296,15 @@ fn a_change_of_one_node_copies_one_node() {
 fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+        ledger.set_node(&node(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
     }
     let reader = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     assert_eq!(reader.node("n").unwrap().gpus[0].free(), Bytes::gib(72));
     drop(reader);
     // This one goes to the view at once; the one before it still waits.
-    ledger.report_devices(&node_name("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
+    ledger.report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
     let next = ledger.snapshot();
     assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert_eq!(next.node("o").unwrap().gpus.len(), 2);
@@ -337,16 +316,16 @@ fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
     policy.headroom = Headroom::all(Percent::new(25).unwrap());
     let mut ledger = Ledger::new(Arc::new(policy));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
     assert_eq!(free_gib(&mut ledger), [60]);
 }
 
 #[test]
 fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let mut ledger = ledger();
-    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
+    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
     wait(&mut ledger, "a", demand(1, Sharing::Shared, 0));
-    let refused = ledger.assume(&uid("a"), &node_name("n"));
+    let refused = ledger.assume(&uid("a"), &node("n"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
     let snapshot = ledger.snapshot();
     let misfit =
@@ -358,17 +337,17 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
 fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_leave() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let parent = Some(GpuUuid::parse("GPU-a").unwrap());
+    let parent = Some(gpu("GPU-a"));
     let slices: Vec<Device> = gpus(&["MIG-1", "MIG-2"])
         .into_iter()
         .map(|slice| Device { parent: parent.clone(), total: Bytes::gib(40), ..slice })
         .collect();
-    ledger.report_devices(&node_name("n"), slices.clone()).unwrap();
+    ledger.report_devices(&node("n"), slices.clone()).unwrap();
     wait(&mut ledger, "b", demand(20, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("b"), &node_name("n")).is_err());
+    assert!(ledger.assume(&uid("b"), &node("n")).is_err());
     ledger.release(&uid("a"));
-    ledger.report_devices(&node_name("n"), slices).unwrap();
-    assert!(ledger.assume(&uid("b"), &node_name("n")).is_ok());
+    ledger.report_devices(&node("n"), slices).unwrap();
+    assert!(ledger.assume(&uid("b"), &node("n")).is_ok());
 }
 
 #[test]
@@ -377,7 +356,7 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
     let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let refused = ledger.report_devices(&node_name("n"), many);
+    let refused = ledger.report_devices(&node("n"), many);
     assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
     assert_eq!(free_gib(&mut ledger), [32, 72], "and nothing has changed");
 }
@@ -386,7 +365,7 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
 fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    ledger.assume(&uid("a"), &node("n")).unwrap();
     let warning = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
     assert_eq!((warning, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
 }
@@ -395,8 +374,8 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
 fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a"])).unwrap();
+    let view = ledger.node(&node("n")).unwrap().clone();
+    ledger.report_devices(&node("n"), gpus(&["GPU-a"])).unwrap();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
 }
@@ -414,7 +393,7 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     assert_eq!(status(&ledger), (uid("urgent"), 1, false));
     ledger.release(&uid("victim"));
     assert_eq!(status(&ledger), (uid("urgent"), 0, true));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
 }
 
 #[test]
@@ -425,8 +404,8 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
         Demand { ask, per_gpu: Bytes::ZERO, gpus: count, ..demand(0, Sharing::Exclusive, 0) }
     };
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
-    ledger.set_plugin_devices(&node_name("n"), [(gpu(), 2)].into());
+    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
+    ledger.set_plugin_devices(&node("n"), [(gpu(), 2)].into());
     bind(&mut ledger, "there", asks(2));
     for name in ["a", "b"] {
         wait(&mut ledger, name, asks(2));

@@ -2,17 +2,18 @@
 
 use super::testing::{placed, roomy, steps};
 use super::*;
-use crate::ids::{GpuUuid, NodeName, OwnerUid};
+use crate::ids::OwnerUid;
 use crate::scheduling::kube_filters::{ClusterFilters, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::{gpu_at, h100, key, node, uid};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
@@ -29,14 +30,6 @@ mod undone;
 
 struct LedgerCluster {
     ledger: Ledger,
-}
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
 }
 
 fn shared(gib: u64, priority: i32) -> Demand {
@@ -59,16 +52,7 @@ impl LedgerCluster {
         ledger.set_now(Moment(1_000_000));
         for (name, gpus) in nodes {
             ledger.set_node(&node(name), NodeKind::Stowage, None);
-            let device = |index: u32| Device {
-                uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).unwrap(),
-                index,
-                model: crate::ids::GpuModel::parse("H100").unwrap(),
-                parent: None,
-                total: Bytes::gib(80),
-                reserved: Bytes::ZERO,
-                health: Health::Healthy,
-                island: Some((index * 2 / gpus) as u8),
-            };
+            let device = |index: u32| Device { island: Some((index * 2 / gpus) as u8), ..h100(name, index) };
             ledger.report_devices(&node(name), (0..*gpus).map(device).collect()).unwrap();
         }
         Self { ledger }
@@ -76,7 +60,7 @@ impl LedgerCluster {
 
     fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, disruption_info: DisruptionInfo) {
         let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
-        let key = PodKey::parse("default", name).unwrap();
+        let key = key(name);
         self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: shown });
     }
 
@@ -97,7 +81,7 @@ impl LedgerCluster {
     }
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
-        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
+        let devices = Some(Arc::from([gpu_at(on, gpu)]));
         let ran = Some(Millis::seconds(600));
         let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran };
         let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();

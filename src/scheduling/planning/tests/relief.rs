@@ -5,7 +5,7 @@ use super::*;
 /// A serving engine and two jobs on one GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
     let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
-    let uuid = GpuUuid::parse("GPU-n-0").unwrap();
+    let uuid = gpu_at("n", 0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
     let sampled = cluster.ledger.now();
     cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
@@ -74,7 +74,7 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     let on_n = || ObservedPhase::Bound {
         node: node("n"),
-        devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
+        devices: Some(Arc::from([gpu_at("n", 0)])),
         starting: false,
         ran: Some(Millis::seconds(600)),
     };

@@ -6,13 +6,13 @@ mod silence;
 mod starting;
 mod waking;
 
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{self, gpu, gpu_pair, key, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -36,11 +36,7 @@ impl MeasurementFixture {
     fn with(policy: Policy) -> Self {
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_node(&node(), NodeKind::Stowage, None);
-        let devices = ["GPU-a", "GPU-b"]
-            .into_iter()
-            .enumerate()
-            .map(|(index, uuid)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(100)));
-        ledger.report_devices(&node(), devices.collect()).unwrap();
+        ledger.report_devices(&node(), gpu_pair(Bytes::gib(100))).unwrap();
         Self { ledger, now: Moment(1_000_000) }
     }
 
@@ -119,19 +115,7 @@ impl MeasurementFixture {
 }
 
 fn node() -> NodeName {
-    NodeName::parse("n").unwrap()
-}
-
-fn gpu(uuid: &str) -> GpuUuid {
-    GpuUuid::parse(uuid).unwrap()
-}
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn key(name: &str) -> PodKey {
-    PodKey::parse("default", name).unwrap()
+    testkit::node("n")
 }
 
 /// Of class `serving`, or `opportunistic` if the priority is negative.
