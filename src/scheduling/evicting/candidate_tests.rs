@@ -9,8 +9,7 @@ use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::ledger::{AssumeConflict, KeepReason, Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::policy::{Class, Preemptibility};
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
+use crate::scheduling::testkit::{demand_of, gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use crate::scheduling::vocabulary::disruption_info::{

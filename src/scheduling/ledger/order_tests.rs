@@ -3,8 +3,7 @@
 use super::*;
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::policy::StartGate;
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{self, gpu, key, whole_gpu};
+use crate::scheduling::testkit::{self, demand_of, gpu, key, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use crate::scheduling::vocabulary::node::NodeKind;

@@ -4,10 +4,8 @@ use super::*;
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{gpu, h100, key, node, uid};
+use crate::scheduling::testkit::{classified, demand_of, gpu, h100, key, node, placed, uid};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -40,9 +38,7 @@ fn add_node(ledger: &mut Ledger, name: &str) {
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
-    let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
-    demand.take(policy.classify(&traits));
-    Demand { traits: Arc::new(traits), ..demand }
+    classified(demand_of(gib << 30, 1, traits.sharing, traits.priority), traits, policy)
 }
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {

@@ -3,9 +3,7 @@
 use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::planning::testing::placed;
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{gpu, gpu_pair, key, node, uid, whole_gpu};
+use crate::scheduling::testkit::{demand_of, gpu, gpu_pair, key, node, placed, uid, whole_gpu};
 use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};

@@ -1,13 +1,11 @@
 //! The planner's rules, one by one, on clusters small enough to see what is right.
 
-use super::testing::{placed, roomy, steps};
 use super::*;
 use crate::ids::OwnerUid;
 use crate::scheduling::kube_filters::{ClusterFilters, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{gpu_at, h100, key, node, uid};
+use crate::scheduling::testkit::{demand_of, gpu_at, h100, key, node, placed, roomy, steps, uid};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::{

@@ -1,17 +1,14 @@
 //! Random queues under random eviction limits: no plan exceeds a limit, no pod waits that a set within the limits would place,
 //! and every reason is true. The oracle counts evictions by itself and tries every set of pods on every node.
 
-use super::demand_of;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::ledger::eviction_allowance::LimitedBecause;
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::planning::testing::roomy;
 use crate::scheduling::planning::{
     Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
 };
 use crate::scheduling::policy::{EvictionRates, Policy, Tenant};
-use crate::scheduling::testkit::{gpu_at, key, uid, unit_gpu};
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -132,10 +129,8 @@ impl AllowanceFixture {
     }
 
     fn demand(&self, pod: &RatedPod) -> Demand {
-        let mut demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
-        let traits = PodTraits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
-        demand.take(self.ledger.policy().classify(&traits));
-        Demand { traits: Arc::new(traits), ..demand }
+        let demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
+        in_namespace(demand, NAMESPACES[pod.namespace], self.ledger.policy())
     }
 
     fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {

@@ -1,6 +1,6 @@
 //! Fit, pack and rank against brute force.
 
-use super::{demand, demand_of};
+use super::demand;
 
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::{Misfit, evictions_could_resolve, fit};
@@ -11,7 +11,7 @@ use crate::scheduling::placing::packing::NodeEvaluation;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::unit_gpu;
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};

@@ -3,13 +3,13 @@
 pub(super) mod bench;
 pub(super) mod step;
 
-use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginShare;

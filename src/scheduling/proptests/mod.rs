@@ -17,44 +17,15 @@ mod victims;
 
 use super::ledger::Ledger;
 use super::placing::snapshot::Snapshot;
-use super::vocabulary::demand::{Demand, HostResources, Sharing};
-use super::vocabulary::device_plugin::Ask;
+use super::vocabulary::demand::{Demand, Sharing};
 use super::vocabulary::gpu::{Device, Gpu};
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
 use crate::ids::NodeName;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::unit_gpu;
-use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::Percent;
 use proptest::prelude::*;
-use std::sync::Arc;
-
-pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
-    let traits = PodTraits { priority, sharing, ..PodTraits::default() };
-    let Classification { class, terms, tenant, version } = Policy::default().classify(&traits);
-    Demand {
-        ask: Ask::Vram,
-        per_gpu: Bytes(per_gpu),
-        gpus,
-        sharing,
-        traits: Arc::new(traits),
-        class,
-        terms,
-        tenant,
-        classified_by: version,
-        priority,
-        may_preempt: true,
-        host_resources: HostResources::default(),
-        grace: Millis::seconds(30),
-        model: None,
-        kv_cache: None,
-        weights: None,
-        models: Arc::default(),
-        containers: Arc::new([]),
-    }
-}
 
 /// The ledger once it was stored as text and loaded.
 pub(super) fn stored_and_loaded(ledger: &Ledger) -> Ledger {

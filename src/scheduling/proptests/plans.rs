@@ -2,7 +2,6 @@
 //! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
 //! The oracle reads the pods alone.
 
-use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{
@@ -18,7 +17,7 @@ use crate::scheduling::placing::fit::fit;
 use crate::scheduling::planning::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
 use crate::scheduling::policy::{EvictionRates, Policy, Preemptibility};
 use crate::scheduling::testkit::numbered::node_name;
-use crate::scheduling::testkit::{gpu_at, key, uid, unit_gpu};
+use crate::scheduling::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,

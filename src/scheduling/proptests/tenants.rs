@@ -1,7 +1,7 @@
 //! Random histories under policies with tenants, class exclusions, and pools; the policy changes now and then. The oracle sums
 //! every tenant's usage from the pods alone.
 
-use super::{assert_same, demand_of, stored_and_loaded};
+use super::{assert_same, stored_and_loaded};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
@@ -11,8 +11,7 @@ use crate::scheduling::ledger::{
 };
 use crate::scheduling::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::unit_gpu;
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::testkit::{demand_of, in_namespace, unit_gpu};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -93,10 +92,7 @@ fn policy(n: usize) -> Policy {
 }
 
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
-    let mut demand = demand_of(vram, 1, sharing, priority);
-    let traits = PodTraits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
-    demand.take(policy.classify(&traits));
-    Demand { traits: Arc::new(traits), ..demand }
+    in_namespace(demand_of(vram, 1, sharing, priority), NAMESPACES[namespace], policy)
 }
 
 fn new_ledger(policy: Policy) -> Ledger {

@@ -20,9 +20,8 @@ use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, 
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::proptests::demand_of;
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::unit_gpu;
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};

@@ -9,7 +9,7 @@ use crate::scheduling::ledger::{
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
 use crate::scheduling::vocabulary::disruption_info::{

@@ -3,8 +3,7 @@
 use super::*;
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
+use crate::scheduling::testkit::{demand_of, gpu, key, node, uid, whole_gpu};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
 use crate::scheduling::verbs::tick::ClockAdvanced;
