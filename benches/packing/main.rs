@@ -116,7 +116,8 @@ impl PackedCluster {
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
             let policy = self.ledger.policy().clone();
-            let anew = Snapshot::clone(&snapshot).with_packing_model(self.ledger.packing_model().clone());
+            let anew =
+                Snapshot::clone(&snapshot).with_packing_model(Arc::new(snapshot.packing_model().clone()));
             first.add(timed(|| best_of_all(&anew, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
             let fresh = shortlist(&anew, &demand, asked(names), attempt(&policy));

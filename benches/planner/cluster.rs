@@ -205,7 +205,7 @@ impl FullCluster {
                 holdings: models.into_iter().map(holding).collect(),
                 in_flight: Vec::new(),
             };
-            self.ledger.apply(ReadingReported { node: name.clone(), reading: reading });
+            self.ledger.apply(ReadingReported { node: name.clone(), reading });
         }
     }
 

@@ -128,7 +128,7 @@ fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool
         victims: set.all_victims().into(),
         deadline: cluster.ledger.now() + Millis::seconds(60),
     };
-    let is_held = cluster.ledger.apply(Reserve { uid: uid.clone(), reservation: reservation }).is_ok();
+    let is_held = cluster.ledger.apply(Reserve { uid: uid.clone(), reservation }).is_ok();
     cluster.ledger.apply(ReleaseReservation(uid.clone()));
     is_held
 }

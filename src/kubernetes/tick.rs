@@ -65,10 +65,8 @@ impl LedgerUpkeep {
         match is_open {
             true => {
                 let mut ledger = self.service.cluster();
-                let (ended, unknown) = (
-                    ledger.apply(Tick { now: now, is_leading: true }),
-                    ledger.apply(TakeUnknownReservations),
-                );
+                let (ended, unknown) =
+                    (ledger.apply(Tick { now, is_leading: true }), ledger.apply(TakeUnknownReservations));
                 drop(ledger);
                 self.planner.end(ended);
                 self.planner.end_unknown(unknown);
@@ -80,7 +78,7 @@ impl LedgerUpkeep {
             }
             // The leader that ends a reservation also clears its condition: standby replicas write nothing.
             false => {
-                self.service.cluster().apply(Tick { now: now, is_leading: false });
+                self.service.cluster().apply(Tick { now, is_leading: false });
                 self.planner.rest();
             }
         }

@@ -117,7 +117,7 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
         ..NodeObserved::new(name.clone(), kind)
     });
     ledger
-        .apply(DevicesReported { node: name.clone(), devices: devices })
+        .apply(DevicesReported { node: name.clone(), devices })
         .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }

@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, UseTree};
+use syn::{Attribute, Item, Token, UseTree};
 
 /// Names of modules, from the crate's root.
 type Module = Vec<String>;
@@ -61,6 +62,18 @@ fn listed(file: &Path) -> Vec<Vec<Module>> {
     floors
 }
 
+/// Whether a condition holds in tests only: `test`, or `all(test, …)`.
+fn is_for_tests(cfg: &syn::Meta) -> bool {
+    match cfg {
+        syn::Meta::Path(path) => path.is_ident("test"),
+        syn::Meta::List(list) if list.path.is_ident("all") => {
+            let all = list.parse_args_with(Punctuated::<syn::Meta, Token![,]>::parse_terminated);
+            all.is_ok_and(|all| all.iter().any(is_for_tests))
+        }
+        _ => false,
+    }
+}
+
 /// What a module's code names of the crate, tests left out.
 struct Imports {
     module: Module,
@@ -112,7 +125,7 @@ impl<'s> Visit<'s> for Imports {
         };
         let is_test = |attribute: &Attribute| {
             attribute.path().is_ident("cfg")
-                && attribute.parse_args::<syn::Ident>().is_ok_and(|cfg| cfg == "test")
+                && attribute.parse_args::<syn::Meta>().is_ok_and(|cfg| is_for_tests(&cfg))
         };
         if attributes.iter().any(is_test) {
             return;

@@ -183,17 +183,15 @@ fn apply(
         let Some(devices) = validate::devices(report) else { return Ok(machine) };
         let before = devices_of(&ledger, node);
         let waiting =
-            ledger.apply(DevicesReported { node: node.clone(), devices: devices }).map_err(|error| {
-                match error {
-                    DevicesRefused::UnknownNode => unknown(),
-                    DevicesRefused::TooMany(devices) => {
-                        ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
-                    }
+            ledger.apply(DevicesReported { node: node.clone(), devices }).map_err(|error| match error {
+                DevicesRefused::UnknownNode => unknown(),
+                DevicesRefused::TooMany(devices) => {
+                    ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
                 }
             })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         if let Some(reading) = reading {
-            ledger.apply(ReadingReported { node: node.clone(), reading: reading });
+            ledger.apply(ReadingReported { node: node.clone(), reading });
         }
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));

@@ -73,7 +73,7 @@ impl IndexedReplica {
         self.service.cluster().apply(BindingWritten {
             uid: pod_uid.clone(),
             node: NodeName::parse("a").unwrap(),
-            devices: devices,
+            devices,
         });
         Some(bound)
     }
@@ -180,7 +180,7 @@ proptest! {
                 before.apply(&pod);
             }
             let devices = objects::recorded_devices(&read(&pod));
-            before.service.cluster().apply(BindingWritten { uid: uid(&name), node: NodeName::parse("a").unwrap(), devices: devices });
+            before.service.cluster().apply(BindingWritten { uid: uid(&name), node: NodeName::parse("a").unwrap(), devices });
             prop_assert_eq!(before.apply(&pod), None, "nothing was edited");
             prop_assert_eq!(before.demand(&name), ordered);
             bound.push((name, pod));

@@ -285,7 +285,7 @@ impl Planner {
         }
         let mut ledger = self.service.cluster();
         let until = ledger.now() + TIME_TO_BIND;
-        ledger.apply(ExtendReservation { uid: reservation_status.uid.clone(), until: until });
+        ledger.apply(ExtendReservation { uid: reservation_status.uid.clone(), until });
         Reservation {
             deadline: reservation_status.reservation.deadline.max(until),
             ..reservation_status.reservation.clone()

@@ -69,7 +69,7 @@ impl Planner {
         };
         let mut ledger = self.service.cluster();
         ledger.apply(PutBack(left_over.clone()));
-        reserved.into_iter().for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope: scope, uid: uid }));
+        reserved.into_iter().for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope, uid }));
         drop(ledger);
         if !self.service.gate.is_open() || mode == Mode::Shadow {
             return;

@@ -124,7 +124,7 @@ impl Planner {
         for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
             let mut ledger = self.service.cluster();
             let generation = ledger.generation();
-            ledger.apply(NoPlacementFound { uid: pod.uid.clone(), generation: generation });
+            ledger.apply(NoPlacementFound { uid: pod.uid.clone(), generation });
             drop(ledger);
             self.release(pod.uid, pod.key, WaitReason::Shadowing);
         }

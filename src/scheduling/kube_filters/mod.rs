@@ -161,6 +161,7 @@ impl ClusterFilters {
 
     /// The whole state.
     pub fn export(&self) -> ClusterFiltersState {
+        #[expect(clippy::disallowed_methods, reason = "sorted below")]
         let mut machines: Vec<_> = self.seen.pages.values().filter_map(|page| page.machine.clone()).collect();
         machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let footprint = |(uid, node)| Some((PodUid::clone(uid), self.seen.footprint(node, uid)?.clone()));

@@ -52,11 +52,6 @@ impl Ledger {
         DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
-
-    pub fn packing_model(&self) -> &Arc<PackingModel> {
-        self.packing.model()
-    }
-
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;

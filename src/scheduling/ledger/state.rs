@@ -52,7 +52,7 @@ pub enum LoadError {
 
 impl Ledger {
     /// Everything the ledger knows, except for its policy.
-    pub fn export(&self) -> LedgerState {
+    pub(in crate::scheduling) fn export(&self) -> LedgerState {
         LedgerState {
             policy_version: self.policy.version,
             now: self.now,
@@ -68,7 +68,7 @@ impl Ledger {
     }
 
     /// The ledger that was exported under this policy.
-    pub fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
+    pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
         let pod_states = PodStates::load(state.pods);
         let node_states = NodeStates::load(state.nodes, &pod_states, &policy)

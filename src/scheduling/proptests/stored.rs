@@ -120,7 +120,7 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
             return format!("{:?}", ledger.reserved_from(&uid(0), 0));
         }
         PlannerStep::Budget(number, allowed) => {
-            let (namespace, name) = ("default".into(), format!("budget-{number}").into());
+            let (namespace, name) = ("default".into(), format!("budget-{number}"));
             ledger.set_budget(DisruptionBudget { namespace, name, selector: Selector::EVERYTHING, allowed });
         }
         PlannerStep::Budgets(visibility) => ledger.set_budget_visibility(visibility),

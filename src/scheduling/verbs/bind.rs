@@ -34,6 +34,7 @@ pub struct BindDecision {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub enum BindAnswer {
     Write(BindDecision),
     AlreadyBound,

@@ -1,7 +1,7 @@
 //! Every line of a block marked `sh runnable` runs as it is written and succeeds, and a block `text output` behind it shows what
 //! it prints.
 //!
-//! Where a reader's `cargo run --release --` builds the binary first, the one that this test was built with runs. A line that is
+//! Where a reader's `cargo run --` builds the binary first, the one that this test was built with runs. A line that is
 //! neither this nor `stowage` is not runnable: it might not end, or need what not every machine has.
 
 use super::markdown::{Fence, Page};
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 
 const RUNNABLE: &str = "sh runnable";
 const OUTPUT: &str = "text output";
-const BUILD_AND_RUN: &str = "cargo run --release -- ";
+/// With any profile: the lines say the same.
+const BUILD_AND_RUN: [&str; 2] = ["cargo run -- ", "cargo run --release -- "];
 
 /// Folders that the commands read.
 const READ: [&str; 3] = ["policies", "manifests", "tests"];
@@ -72,13 +73,19 @@ fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)>
     shown.find(|(_, text)| !printed.any(|line| line.trim_end() == untimed(text).trim_end())).copied()
 }
 
-/// The line with `N` for a number of milliseconds.
+/// The line with `N` for a number of milliseconds, and for the number of a replica: of equal ones, any may be concerned.
 fn untimed(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_count = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     let is_time =
         |at: usize| is_count(words[at]) && words.get(at + 1).is_some_and(|unit| unit.starts_with("ms"));
-    let kept: Vec<&str> = (0..words.len()).map(|at| if is_time(at) { "N" } else { words[at] }).collect();
+    let without_number = |word: &str| match word.rsplit_once('-') {
+        Some((name, number)) if is_count(number) => format!("{name}-N"),
+        _ => word.to_owned(),
+    };
+    let kept: Vec<String> = (0..words.len())
+        .map(|at| if is_time(at) { "N".to_owned() } else { without_number(words[at]) })
+        .collect();
     kept.join(" ")
 }
 
@@ -92,14 +99,18 @@ fn a_line_that_is_not_printed_in_order_is_found() {
     let printed = "a\nafter 12 ms  x\nb\n";
     assert_eq!(not_printed(printed, &fence(&["a", "after 7 ms  x", "", "b"])), None);
     assert_eq!(not_printed(printed, &fence(&["b", "a"])), Some((3, "a")));
+    assert_eq!(not_printed("pod-2 leaves\n", &fence(&["pod-6 leaves"])), None);
     assert_eq!(not_printed(printed, &fence(&["after 12 ms  y"])), Some((2, "after 12 ms  y")));
 }
+
+/// What a command prints, or why it does not succeed.
+type Printed = Result<String, String>;
 
 /// A folder as a fresh clone is, with `stowage` on the path: what a command writes stays out of the repository.
 struct Clone {
     folder: TempDir,
     /// By command: pages may show the same one.
-    ran: Mutex<BTreeMap<String, Arc<OnceLock<Result<String, String>>>>>,
+    ran: Mutex<BTreeMap<String, Arc<OnceLock<Printed>>>>,
 }
 
 impl Clone {
@@ -120,11 +131,14 @@ impl Clone {
     }
 
     fn run_once(&self, line: &str) -> Result<String, String> {
-        let command = match line.strip_prefix(BUILD_AND_RUN) {
+        let command = match BUILD_AND_RUN.iter().find_map(|prefix| line.strip_prefix(prefix)) {
             Some(arguments) => format!("stowage {arguments}"),
             None if line.starts_with("stowage ") => line.to_owned(),
             None => {
-                return Err(format!("a runnable line begins with `{}` or `stowage`", BUILD_AND_RUN.trim()));
+                return Err(format!(
+                    "a runnable line begins with `{}` or `stowage`",
+                    BUILD_AND_RUN[0].trim()
+                ));
             }
         };
         let mut shell = Command::new("sh");

@@ -24,7 +24,7 @@ fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
         victims: [uid(victim)].into(),
         deadline: ledger.now() + Millis::seconds(60),
     };
-    ledger.apply(Reserve { uid: uid(name), reservation: reservation }).unwrap();
+    ledger.apply(Reserve { uid: uid(name), reservation }).unwrap();
 }
 
 /// Its victim leaves five seconds before the deadline.

@@ -120,7 +120,7 @@ impl<'w> PreemptionRun<'w> {
         let now = self.events.now();
         self.counter.until(now);
         let Some(event) = event.filter(|_| now < self.workload.extent.ends()) else { return false };
-        let given_up = self.ledger.apply(Tick { now: now, is_leading: true });
+        let given_up = self.ledger.apply(Tick { now, is_leading: true });
         given_up.iter().for_each(|uid| self.turn_away(uid));
         match event {
             JobEvent::Comes(job) if self.workload.jobs[job].role == JobRole::Arrival => self.admit(job),
@@ -213,7 +213,7 @@ impl<'w> PreemptionRun<'w> {
         let demand = &self.demands[&self.kind(job)];
         let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
         let Some(reservation) = self.reservation(&choice) else { return false };
-        if self.ledger.apply(Reserve { uid: uid.clone(), reservation: reservation }).is_err() {
+        if self.ledger.apply(Reserve { uid: uid.clone(), reservation }).is_err() {
             return false;
         }
         self.counter.note(self.events.now(), |tally| {

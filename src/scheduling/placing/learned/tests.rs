@@ -65,7 +65,7 @@ impl EmptyNode {
 
     fn chosen(&self, packing_model: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
         let node_summary = packing_model.node_summary(self.node_gpus());
-        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, demand);
+        let evaluation = NodeEvaluation::of(packing_model, &node_summary, demand);
         let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
         Some((choice.packing_cost, choice.gpus))
     }

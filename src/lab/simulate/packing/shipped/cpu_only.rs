@@ -61,7 +61,7 @@ impl<'s> CpuOnly<'s> {
         let kind = &self.setting.kinds[arrival.kind];
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         let placed = match self.rule {
-            CpuRule::Worth if ledger.packing_model().is_learned() => {
+            CpuRule::Worth if ledger.snapshot().packing_model().is_learned() => {
                 let node = self.cheapest(ledger, cluster, kind, standing)?;
                 Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
             }
