@@ -5,10 +5,11 @@ use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
-use crate::scheduling::testkit::{classified, demand_of, gpu, h100, key, node, placed, uid};
+use crate::scheduling::testkit::{LedgerCluster, classified, demand_of, gpu, h100, node, placed, uid};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -25,38 +26,16 @@ fn slice(card: u32, index: u32, profile: &str) -> Device {
 }
 
 /// Node `n` with two GPUs, of which 72 GiB each can be allocated by default.
-fn ledger(policy: Policy) -> Ledger {
-    let mut ledger = Ledger::new(Arc::new(policy));
-    ledger.set_now(Moment(10_000_000));
-    add_node(&mut ledger, "n");
-    ledger
-}
-
-fn add_node(ledger: &mut Ledger, name: &str) {
-    ledger.set_node(&node(name), NodeKind::Stowage, None);
-    ledger.report_devices(&node(name), vec![h100(name, 0), h100(name, 1)]).unwrap();
+fn ledger(policy: Policy) -> LedgerCluster {
+    LedgerCluster::by(policy, &[("n", 2)])
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
     classified(demand_of(gib << 30, 1, traits.sharing, traits.priority), traits, policy)
 }
 
-fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
-    let key = key(pod);
-    ledger.see(PodObservation {
-        uid: uid(pod),
-        key,
-        demand,
-        state: ObservedPhase::Waiting(ObservedWaiting::default()),
-        observed: None,
-    });
-}
-
-fn observe_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
-    let key = key(pod);
-    let devices = Some([h100("n", gpu).uuid].into());
-    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran };
-    ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
+fn observe_bound(ledger: &mut LedgerCluster, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
+    ledger.run(pod, ("n", gpu), demand, ran, ObservedDisruptionInfo::default());
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
@@ -78,7 +57,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
     observe_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
-    wait(&mut ledger, "urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
+    ledger.wait("urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
     assert_eq!(candidates(&ledger, "urgent"), 0);
 
     let mut harsh = with_class(Class {
@@ -89,13 +68,11 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     harsh.headroom = Headroom::all(Percent::new(20).unwrap());
     ledger.set_policy(harsh, &Classifications::default());
     assert_eq!(candidates(&ledger, "urgent"), 1);
-    let free: Vec<u64> =
-        ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect();
-    assert_eq!(free, [44, 64]);
+    assert_eq!(ledger.free_gib("n"), [44, 64]);
     assert_eq!(ledger.policy().version, old.version + 1);
 
     // A pod that was read under the old policy is classified by the new one.
-    wait(&mut ledger, "late", demand(&old, 1, PodTraits::default()));
+    ledger.wait("late", demand(&old, 1, PodTraits::default()));
     let late = &ledger.pod_state(&uid("late")).unwrap().demand;
     assert_eq!(ledger.policy().class(late.class).name, "weak");
 }
@@ -104,8 +81,8 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    wait(&mut ledger, "known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
-    wait(&mut ledger, "missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+    ledger.wait("known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
+    ledger.wait("missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
     let new = with_class(Class {
         matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
         ..Class::named("ours")
@@ -131,9 +108,9 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
     observe_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
-    wait(&mut ledger, "urgent", demand(&policy, 60, PodTraits::default()));
+    ledger.wait("urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(&ledger, "urgent"), 1);
-    ledger.set_now(ledger.now() + Millis::seconds(1));
+    ledger.pass(1);
     assert_eq!(candidates(&ledger, "urgent"), 2);
 }
 
@@ -160,7 +137,7 @@ fn the_start_gate_stays_within_its_class_bounds() {
             .with_classes(vec![Class { start_gate: bounds, ..Class::named("engines") }])
             .unwrap();
         let mut ledger = ledger(policy.clone());
-        wait(&mut ledger, "engine", demand(&policy, 20, PodTraits::default()));
+        ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
         ledger.assume(&uid("engine"), &node("n")).unwrap();
         ledger.pod_state(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
     };
@@ -188,7 +165,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     assert_eq!(says(&mut ledger, &batch), None);
     ledger.set_labels(&node("n"), labels("plugin"));
     assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
-    wait(&mut ledger, "late", batch);
+    ledger.wait("late", batch);
     assert!(ledger.assume(&uid("late"), &node("n")).is_err(), "a bind is checked again");
 }
 
@@ -212,7 +189,7 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         let mut policy = Policy::default();
         policy.scoring.weights = weights;
         let mut ledger = ledger(policy.clone());
-        add_node(&mut ledger, "m");
+        ledger.add_node("m", vec![h100("m", 0), h100("m", 1)]);
         let model = Some(ModelId::parse("llama").unwrap());
         let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, PodTraits::default()) };
         observe_bound(&mut ledger, "replica", 0, of_model(30), None);
@@ -254,10 +231,10 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     for pod in ["a", "b", "c"] {
-        wait(&mut ledger, pod, of_tenant(&policy, 20, 0));
+        ledger.wait(pod, of_tenant(&policy, 20, 0));
     }
     ledger.suppose_all_refused();
-    ledger.set_now(ledger.now() + Millis::seconds(2));
+    ledger.pass(2);
     assert_eq!(placed(&mut ledger), [uid("a")]);
 }
 
@@ -267,7 +244,7 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    wait(&mut ledger, "half", of_tenant(&policy, 36, 5));
+    ledger.wait("half", of_tenant(&policy, 36, 5));
     assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
     assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
@@ -282,7 +259,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
         let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
         let mut ledger = ledger(policy.clone());
         observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-        wait(&mut ledger, "whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
+        ledger.wait("whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
         candidates(&ledger, "whole")
     };
     assert_eq!([71, 72].map(takes_back), [0, 1]);
@@ -300,7 +277,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     let taken_under = |policy: Policy| {
         let mut ledger = ledger(Policy::default());
         let old = ledger.policy().clone();
-        wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
+        ledger.wait("pod", of_tenant(&old, 20, 0));
         reserve(&mut ledger, "pod").unwrap();
         ledger.set_policy(policy, &Classifications::default());
         let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
@@ -328,9 +305,9 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
-    wait(&mut ledger, "pod", shared.clone());
+    ledger.wait("pod", shared.clone());
     reserve(&mut ledger, "pod").unwrap();
-    wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
+    ledger.wait("pod", Demand { sharing: Sharing::Exclusive, ..shared });
     let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &node("n")), Err(refused));
 }
@@ -340,7 +317,7 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
-    wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
+    ledger.wait("pod", of_tenant(&policy, 20, 0));
     assert_eq!(reserve(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
 }
 
@@ -350,7 +327,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
+    ledger.wait("urgent", of_tenant(&policy, 40, 5));
     assert_eq!(candidates(&ledger, "urgent"), 1);
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
@@ -369,7 +346,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     };
     let policy = with_class(alone);
     let mut ledger = ledger(policy.clone());
-    wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
+    ledger.wait("first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
     ledger.offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
     let other = demand(&policy, 20, PodTraits { priority: -1, ..PodTraits::default() });
@@ -384,16 +361,16 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
-    let see = |ledger: &mut Ledger, starting| {
-        let (key, devices) = (key("engine"), Some([h100("n", 0).uuid].into()));
+    let see = |ledger: &mut LedgerCluster, starting| {
+        let devices = Some([h100("n", 0).uuid].into());
         let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
-        ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, observed: None });
+        ledger.observe("engine", engine.clone(), state, None);
         ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
     assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
-    ledger.set_now(ledger.now() + Millis::seconds(10));
+    ledger.pass(10);
     assert_eq!(see(&mut ledger, false), Some(Millis::seconds(20)));
-    ledger.expire(ledger.now() + Millis::seconds(20));
+    ledger.pass(20);
     assert_eq!(see(&mut ledger, false), None);
 }
 
@@ -404,7 +381,7 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
     observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
-    wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
+    ledger.wait("urgent", of_tenant(&policy, 60, 5));
     let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [h100("n", gpu).uuid].into();

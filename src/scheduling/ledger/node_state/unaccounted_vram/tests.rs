@@ -11,7 +11,7 @@ use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::testkit::{self, gpu, gpu_pair, key, placed, uid, whole_gpu};
+use crate::scheduling::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key, placed, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be allocated; a margin is 5 GiB.
 struct MeasurementFixture {
-    ledger: Ledger,
+    ledger: LedgerCluster,
     now: Moment,
 }
 
@@ -33,23 +33,14 @@ impl MeasurementFixture {
     }
 
     fn with(policy: Policy) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy));
-        ledger.set_node(&node(), NodeKind::Stowage, None);
-        ledger.report_devices(&node(), gpu_pair(Bytes::gib(100))).unwrap();
-        Self { ledger, now: Moment(1_000_000) }
+        let ledger = LedgerCluster::empty(policy).with_node("n", gpu_pair(Bytes::gib(100)));
+        Self { ledger, now: START }
     }
 
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
         self.ledger.set_now(self.now);
         let demand = demand(gib, priority, self.ledger.policy());
-        let state = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.ledger.see(PodObservation {
-            uid: uid(name),
-            key: key(name),
-            demand: demand.clone(),
-            state,
-            observed: None,
-        });
+        self.ledger.wait(name, demand.clone());
         demand
     }
 
@@ -67,7 +58,7 @@ impl MeasurementFixture {
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
         let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
+        self.ledger.observe(name, demand, state, None);
     }
 
     /// A reading sampled now; each GPU as (used, attributed to pods).
