@@ -158,7 +158,7 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
         return format!("the dump has no pod {key}; write NAMESPACE/NAME, and dump with -A");
     };
     if objects::is_finished(pod) {
-        return format!("{key} has ended: it holds no GPU and asks for none");
+        return format!("{key} has ended: it has no GPU and requests none");
     }
     match objects::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(

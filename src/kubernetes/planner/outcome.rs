@@ -66,8 +66,8 @@ impl Planner {
         match written {
             Ok(()) => progress.is_written = true,
             Err(error) => {
-                warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
-                self.give_up(uid, "the API server did not take the hold");
+                warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
+                self.give_up(uid, "the API server did not accept it");
             }
         }
     }
@@ -79,7 +79,7 @@ impl Planner {
         }
         let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
         if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
-            self.give_up(preemptor, &format!("the eviction of pod {key} is refused: {message}"));
+            self.give_up(preemptor, &format!("the eviction of pod {key} was refused: {message}"));
         }
     }
 
@@ -108,7 +108,7 @@ impl Planner {
             Ok(()) => {}
             // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
-            Err(error) => warn!(pod = %key, %error, "a pod was not told that there is room for it"),
+            Err(error) => warn!(pod = %key, %error, "could not nominate a pod to its node"),
         }
     }
 

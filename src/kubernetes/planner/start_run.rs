@@ -6,7 +6,7 @@ use super::outcome::WriteOutcome;
 use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
@@ -89,8 +89,8 @@ impl Planner {
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
         let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
         let outcome = match planned {
-            None => "given-up",
-            Some(_) if left_over > 0 => "cut-short",
+            None => "cancelled",
+            Some(_) if left_over > 0 => "limited",
             Some(_) => "complete",
         };
         metrics.runs.with_label_values(&[outcome]).inc();
@@ -106,7 +106,7 @@ impl Planner {
         let taken = cluster.apply(ReservePlaces { places: places.clone(), generation: began.generation });
         drop(cluster);
         if let Err((place, conflict)) = taken {
-            return info!(pod = %places[place].key, %conflict, "the room changed while the plan was made");
+            return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
         }
         for place in places {
             self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
@@ -124,17 +124,16 @@ impl Planner {
             let reservation_status = self.service.cluster().reservation_of(&uid);
             return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
         }
-        let gpus = reservation.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
-        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", reservation.victims.len());
+        let text = reserved_text(&reservation);
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: PodEventReason::RoomHeld,
+            kind: PodEventReason::Reserved,
             text,
         });
         let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::MakingRoom { node: reservation.node });
+            change.plan = Some(PlanState::Preempting { node: reservation.node });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.is_writing = true;
@@ -164,7 +163,7 @@ impl Planner {
         }
         if self.writes.are_too_many() {
             drop(ledger);
-            return self.put_off("wake");
+            return self.put_off("requeue");
         }
         ledger.apply(PodRequeued(uid.clone()));
         drop(ledger);
@@ -176,7 +175,7 @@ impl Planner {
         self.writes.add(uid.clone(), async move {
             // If it fails, the pod is tried again.
             if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
-                warn!(pod = %key, %error, "a pod was not told that there is room for it");
+                warn!(pod = %key, %error, "could not requeue a pod");
             }
             None
         });

@@ -43,7 +43,7 @@ fn node() -> NodeName {
 fn assumed() -> LedgerCluster {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {
-        class.start_gate = StartGate { at_least: Millis::seconds(60), at_most: Millis::seconds(600) };
+        class.start_gate = StartGate { min: Millis::seconds(60), max: Millis::seconds(600) };
     }
     let policy = Policy::default().with_classes(classes).unwrap();
     let gpu = whole_gpu(gpu("GPU-a"), 0, Bytes(100));

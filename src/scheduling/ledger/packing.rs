@@ -55,7 +55,7 @@ impl Ledger {
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
+        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
         is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
     }
 

@@ -56,7 +56,7 @@ pub struct Class {
     pub disruption_budgets: Protection,
     /// The maximum cost of the work that one of its pods loses since its last checkpoint.
     #[serde(with = "setting::Optional::<setting::Duration>", default)]
-    pub lost_work_at_most: Option<Millis>,
+    pub max_lost_work: Option<Millis>,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
@@ -76,10 +76,10 @@ pub struct EngineLimits {
 pub struct StartGate {
     /// It stays closed at least this long, however soon the engine is ready.
     #[serde(with = "setting::Duration")]
-    pub at_least: Millis,
+    pub min: Millis,
     /// It opens at the latest then, whatever the engine does.
     #[serde(with = "setting::Duration")]
-    pub at_most: Millis,
+    pub max: Millis,
 }
 
 /// Whether pods of higher priority may evict a class's pods.
@@ -149,8 +149,8 @@ pub struct Match {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PriorityRange {
-    at_least: Option<i32>,
-    at_most: Option<i32>,
+    min: Option<i32>,
+    max: Option<i32>,
 }
 
 impl PriorityRange {
@@ -158,7 +158,7 @@ impl PriorityRange {
         deserializer: D,
     ) -> Result<Option<RangeInclusive<i32>>, D::Error> {
         let range: Option<Self> = Deserialize::deserialize(deserializer)?;
-        Ok(range.map(|range| range.at_least.unwrap_or(i32::MIN)..=range.at_most.unwrap_or(i32::MAX)))
+        Ok(range.map(|range| range.min.unwrap_or(i32::MIN)..=range.max.unwrap_or(i32::MAX)))
     }
 
     fn serialize<S: Serializer>(
@@ -166,8 +166,8 @@ impl PriorityRange {
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         let range = range.as_ref().map(|range| Self {
-            at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
-            at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
+            min: Some(*range.start()).filter(|&least| least != i32::MIN),
+            max: Some(*range.end()).filter(|&most| most != i32::MAX),
         });
         Serialize::serialize(&range, serializer)
     }
@@ -222,7 +222,7 @@ impl Class {
             drain_time: Millis::default(),
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
-            lost_work_at_most: None,
+            max_lost_work: None,
         }
     }
 
@@ -245,7 +245,7 @@ impl Class {
 impl Default for StartGate {
     /// Twice what loading should take, but no longer than ten minutes: by then an engine that is not ready never will be.
     fn default() -> Self {
-        Self { at_least: Millis::default(), at_most: Millis::seconds(600) }
+        Self { min: Millis::default(), max: Millis::seconds(600) }
     }
 }
 

@@ -23,7 +23,7 @@ pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
     Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
-    WhenBroken,
+    WhenIncomplete,
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
@@ -205,7 +205,7 @@ impl Policy {
 
     /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
-        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.nodes);
+        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
         if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
     }
 }
