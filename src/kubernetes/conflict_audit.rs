@@ -204,17 +204,26 @@ impl ConflictAudit {
 
 /// Reads the other pod first, past every cache: a watch that died silently shows an old state.
 async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
-    match control_plane.read_pod(&victim.keep_reason).await {
-        Ok(Some(record)) if is_still_there(&record, victim) => {}
-        Ok(_) | Err(ControlPlaneError::Gone) => return AuditEvictionOutcome::Over,
-        Err(error) => return AuditEvictionOutcome::Unread(error.to_string()),
+    match reason_to_evict(victim, control_plane.read_pod(&victim.keep_reason).await) {
+        Ok(why) => AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await),
+        Err(outcome) => outcome,
     }
-    let why = EvictionReason::Conflict { with: victim.keep_reason.clone(), gpu: victim.gpu.clone() };
-    AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await)
 }
 
-fn is_still_there(record: &PodOnRecord, victim: &ConflictVictim) -> bool {
-    record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node)
+/// Whether to evict the victim, by a read of the other pod: only if that pod is still bound to the node.
+fn reason_to_evict(
+    victim: &ConflictVictim,
+    read: Result<Option<PodOnRecord>, ControlPlaneError>,
+) -> Result<EvictionReason, AuditEvictionOutcome> {
+    let is_still_there =
+        |record: &PodOnRecord| record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node);
+    match read {
+        Ok(Some(record)) if is_still_there(&record) => {
+            Ok(EvictionReason::Conflict { with: victim.keep_reason.clone(), gpu: victim.gpu.clone() })
+        }
+        Ok(_) | Err(ControlPlaneError::Gone) => Err(AuditEvictionOutcome::Over),
+        Err(error) => Err(AuditEvictionOutcome::Unread(error.to_string())),
+    }
 }
 
 /// The devices of these nodes, from agents' reports or labels. The snapshot is dropped at once: the ledger copies one that is

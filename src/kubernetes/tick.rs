@@ -68,13 +68,13 @@ impl LedgerUpkeep {
                 let (ended, unknown) =
                     (ledger.apply(Tick { now, is_leading: true }), ledger.apply(TakeUnknownReservations));
                 drop(ledger);
-                self.planner.end(ended);
+                self.planner.end(ended, now);
                 self.planner.end_unknown(unknown);
                 let after = self.planner.unplannable_pods_after().cloned();
                 let unplannable_pods =
                     self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
-                self.planner.released(unplannable_pods);
-                self.planner.tick();
+                self.planner.released(unplannable_pods, now);
+                self.planner.tick(now);
             }
             // The leader that ends a reservation also clears its condition: standby replicas write nothing.
             false => {

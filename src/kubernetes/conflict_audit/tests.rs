@@ -190,3 +190,31 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     bench.audit.tell();
     assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);
 }
+
+#[tokio::test]
+async fn a_victim_is_evicted_only_if_a_read_shows_the_other_pod_on_the_node() {
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
+    bench.show("a", "Running");
+    bench.show("b", "Pending");
+    bench.looks(5).await;
+    let victim = bench.audit.service.conflicts().victims(bench.now).remove(0);
+    let record = |uid: &str, node: Option<&str>| PodOnRecord {
+        uid: PodUid::parse(uid).unwrap(),
+        node: node.map(|node| NodeName::parse(node).unwrap()),
+        devices: None,
+        refusal: None,
+    };
+    let evicted = reason_to_evict(&victim, Ok(Some(record("a", Some("n"))))).unwrap();
+    assert!(matches!(evicted, EvictionReason::Conflict { with, .. } if &*with.name == "a"));
+    for over in [
+        Ok(Some(record("a", Some("m")))),
+        Ok(Some(record("a", None))),
+        Ok(Some(record("recreated", Some("n")))),
+        Ok(None),
+        Err(ControlPlaneError::Gone),
+    ] {
+        assert_eq!(reason_to_evict(&victim, over).unwrap_err(), AuditEvictionOutcome::Over);
+    }
+    let unread = reason_to_evict(&victim, Err(ControlPlaneError::Unknown("no answer".into())));
+    assert_eq!(unread.unwrap_err(), AuditEvictionOutcome::Unread("no answer".into()));
+}

@@ -124,15 +124,12 @@ pub async fn run(
     let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
-            let landed = match lead_with {
-                LeadWith::Always => times.latest_landing(),
-                _ => Duration::ZERO,
+            let started = service.now();
+            let from = match lead_with {
+                LeadWith::Always => succession.after_a_last_send_at(started),
+                _ => started,
             };
-            set_tenure(&service, succession.alone(service.now(), landed));
-            if shutdown.run_until_cancelled(tokio::time::sleep(landed)).await.is_some() {
-                set_tenure(&service, succession.alone(service.now(), Duration::ZERO));
-                shutdown.cancelled().await;
-            }
+            shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
             let neighbour = Mutex::new(Neighbour::new(hostname, succession));
@@ -160,6 +157,18 @@ pub async fn run(
         }
     }
     set_tenure(&service, Tenure::Standby);
+}
+
+/// Leads without a Lease from this moment on.
+async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
+    loop {
+        let now = service.now();
+        set_tenure(service, succession.alone(from, now));
+        match from.since(now) {
+            Millis(0) => return std::future::pending().await,
+            Millis(left) => tokio::time::sleep(Duration::from_millis(left)).await,
+        }
+    }
 }
 
 /// Distinguishes this process from every other that has acted or will act.

@@ -4,7 +4,6 @@ use super::{LeaseTerm, safe_duration};
 use crate::ids::LeaderEpoch;
 use crate::service::Tenure;
 use crate::units::{Millis, Moment};
-use std::time::Duration;
 
 /// How long the predecessor's writes can land, and what makes this leader's epoch unique.
 #[derive(Debug, Clone)]
@@ -42,10 +41,35 @@ impl Succession {
         LeaderEpoch::new(&term.lease, term.transitions, &self.nonce)
     }
 
-    /// The tenure of a replica that needs no Lease, because it is the only one; writes of an earlier process land within
-    /// `landed`.
-    pub fn alone(&self, now: Moment, landed: Duration) -> Tenure {
+    /// The tenure of a replica that needs no Lease, because it is the only one. From `from` on no write of an earlier process
+    /// can land any more.
+    pub fn alone(&self, from: Moment, now: Moment) -> Tenure {
         let no_lease = LeaseTerm { lease: "no-lease".into(), transitions: 0, holder: None };
-        self.tenure(&no_lease, now + Millis(landed.as_millis() as u64), Moment(u64::MAX), now)
+        self.tenure(&no_lease, from, Moment(u64::MAX), now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sole_replica_waits_for_the_last_landing_and_leads_without_end() {
+        let succession = Succession::new(Millis::seconds(4), "nonce");
+        let started = Moment(1_000_000);
+        let from = succession.after_a_last_send_at(started);
+        assert_eq!(
+            succession.alone(from, started),
+            Tenure::Succeeding { from: started + Millis::seconds(4) }
+        );
+        assert_eq!(succession.alone(from, Moment(from.0 - 1)), Tenure::Succeeding { from });
+        let led = succession.alone(from, from);
+        assert!(matches!(led, Tenure::Leading { until: Moment(u64::MAX), .. }), "{led:?}");
+        assert_eq!(
+            succession.alone(from, from + Millis::seconds(1_000_000)),
+            led,
+            "the epoch stays the same"
+        );
+        assert_eq!(succession.alone(started, started), led, "a cluster without a predecessor is led at once");
     }
 }

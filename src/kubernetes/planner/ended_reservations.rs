@@ -3,13 +3,16 @@
 
 use super::Planner;
 use super::reservation_progress::ReservationProgress;
+use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::kubernetes::port::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{
+    ControlPlaneError, PlanState, PodEvent, PodEventReason, PodOnRecord, StatusChange,
+};
 use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::plural;
+use crate::units::{Moment, plural};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_BOUND_IN_TIME: &str =
@@ -38,7 +41,7 @@ enum ReservationEnd {
 
 impl Planner {
     /// Handles reservations that the ledger has ended.
-    pub fn end(&mut self, ended: Vec<PodUid>) {
+    pub fn end(&mut self, ended: Vec<PodUid>, now: Moment) {
         let mut groups = BTreeMap::new();
         for uid in ended {
             let ledger = self.service.cluster();
@@ -49,7 +52,7 @@ impl Planner {
             self.end_one(uid, key, ReservationEnd::Late);
         }
         for (group, (uid, key)) in groups {
-            self.break_up(&group, uid, key);
+            self.break_up(&group, uid, key, now);
         }
     }
 
@@ -67,23 +70,14 @@ impl Planner {
             let event =
                 PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::ReservationEnded, text };
             self.control_plane.record_event(event);
-            let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
-            self.writes.add(uid.clone(), async move {
-                // The pod may have got a reservation while this write was queued.
-                let own = service.cluster().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
-                let change = own.map_or_else(StatusChange::end_reservation, StatusChange::reservation);
-                // If it fails, the condition is seen at the pod's next change and ended then.
-                if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
-                    tracing::warn!(pod = %key, %error, "could not end the reservation of a previous leader");
-                }
-                None
-            });
+            let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
+            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
         }
     }
 
     fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
         let progress = self.progress_of.remove(&uid);
-        let mut refused_on = None;
+        let mut placed_on = None;
         if ending == ReservationEnd::Late {
             let (key, uid, text) = (key.clone(), uid.clone(), NOT_BOUND_IN_TIME.to_owned());
             self.control_plane.record_event(PodEvent {
@@ -92,27 +86,18 @@ impl Planner {
                 kind: PodEventReason::ReservationEnded,
                 text,
             });
-            refused_on = progress.and_then(ReservationProgress::placed_on);
+            placed_on = progress.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_reservation();
         if is_nominated(&self.service.cluster(), &uid) {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
-        let control_plane = self.control_plane.clone();
-        self.writes.add(uid.clone(), async move {
-            if let Some(node) = refused_on {
-                change.plan = refused(&*control_plane, &key, &uid, node).await;
-            }
-            // If it fails, the condition is seen at the pod's next change, expires at once and is cleared again.
-            if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
-                tracing::warn!(pod = %key, %error, "could not clear the condition of a reservation that ended");
-            }
-            None
-        });
+        let purpose = StatusPurpose::EndReservation { placed_on };
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
     }
 
     /// One member of the group could not be bound in time. Recorded once, on that member.
-    pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
+    pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
         let mut ledger = self.service.cluster();
         let Some(broken) = broken(&ledger, group) else { return };
         let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
@@ -133,24 +118,23 @@ impl Planner {
         self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
         if leaves {
-            bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group));
+            bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group, now));
         }
     }
 }
 
-/// Records why a pod that the planner had placed was not bound, in kube-scheduler's words. Writes nothing if it was bound after
-/// all.
-async fn refused(
-    control_plane: &dyn ControlPlane,
-    key: &PodKey,
+/// Why a pod that the planner had placed on the node was not bound, in kube-scheduler's words, by a read of the pod. `None` if it
+/// was bound after all.
+pub(super) fn refused(
+    node: &NodeName,
     uid: &PodUid,
-    node: NodeName,
+    read: Result<Option<PodOnRecord>, ControlPlaneError>,
 ) -> Option<PlanState> {
-    let why = match control_plane.read_pod(key).await {
+    let why = match read {
         Ok(record) => record.filter(|record| record.uid == *uid && record.node.is_none())?.refusal,
         Err(_) => None,
     };
-    Some(PlanState::Rejected { node, why: why.unwrap_or_else(|| NOT_BOUND.into()) })
+    Some(PlanState::Rejected { node: node.clone(), why: why.unwrap_or_else(|| NOT_BOUND.into()) })
 }
 
 /// `None` if the group has enough members without the missing one.

@@ -1,8 +1,11 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
 //! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
 //! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), and the rest of a group that stays
-//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]); the writes of one pod are made in the order
-//! in which they were requested ([`writes`]).
+//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
+//!
+//! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
+//! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`write`]); those of
+//! one pod are sent in the order in which they were requested ([`writes`]), and async code only carries them.
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
@@ -25,6 +28,7 @@ mod run;
 mod start_run;
 mod unplannable_pods;
 mod waiting_pods;
+mod write;
 mod writes;
 
 #[cfg(test)]
@@ -68,6 +72,7 @@ pub struct Planner {
 impl Planner {
     pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
+            writes: Writes::new(service.clone(), control_plane.clone()),
             service,
             control_plane,
             progress_of: BTreeMap::new(),
@@ -75,7 +80,6 @@ impl Planner {
             orphaned_members: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,
-            writes: Writes::default(),
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
@@ -84,15 +88,15 @@ impl Planner {
     }
 
     /// Handles all pending pods. Only for a replica that may act.
-    pub fn tick(&mut self) {
+    pub fn tick(&mut self, now: Moment) {
         // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
-        self.advance_reservations();
-        self.advance_orphaned_members();
-        self.relieve();
-        self.seek();
+        self.advance_reservations(now);
+        self.advance_orphaned_members(now);
+        self.relieve(now);
+        self.seek(now);
     }
 
     /// A replica that may not act forgets its progress: another one continues.
@@ -110,8 +114,8 @@ impl Planner {
     pub async fn go_on(&mut self) {
         tokio::select! {
             biased;
-            outcome = self.writes.next() => self.note(outcome),
-            planned = self.run.end() => self.put_into_force(planned),
+            outcome = self.writes.next() => self.note(outcome, self.now()),
+            planned = self.run.end() => self.put_into_force(planned, self.now()),
         }
     }
 

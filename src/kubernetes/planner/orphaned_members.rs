@@ -5,9 +5,10 @@
 
 use super::Planner;
 use super::ended_reservations::broken;
-use super::outcome::{EvictionTask, WriteOutcome, tried};
+use super::outcome::tried;
 use super::reservation_progress::PAUSES;
 use super::retry::RetryState;
+use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::scheduling::ledger::PodPhase;
@@ -30,14 +31,14 @@ pub struct OrphanedMember {
 }
 
 impl Planner {
-    pub(super) fn evict_orphaned_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
-        let (group, since) = (group.clone(), self.now());
-        let remnant = OrphanedMember { key, group, since, is_ordered: false, attempt: RetryState::default() };
+    pub(super) fn evict_orphaned_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey, now: Moment) {
+        let group = group.clone();
+        let remnant =
+            OrphanedMember { key, group, since: now, is_ordered: false, attempt: RetryState::default() };
         self.orphaned_members.entry(uid).or_insert(remnant);
     }
 
-    pub(super) fn advance_orphaned_members(&mut self) {
-        let now = self.now();
+    pub(super) fn advance_orphaned_members(&mut self, now: Moment) {
         for uid in self.orphaned_members.keys().cloned().collect::<Vec<_>>() {
             self.see_off(&uid, now);
         }
@@ -68,11 +69,8 @@ impl Planner {
         drop(ledger);
         remnant.attempt.begin();
         let why = EvictionReason::GroupIncomplete { group: remnant.group.to_string().into() };
-        let (control_plane, key, uid) = (self.control_plane.clone(), remnant.key.clone(), uid.clone());
-        self.writes.add(uid.clone(), async move {
-            let outcome = control_plane.evict(&key, &uid, &why).await;
-            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Remnant, key, victim: uid, outcome })
-        });
+        let (key, uid, task) = (remnant.key.clone(), uid.clone(), EvictionTask::OrphanedMember);
+        self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
     pub(super) fn note_orphaned_member(

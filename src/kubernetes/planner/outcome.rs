@@ -3,105 +3,93 @@
 use super::Planner;
 use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
 use super::retry::{Backoff, RetryState};
+use super::write::{EvictionTask, StatusPurpose, WriteOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome};
 use crate::scheduling::verbs::wait::PodEvicted;
 use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
-/// The result of one write, or of two that belong together.
-#[derive(Debug)]
-pub enum WriteOutcome {
-    /// A reservation's condition, written before any victim is evicted.
-    Held {
-        key: PodKey,
-        uid: PodUid,
-        written: Result<(), ControlPlaneError>,
-    },
-    Evicted {
-        preemptor: PodUid,
-        key: PodKey,
-        victim: PodUid,
-        outcome: EvictionOutcome,
-    },
-    /// An eviction that serves no reservation.
-    EvictedAlone {
-        by: EvictionTask,
-        key: PodKey,
-        victim: PodUid,
-        outcome: EvictionOutcome,
-    },
-    Told {
-        key: PodKey,
-        uid: PodUid,
-        told: Result<(), ControlPlaneError>,
-    },
-}
-
-/// Why a pod is evicted when no pending pod needs its GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EvictionTask {
-    Relief,
-    Remnant,
-}
-
 impl Planner {
-    pub(super) fn note(&mut self, outcome: Option<WriteOutcome>) {
+    /// What follows from a write's answer. `None` if nothing was sent, or the write broke off.
+    pub(super) fn note(&mut self, outcome: Option<WriteOutcome>, now: Moment) {
         match outcome {
             None => {}
-            Some(WriteOutcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
-            Some(WriteOutcome::Evicted { preemptor, key, victim, outcome }) => {
-                self.note_evicted(&preemptor, &key, &victim, outcome);
+            Some(WriteOutcome::Status { key, uid, purpose, written }) => {
+                self.note_written(&key, &uid, &purpose, written, now);
             }
-            Some(WriteOutcome::EvictedAlone { by, key, victim, outcome }) => {
-                self.note_evicted_alone(by, &key, &victim, outcome);
+            Some(WriteOutcome::Evicted { key, uid, task, outcome }) => {
+                self.note_evicted(&task, &key, &uid, outcome, now);
             }
-            Some(WriteOutcome::Told { key, uid, told }) => self.note_told(&key, &uid, told),
         }
     }
 
-    fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>) {
+    fn note_written(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        purpose: &StatusPurpose,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        let unwritten = match purpose {
+            StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
+            StatusPurpose::Nominate { .. } => return self.note_told(key, uid, written, now),
+            // The condition is seen at the pod's next change, expires at once and is cleared again.
+            StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
+            // The condition is seen at the pod's next change and ended then.
+            StatusPurpose::EndUnknownReservation => "could not end the reservation of a previous leader",
+            // The pod is tried again.
+            StatusPurpose::Wake => "could not requeue a pod",
+            StatusPurpose::Release => "a gated pod was not let through",
+            // The condition lasts until its deadline, and the next reader ends it again.
+            StatusPurpose::AbandonReservation
+            // The condition shows an eviction that did not happen; the pod keeps running.
+            | StatusPurpose::CancelEviction
+            // The condition is written when the reason changes.
+            | StatusPurpose::ExplainWait => return,
+        };
+        if let Err(error) = written {
+            warn!(pod = %key, %error, "{unwritten}");
+        }
+    }
+
+    fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>, now: Moment) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
         progress.is_writing = false;
         match written {
             Ok(()) => progress.is_written = true,
             Err(error) => {
                 warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
-                self.give_up(uid, "the API server did not accept it");
+                self.give_up(uid, "the API server did not accept it", now);
             }
         }
     }
 
-    fn note_evicted(&mut self, preemptor: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
-        let now = self.now();
-        if outcome == EvictionOutcome::Evicted {
-            self.service.cluster().apply(PodEvicted(victim.clone()));
-        }
-        let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
-        if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
-            self.give_up(preemptor, &format!("the eviction of pod {key} was refused: {message}"));
-        }
-    }
-
-    fn note_evicted_alone(
+    fn note_evicted(
         &mut self,
-        by: EvictionTask,
+        task: &EvictionTask,
         key: &PodKey,
         victim: &PodUid,
         outcome: EvictionOutcome,
+        now: Moment,
     ) {
-        let now = self.now();
         if outcome == EvictionOutcome::Evicted {
             self.service.cluster().apply(PodEvicted(victim.clone()));
         }
-        match by {
+        match task {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
-            EvictionTask::Remnant => self.note_orphaned_member(victim, key, outcome, now),
+            EvictionTask::OrphanedMember => self.note_orphaned_member(victim, key, outcome, now),
+            EvictionTask::Reservation { preemptor } => {
+                let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
+                if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
+                    self.give_up(preemptor, &format!("the eviction of pod {key} is refused: {message}"), now);
+                }
+            }
         }
     }
 
-    fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>) {
-        let now = self.now();
+    fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>, now: Moment) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
         progress.note_told(now, told.is_ok());
         match told {
@@ -112,9 +100,11 @@ impl Planner {
         }
     }
 
-    fn give_up(&mut self, uid: &PodUid, because: &str) {
+    fn give_up(&mut self, uid: &PodUid, because: &str, now: Moment) {
         let reservation_status = self.service.cluster().reservation_of(uid);
-        reservation_status.iter().for_each(|reservation_status| self.call_off(reservation_status, because));
+        reservation_status
+            .iter()
+            .for_each(|reservation_status| self.call_off(reservation_status, because, now));
     }
 }
 

@@ -3,8 +3,9 @@
 //! A failed eviction is retried at growing intervals; meanwhile another neighbour may be evicted.
 
 use super::Planner;
-use super::outcome::{EvictionTask, WriteOutcome, tried};
+use super::outcome::tried;
 use super::retry::Backoff;
+use super::write::{EvictionTask, PlannerWrite};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{EvictionOutcome, EvictionReason};
 use crate::scheduling::planning::ReliefEviction;
@@ -19,12 +20,11 @@ const LOOK_EVERY: Millis = Millis::seconds(1);
 const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
 impl Planner {
-    pub(super) fn relieve(&mut self) {
-        let ledger = self.service.cluster();
-        let now = ledger.now();
+    pub(super) fn relieve(&mut self, now: Moment) {
         if now < self.check_engine_load_at {
             return;
         }
+        let ledger = self.service.cluster();
         self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
@@ -43,11 +43,8 @@ impl Planner {
         ledger.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
         drop(ledger);
         self.staying.entry(uid.clone()).or_default().begin();
-        let (control_plane, why) = (self.control_plane.clone(), EvictionReason::Pressure { engine, gpu });
-        self.writes.add(uid.clone(), async move {
-            let outcome = control_plane.evict(&key, &uid, &why).await;
-            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Relief, key, victim: uid, outcome })
-        });
+        let why = EvictionReason::Pressure { engine, gpu };
+        self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::Relief });
     }
 
     /// If the pressure lasts, this pod is tried again after a pause, or another one before.

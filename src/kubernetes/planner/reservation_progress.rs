@@ -1,8 +1,8 @@
 //! Progress of one reservation, from the first eviction to the nomination of its pod.
 
 use super::Planner;
-use super::outcome::WriteOutcome;
 use super::retry::{Backoff, RetryState};
+use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
     EvictionCondition, EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
@@ -126,10 +126,8 @@ impl ReservationProgress {
 
 impl Planner {
     /// Evicts the victims of each reservation, then nominates its pod.
-    pub(super) fn advance_reservations(&mut self) {
-        let ledger = self.service.cluster();
-        let (now, reservation_status) = (ledger.now(), ledger.reservation_status());
-        drop(ledger);
+    pub(super) fn advance_reservations(&mut self, now: Moment) {
+        let reservation_status = self.service.cluster().reservation_status();
         self.progress_of.retain(|uid, _| reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
         let service = self.service.clone();
         // Most ticks evict no pod.
@@ -156,7 +154,7 @@ impl Planner {
             reservation_status.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving)
         {
             let text = format!("pod {} may not be evicted for it any more", stays.key);
-            return self.call_off(reservation_status, &text);
+            return self.call_off(reservation_status, &text, now);
         }
         if let Some(late) = reservation_status
             .remaining
@@ -164,7 +162,7 @@ impl Planner {
             .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
         {
             let text = format!("pod {} would not have terminated in time", late.key);
-            return self.call_off(reservation_status, &text);
+            return self.call_off(reservation_status, &text, now);
         }
         let due: Vec<&RemainingVictim> = reservation_status
             .remaining
@@ -183,8 +181,8 @@ impl Planner {
         if let Some(reason) =
             (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
         {
-            return self
-                .call_off(reservation_status, &format!("the node would refuse the pod by now: {reason}"));
+            let text = format!("the node would refuse the pod by now: {reason}");
+            return self.call_off(reservation_status, &text, now);
         }
         for victim in &due {
             self.progress_of
@@ -194,7 +192,7 @@ impl Planner {
         }
         due.into_iter().for_each(|victim| self.evict(reservation_status, victim));
         if tells {
-            self.tell(reservation_status);
+            self.tell(reservation_status, now);
         }
     }
 
@@ -230,17 +228,14 @@ impl Planner {
             (None, Some(group)) => EvictionReason::GroupEvicted { group: group.to_string().into(), by },
             (None, None) => EvictionReason::Preempted { by },
         };
-        let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
-        let (preemptor, victim) = (reservation_status.uid.clone(), victim.uid.clone());
-        self.writes.add(victim.clone(), async move {
-            let outcome = control_plane.evict(&key, &victim, &why).await;
-            Some(WriteOutcome::Evicted { preemptor, key, victim, outcome })
-        });
+        let (key, uid) = (victim.key.clone(), victim.uid.clone());
+        let task = EvictionTask::Reservation { preemptor: reservation_status.uid.clone() };
+        self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
     /// Nominates the pod to the node of its reservation and touches it, in one write; then lifts its gate.
-    pub(super) fn tell(&mut self, reservation_status: &ReservationStatus) {
-        let reservation = self.with_time_to_bind(reservation_status);
+    pub(super) fn tell(&mut self, reservation_status: &ReservationStatus, now: Moment) {
+        let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
         progress.is_writing = true;
         let node = reservation.node.clone();
@@ -254,38 +249,21 @@ impl Planner {
             progress.placed_on = Some(node.clone());
             change.plan = Some(PlanState::Nominated { node });
         }
-        let (control_plane, key, uid) =
-            (self.control_plane.clone(), reservation_status.key.clone(), reservation_status.uid.clone());
-        let service = self.service.clone();
-        self.writes.add(uid.clone(), async move {
-            // It may have been queued, and the reservation may have ended since.
-            let stands = service
-                .cluster()
-                .pod_state(&uid)
-                .is_some_and(|entry| entry.reservation() == Some(&reservation));
-            if !stands {
-                return None;
-            }
-            let told = async {
-                control_plane.write_status(&key, &uid, &change).await?;
-                if is_gated { control_plane.remove_scheduling_gate(&key, &uid).await } else { Ok(()) }
-            };
-            let told = told.await;
-            Some(WriteOutcome::Told { key, uid, told })
-        });
+        let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
+        let purpose = StatusPurpose::Nominate { reservation, is_gated };
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
     }
 
     /// The reservation, extended until kube-scheduler has had time to bind the pod.
-    fn with_time_to_bind(&mut self, reservation_status: &ReservationStatus) -> Reservation {
+    fn with_time_to_bind(&mut self, reservation_status: &ReservationStatus, now: Moment) -> Reservation {
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {
             return reservation_status.reservation.clone();
         };
         if std::mem::replace(&mut progress.is_extended, true) {
             return reservation_status.reservation.clone();
         }
-        let mut ledger = self.service.cluster();
-        let until = ledger.now() + TIME_TO_BIND;
-        ledger.apply(ExtendReservation { uid: reservation_status.uid.clone(), until });
+        let until = now + TIME_TO_BIND;
+        self.service.cluster().apply(ExtendReservation { uid: reservation_status.uid.clone(), until });
         Reservation {
             deadline: reservation_status.reservation.deadline.max(until),
             ..reservation_status.reservation.clone()
@@ -293,7 +271,7 @@ impl Planner {
     }
 
     /// Releases the reservation before its deadline. No further victim is evicted for it.
-    pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str) {
+    pub(super) fn call_off(&mut self, reservation_status: &ReservationStatus, because: &str, now: Moment) {
         let mut ledger = self.service.cluster();
         if !reservation_status.reservation.victims.is_empty() {
             ledger.apply(EvictionFailed(reservation_status.uid.clone()));
@@ -314,7 +292,7 @@ impl Planner {
             .filter(told)
             .for_each(|victim| self.clear_eviction_condition(&victim.uid, &victim.key));
         if let Some(group) = group {
-            self.break_up(&group, uid.clone(), key.clone());
+            self.break_up(&group, uid.clone(), key.clone(), now);
         }
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
@@ -325,23 +303,15 @@ impl Planner {
                 reservation_status.reservation.node
             ),
         });
-        let control_plane = self.control_plane.clone();
         let change = StatusChange::end_reservation_and_nomination();
-        self.writes.add(uid.clone(), async move {
-            // If it fails, the condition lasts until its deadline, and the next reader ends it again.
-            let _ = control_plane.write_status(&key, &uid, &change).await;
-            None
-        });
+        let purpose = StatusPurpose::AbandonReservation;
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
     }
 
     /// Records that a pod that was to be evicted stays.
     pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
-        let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
+        let (key, uid) = (key.clone(), uid.clone());
         let change = StatusChange::eviction(EvictionCondition::Cancelled);
-        self.writes.add(uid.clone(), async move {
-            // If it fails, the condition shows an eviction that did not happen; the pod keeps running.
-            let _ = control_plane.write_status(&key, &uid, &change).await;
-            None
-        });
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::CancelEviction });
     }
 }

@@ -2,17 +2,17 @@
 //! is written.
 
 use super::Planner;
-use super::outcome::WriteOutcome;
 use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
+use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
-use crate::units::Millis;
-use tracing::{info, warn};
+use crate::units::{Millis, Moment};
+use tracing::info;
 
 /// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand that cannot be placed each is tried within five
 /// seconds.
@@ -29,11 +29,11 @@ const TOLD_AT_ONCE: usize = 512;
 impl Planner {
     /// Starts a planning run if a pod is due and none is in progress. No pod is due again until the ledger or its time has
     /// changed.
-    pub(super) fn seek(&mut self) {
-        let mut ledger = self.service.cluster();
-        if !self.run.may_begin(ledger.now()) {
+    pub(super) fn seek(&mut self, now: Moment) {
+        if !self.run.may_begin(now) {
             return;
         }
+        let mut ledger = self.service.cluster();
         let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
         if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
@@ -47,7 +47,7 @@ impl Planner {
             return;
         }
         let scratch = ledger.scratch();
-        let began = PlanBasis { at: ledger.now(), generation: ledger.generation() };
+        let began = PlanBasis { at: now, generation: ledger.generation() };
         drop(ledger);
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
@@ -58,10 +58,8 @@ impl Planner {
     }
 
     /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
-    pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>) {
-        let ledger = self.service.cluster();
-        let (now, mode) = (ledger.now(), ledger.policy().mode);
-        drop(ledger);
+    pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>, now: Moment) {
+        let mode = self.service.cluster().policy().mode;
         let took = self.run.rest(now);
         self.count_run(took, planned.as_ref());
         let Some(FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else {
@@ -76,9 +74,9 @@ impl Planner {
         }
         for step in steps {
             match step {
-                PlanStep::Place(places) => self.take(places, began),
+                PlanStep::Place(places) => self.take(places, began, now),
                 PlanStep::Wake { uid, key } => self.wake(uid, key),
-                PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began),
+                PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began, now),
             }
         }
         self.forget_told_reasons();
@@ -98,31 +96,32 @@ impl Planner {
     }
 
     /// Reserves the placements, all or none.
-    fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis) {
-        let mut cluster = self.service.cluster();
+    fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis, now: Moment) {
         // The deadlines count from when the run began.
-        let (now, took) = (cluster.now(), cluster.now().since(began.at));
+        let took = now.since(began.at);
         places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
-        let taken = cluster.apply(ReservePlaces { places: places.clone(), generation: began.generation });
-        drop(cluster);
+        let reserve = ReservePlaces { places: places.clone(), generation: began.generation };
+        let taken = self.service.cluster().apply(reserve);
         if let Err((place, conflict)) = taken {
             return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
         }
         for place in places {
             self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
-            self.begin(place);
+            self.begin(place, now);
         }
     }
 
     /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
-    fn begin(&mut self, place: PlannedPlacement) {
+    fn begin(&mut self, place: PlannedPlacement, now: Moment) {
         let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
         let node = &reservation.node;
         info!(pod = %key, %node, victims = ?reservation.victims, ?price, exact, ?by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
             let reservation_status = self.service.cluster().reservation_of(&uid);
-            return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
+            return reservation_status
+                .iter()
+                .for_each(|reservation_status| self.tell(reservation_status, now));
         }
         let text = reserved_text(&reservation);
         self.control_plane.record_event(PodEvent {
@@ -138,11 +137,7 @@ impl Planner {
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.is_writing = true;
         }
-        let control_plane = self.control_plane.clone();
-        self.writes.add(uid.clone(), async move {
-            let written = control_plane.write_status(&key, &uid, &change).await;
-            Some(WriteOutcome::Held { key, uid, written })
-        });
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::Reserve });
     }
 
     fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
@@ -171,14 +166,8 @@ impl Planner {
         if self.writes.concern(&uid) {
             return;
         }
-        let control_plane = self.control_plane.clone();
-        self.writes.add(uid.clone(), async move {
-            // If it fails, the pod is tried again.
-            if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
-                warn!(pod = %key, %error, "could not requeue a pod");
-            }
-            None
-        });
+        let (change, purpose) = (StatusChange::touch(), StatusPurpose::Wake);
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
     }
 }
 

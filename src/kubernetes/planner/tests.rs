@@ -72,17 +72,23 @@ impl PlannerFixture {
         let later = ledger.now() + Millis::seconds(seconds);
         let ended = ledger.apply(Tick { now: later, is_leading: true });
         drop(ledger);
-        self.planner.end(ended);
+        self.planner.end(ended, later);
     }
 
     fn released(&mut self) {
         let after = self.planner.unplannable_pods_after().cloned();
-        self.planner.released(self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE));
+        let unplannable_pods = self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+        self.planner.released(unplannable_pods, self.planner.now());
+    }
+
+    /// One tick, without waiting for its writes.
+    fn begin_tick(&mut self) {
+        self.planner.tick(self.planner.now());
     }
 
     /// One tick with all that it writes, in words.
     async fn tick(&mut self) -> Vec<String> {
-        self.planner.tick();
+        self.begin_tick();
         while !self.planner.is_idle() {
             self.planner.go_on().await;
         }

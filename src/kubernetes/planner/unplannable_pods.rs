@@ -33,8 +33,7 @@ impl Planner {
     }
 
     /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`]; fewer if there are no more.
-    pub fn released(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) {
-        let now = self.now();
+    pub fn released(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>, now: Moment) {
         let last = unplannable_pods
             .last()
             .filter(|_| unplannable_pods.len() >= UNPLANNABLE_AT_ONCE)

@@ -5,6 +5,7 @@ use super::Planner;
 use super::ended_reservations::is_nominated;
 use super::run::PlanBasis;
 use super::start_run::PODS_PER_RUN;
+use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
@@ -13,7 +14,6 @@ use crate::scheduling::verbs::wait::{NoPlacementFound, TakePending};
 use crate::units::{Millis, Moment};
 use std::ops::Bound;
 use std::sync::Arc;
-use tracing::warn;
 
 /// Most pods are placed by then, and a condition that they wait would be a useless write.
 const TELL_AFTER: Millis = Millis::seconds(2);
@@ -33,14 +33,14 @@ pub struct ToldReason {
 impl Planner {
     /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
     /// planner would never place it.
-    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
+    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis, now: Moment) {
         let mut ledger = self.service.cluster();
         ledger.apply(NoPlacementFound { uid: uid.clone(), generation: began.generation });
         let Some(entry) = ledger.pod_state(&uid).filter(|entry| entry.reservation().is_none()) else {
             return;
         };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
-        let waited = ledger.now().since(waiting.since);
+        let waited = now.since(waiting.since);
         let has_waited = waited >= ledger.policy().planning.max_gated_time;
         let (is_gated, is_grouped) =
             (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
@@ -57,7 +57,7 @@ impl Planner {
         if !is_grouped && (has_waited || is_hopeless) {
             self.release(uid, key, why);
         } else {
-            self.say_why(uid, key, why, waited);
+            self.say_why(uid, key, why, waited, now);
         }
     }
 
@@ -71,11 +71,11 @@ impl Planner {
     }
 
     /// Once for each reason, however often the pod is planned.
-    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
-        let (at, why) = (self.now(), Arc::<str>::from(why.describe()));
+    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis, now: Moment) {
+        let why = Arc::<str>::from(why.describe());
         let is_news = match self.said.get(&uid) {
             None => waited >= TELL_AFTER,
-            Some(said) => said.why != why && said.at + REPEAT_AFTER <= at,
+            Some(said) => said.why != why && said.at + REPEAT_AFTER <= now,
         };
         if !is_news || self.writes.concern(&uid) {
             return;
@@ -83,14 +83,9 @@ impl Planner {
         if self.writes.are_too_many() {
             return self.put_off("reason");
         }
-        self.said.insert(uid.clone(), ToldReason { why: why.clone(), at });
-        let (control_plane, change) =
-            (self.control_plane.clone(), StatusChange::plan(PlanState::Unschedulable { why }));
-        self.writes.add(uid.clone(), async move {
-            // If it fails, the condition is written when the reason changes.
-            let _ = control_plane.write_status(&key, &uid, &change).await;
-            None
-        });
+        self.said.insert(uid.clone(), ToldReason { why: why.clone(), at: now });
+        let change = StatusChange::plan(PlanState::Unschedulable { why });
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::ExplainWait });
     }
 
     /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
@@ -152,18 +147,7 @@ impl Planner {
         if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();
         }
-        let control_plane = self.control_plane.clone();
-        self.writes.add(uid.clone(), async move {
-            let released = async {
-                control_plane.write_status(&key, &uid, &change).await?;
-                control_plane.remove_scheduling_gate(&key, &uid).await
-            };
-            // If it fails, the pod is tried again.
-            if let Err(error) = released.await {
-                warn!(pod = %key, %error, "a gated pod was not let through");
-            }
-            None
-        });
+        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::Release });
         true
     }
 }

@@ -2,12 +2,12 @@
 //! requested.
 //!
 //! Two patches of one pod's status that are sent at once may arrive in any order, and the last one wins: a reservation that was
-//! written and released would be back. The queue does not know what is written.
+//! written and released would be back. The queue does not know what a write means.
 
-use super::outcome::WriteOutcome;
+use super::write::{PlannerWrite, WriteOutcome, perform};
 use crate::ids::PodUid;
-use futures::FutureExt;
-use futures::future::BoxFuture;
+use crate::kubernetes::port::ControlPlane;
+use crate::service::Service;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,43 +20,36 @@ const AT_ONCE: usize = 32;
 /// can wait.
 const MANY: usize = 1024;
 
-type PendingWrite = BoxFuture<'static, Option<WriteOutcome>>;
-
-#[derive(Debug)]
 pub struct Writes {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
     under_way: JoinSet<Option<WriteOutcome>>,
     /// The pods of the writes in progress.
     about: FxHashMap<Id, PodUid>,
-    /// The queue behind a pod's write in progress.
-    next: BTreeMap<PodUid, WriteQueue>,
+    /// The writes behind a pod's write in progress. They have not begun.
+    next: BTreeMap<PodUid, VecDeque<PlannerWrite>>,
     places: Arc<Semaphore>,
 }
 
-/// Writes that have not begun.
-#[derive(Default)]
-struct WriteQueue(VecDeque<PendingWrite>);
-
-impl std::fmt::Debug for WriteQueue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} to come", self.0.len())
-    }
-}
-
-impl Default for Writes {
-    fn default() -> Self {
-        let places = Arc::new(Semaphore::new(AT_ONCE));
-        Self { under_way: JoinSet::new(), about: FxHashMap::default(), next: BTreeMap::new(), places }
-    }
-}
-
 impl Writes {
-    /// Runs the write after all earlier writes of this pod.
-    pub fn add(&mut self, about: PodUid, act: impl Future<Output = Option<WriteOutcome>> + Send + 'static) {
-        match self.next.get_mut(&about) {
-            Some(queue) => queue.0.push_back(act.boxed()),
+    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+        Self {
+            service,
+            control_plane,
+            under_way: JoinSet::new(),
+            about: FxHashMap::default(),
+            next: BTreeMap::new(),
+            places: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+
+    /// Sends the write after all earlier writes of this pod.
+    pub fn add(&mut self, write: PlannerWrite) {
+        match self.next.get_mut(write.uid()) {
+            Some(queue) => queue.push_back(write),
             None => {
-                self.next.insert(about.clone(), WriteQueue::default());
-                self.begin(about, act.boxed());
+                self.next.insert(write.uid().clone(), VecDeque::new());
+                self.begin(write);
             }
         }
     }
@@ -78,8 +71,8 @@ impl Writes {
         };
         let (id, outcome) = done.unwrap_or_else(|error| (error.id(), None));
         if let Some(about) = self.about.remove(&id) {
-            match self.next.get_mut(&about).and_then(|queue| queue.0.pop_front()) {
-                Some(act) => self.begin(about, act),
+            match self.next.get_mut(&about).and_then(VecDeque::pop_front) {
+                Some(write) => self.begin(write),
                 None => drop(self.next.remove(&about)),
             }
         }
@@ -88,7 +81,7 @@ impl Writes {
 
     /// Drops all writes that have not begun.
     pub fn forget_what_is_to_come(&mut self) {
-        self.next.values_mut().for_each(|queue| queue.0.clear());
+        self.next.values_mut().for_each(VecDeque::clear);
     }
 
     #[cfg(test)]
@@ -96,11 +89,13 @@ impl Writes {
         self.under_way.is_empty()
     }
 
-    fn begin(&mut self, about: PodUid, act: PendingWrite) {
-        let places = self.places.clone();
+    fn begin(&mut self, write: PlannerWrite) {
+        let about = write.uid().clone();
+        let (service, control_plane, places) =
+            (self.service.clone(), self.control_plane.clone(), self.places.clone());
         let task = self.under_way.spawn(async move {
             let _place = places.acquire_owned().await.ok()?;
-            act.await
+            perform(write, &service, &*control_plane).await
         });
         self.about.insert(task.id(), about);
     }
@@ -108,65 +103,87 @@ impl Writes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::write::{EvictionTask, StatusPurpose};
     use super::*;
-    use parking_lot::Mutex;
+    use crate::ids::{NodeName, PodKey};
+    use crate::kubernetes::port::{EvictionReason, StatusChange};
+    use crate::kubernetes::testing::Recorder;
+    use crate::scheduling::policy::Policy;
     use tokio::sync::oneshot;
 
     fn uid(name: &str) -> PodUid {
         PodUid::parse(name).unwrap()
     }
 
+    fn key(name: &str) -> PodKey {
+        PodKey::parse("default", name).unwrap()
+    }
+
+    fn status(name: &str, change: StatusChange) -> PlannerWrite {
+        PlannerWrite::Status { key: key(name), uid: uid(name), change, purpose: StatusPurpose::Wake }
+    }
+
+    fn nominate(name: &str, node: &str) -> PlannerWrite {
+        status(name, StatusChange::nominate(NodeName::parse(node).unwrap()))
+    }
+
+    fn evict(name: &str) -> PlannerWrite {
+        let why = EvictionReason::Preempted { by: key("preemptor") };
+        PlannerWrite::Evict { key: key(name), uid: uid(name), why, task: EvictionTask::Relief }
+    }
+
+    fn writes() -> (Arc<Recorder>, Writes) {
+        let recorder = Arc::new(Recorder::default());
+        let service = Service::with_stopped_clock(Policy::default());
+        (recorder.clone(), Writes::new(service, recorder))
+    }
+
+    /// The next change of a status is answered when the test answers, or panics if the test drops the sender.
+    fn stall(recorder: &Recorder) -> oneshot::Sender<()> {
+        let (answer, stalled) = oneshot::channel();
+        *recorder.stall.lock() = Some(stalled);
+        answer
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn writes_of_one_pod_keep_their_order_and_those_of_others_run_meanwhile() {
-        let done = Arc::new(Mutex::new(Vec::new()));
-        let (open, opened) = oneshot::channel::<()>();
-        let mut writes = Writes::default();
-        let note = |name: &'static str| {
-            let done = done.clone();
-            async move {
-                done.lock().push(name);
-                None
-            }
-        };
-        let slow = {
-            let note = note("hold");
-            async move {
-                let _ = opened.await;
-                note.await
-            }
-        };
-        writes.add(uid("a"), slow);
-        writes.add(uid("a"), note("end hold"));
-        writes.add(uid("a"), note("again"));
-        writes.add(uid("b"), note("of another"));
+        let (recorder, mut writes) = writes();
+        let answer = stall(&recorder);
+        writes.add(nominate("a", "n"));
+        writes.add(evict("a"));
+        writes.add(nominate("a", "m"));
+        writes.add(evict("b"));
         writes.next().await;
-        assert_eq!(*done.lock(), ["of another"]);
-        open.send(()).unwrap();
+        assert_eq!(recorder.written(), ["b: evict Preempted"]);
+        answer.send(()).unwrap();
         for _ in 0..3 {
             writes.next().await;
         }
-        assert_eq!(*done.lock(), ["of another", "hold", "end hold", "again"]);
+        assert_eq!(recorder.written(), ["a: nominate n", "a: evict Preempted", "a: nominate m"]);
         assert!(writes.is_empty() && !writes.concern(&uid("a")));
     }
 
     #[tokio::test]
     async fn a_write_that_panics_does_not_block_the_next_one() {
-        let mut writes = Writes::default();
-        writes.add(uid("a"), async { panic!("in a test") });
-        writes.add(uid("a"), async { None });
-        writes.next().await;
+        let (recorder, mut writes) = writes();
+        drop(stall(&recorder));
+        writes.add(nominate("a", "n"));
+        writes.add(nominate("a", "m"));
+        assert!(writes.next().await.is_none());
         assert!(writes.concern(&uid("a")));
         writes.next().await;
         assert!(!writes.concern(&uid("a")));
+        assert_eq!(recorder.written(), ["a: nominate m"]);
     }
 
     #[tokio::test]
     async fn queued_writes_are_dropped_when_the_replica_stops_leading() {
-        let mut writes = Writes::default();
-        writes.add(uid("a"), async { None });
-        writes.add(uid("a"), async { panic!("it was forgotten") });
+        let (recorder, mut writes) = writes();
+        writes.add(nominate("a", "n"));
+        writes.add(nominate("a", "m"));
         writes.forget_what_is_to_come();
         writes.next().await;
         assert!(writes.is_empty() && !writes.concern(&uid("a")));
+        assert_eq!(recorder.written(), ["a: nominate n"]);
     }
 }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 /// Recent demand, and the packing model in force. The history is shared with copies and with the learning thread.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct LearnedPacking {
+pub(super) struct PackingState {
     history: Arc<DemandHistory>,
     model: Arc<PackingModel>,
 }
 
-impl LearnedPacking {
+impl PackingState {
     /// Nothing is learned, and so many arrivals will be remembered.
     pub(super) fn of_last(window: u16) -> Self {
         Self { history: Arc::new(DemandHistory::of_last(window)), model: Arc::default() }

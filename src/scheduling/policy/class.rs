@@ -32,7 +32,7 @@ pub struct Class {
     #[schemars(extend("items" = {"format": "name", "type": "string"}))]
     pub shares_with: Option<Vec<String>>,
     #[serde(default)]
-    pub limits: EngineLimits,
+    pub limits: ClassLimits,
     /// How long one of its engines may keep others from starting on its GPU.
     #[serde(default)]
     pub start_gate: StartGate,
@@ -62,7 +62,7 @@ pub struct Class {
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EngineLimits {
+pub struct ClassLimits {
     /// Maximum KV cache usage.
     #[serde(with = "setting::Optional::<setting::Percentage<100>>", default)]
     pub kv_cache: Option<Percent>,
@@ -215,7 +215,7 @@ impl Class {
             matches: Match::default(),
             eviction: Preemptibility::Never,
             engine: true,
-            limits: EngineLimits { kv_cache: Percent::new(90), queue: Some(32) },
+            limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),

@@ -1,7 +1,9 @@
 //! Reservations until their deadlines, and the order of the writes about them.
 
+use super::super::write::{PlannerWrite, StatusPurpose};
 use super::*;
-use crate::ids::{GpuUuid, NodeName};
+use crate::ids::{GpuUuid, NodeName, PodKey};
+use crate::kubernetes::port::StatusChange;
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Tenure;
@@ -89,7 +91,7 @@ async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that
     bench.show(gated("serving", 50, 100));
     let (answer, stalled) = oneshot::channel();
     *bench.recorder.stall.lock() = Some(stalled);
-    bench.planner.tick();
+    bench.begin_tick();
     bench.planner.go_on().await;
     let lasts = left(&bench, "serving").0 / 1000 + 1;
     bench.pass(lasts);
@@ -139,4 +141,40 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
         written.iter().all(|write| !write.contains("evict") && !write.contains("nominate")),
         "{written:?}"
     );
+}
+
+fn write(name: &str, change: StatusChange, purpose: StatusPurpose) -> PlannerWrite {
+    PlannerWrite::Status { key: PodKey::parse("default", name).unwrap(), uid: uid(name), change, purpose }
+}
+
+#[tokio::test]
+async fn a_nomination_is_not_sent_once_its_reservation_has_ended_or_changed() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    let reservation = reservation_for(&bench, "serving");
+    let nomination = |reservation| {
+        let change = StatusChange::nominate(NodeName::parse("n").unwrap());
+        write("serving", change, StatusPurpose::Nominate { reservation, is_gated: false })
+    };
+    let other = Reservation { deadline: reservation.deadline + Millis(1), ..reservation.clone() };
+    let nominated = nomination(reservation);
+    assert_eq!(nominated.clone().begin(&bench.service.cluster()), Some(nominated.clone()));
+    assert_eq!(nomination(other).begin(&bench.service.cluster()), None);
+    bench.pass(61);
+    assert_eq!(nominated.begin(&bench.service.cluster()), None);
+}
+
+#[test]
+fn a_reservation_made_while_an_unknown_one_waits_to_be_ended_is_shown_instead() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(waiting("serving", 50, 100));
+    let end = write("serving", StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
+    assert_eq!(end.clone().begin(&bench.service.cluster()), Some(end.clone()));
+    hold_as_the_verb_does(&bench, "serving", "job");
+    let own = StatusChange::reservation(reservation_for(&bench, "serving"));
+    let shown = write("serving", own, StatusPurpose::EndUnknownReservation);
+    assert_eq!(end.begin(&bench.service.cluster()), Some(shown));
 }

@@ -53,9 +53,9 @@ async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() 
     bench.show(bound("chat", "n", 60, 1000));
     (0..1100).for_each(|n| bench.show(gated(&format!("pod-{n:04}"), 50, 0)));
     bench.pass(3);
-    bench.planner.tick();
+    bench.begin_tick();
     let planned = bench.planner.run.end().await;
-    bench.planner.put_into_force(planned);
+    bench.planner.put_into_force(planned, bench.planner.now());
     let postponed = || bench.service.metrics.planner.postponed.with_label_values(&["reason"]).get();
     assert_eq!(postponed(), 1100 - 1024);
     let mut told = bench.tick().await;

@@ -16,14 +16,14 @@ fn a_planning_run_delays_no_deadline() {
         bench.show(gated("next", 50, 0));
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let occupied = tokio::task::spawn_blocking(move || wait.recv());
-        bench.planner.tick();
+        bench.begin_tick();
         assert!(!bench.planner.is_idle(), "the run waits for the thread");
         bench.pass(31);
-        bench.planner.tick();
+        bench.begin_tick();
         go_on.send(()).unwrap();
         occupied.await.unwrap().unwrap();
         let outcome = bench.planner.writes.next().await;
-        bench.planner.note(outcome);
+        bench.planner.note(outcome, bench.planner.now());
         assert_eq!(bench.recorder.written(), ["held: end hold"]);
         let mut written = Vec::new();
         while !bench.planner.is_idle() {
@@ -38,7 +38,7 @@ fn a_planning_run_delays_no_deadline() {
 async fn changes_during_a_planning_run_are_checked_before_anything_is_written() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
-    bench.planner.tick();
+    bench.begin_tick();
     bench.show(bound("faster", "n", 40, 0));
     while !bench.planner.is_idle() {
         bench.planner.go_on().await;
@@ -52,13 +52,13 @@ async fn changes_during_a_planning_run_are_checked_before_anything_is_written() 
 async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
-    bench.planner.tick();
+    bench.begin_tick();
     bench.planner.rest();
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
     assert_eq!(bench.service.cluster().totals().reservations, 0);
     // The planner has not been notified yet.
-    bench.planner.tick();
+    bench.begin_tick();
     bench.service.set_tenure(Tenure::Standby);
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());

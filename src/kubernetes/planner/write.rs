@@ -1,0 +1,120 @@
+//! The planner's writes as values: what to send to the API server for one pod, and what for.
+//!
+//! [`Planner`](super::Planner) decides which writes there are, and [`note`](super::Planner::note) what follows from their results.
+//! A write may be queued for a while: [`PlannerWrite::begin`] checks it against the ledger when its turn comes. [`perform`] sends
+//! what the value says and returns the answer; it decides nothing.
+
+use super::ended_reservations::refused;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::kubernetes::port::{
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange,
+};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::vocabulary::placement::Reservation;
+use crate::service::Service;
+
+/// One write for one pod: at most a read, a request that writes, and the removal of the gate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlannerWrite {
+    Status { key: PodKey, uid: PodUid, change: StatusChange, purpose: StatusPurpose },
+    Evict { key: PodKey, uid: PodUid, why: EvictionReason, task: EvictionTask },
+}
+
+/// What a change of a pod's status is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StatusPurpose {
+    /// Shows a new reservation, before any victim is evicted.
+    Reserve,
+    /// Nominates the pod to the node of this reservation while it lasts, and lifts the gate after that if the pod is gated.
+    Nominate { reservation: Reservation, is_gated: bool },
+    /// Clears a reservation that ended. With the node on which a gated pod was placed it also shows why the pod was not bound
+    /// there, which is read first.
+    EndReservation { placed_on: Option<NodeName> },
+    /// Clears a reservation that this leader did not make, or shows the pod's own one instead.
+    EndUnknownReservation,
+    /// Clears a reservation that the planner gave up.
+    AbandonReservation,
+    /// Shows that a pod that was to be evicted stays.
+    CancelEviction,
+    /// Shows why a gated pod is not placed.
+    ExplainWait,
+    /// Makes kube-scheduler try the pod again.
+    Wake,
+    /// Shows why the pod is not placed, and lifts its gate.
+    Release,
+}
+
+/// Why a pod is evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionTask {
+    /// For the reservation of this pod.
+    Reservation { preemptor: PodUid },
+    /// An engine on its GPU is under pressure.
+    Relief,
+    /// Its group stays incomplete.
+    OrphanedMember,
+}
+
+/// The API server's answer to a write.
+#[derive(Debug)]
+pub enum WriteOutcome {
+    Status { key: PodKey, uid: PodUid, purpose: StatusPurpose, written: Result<(), ControlPlaneError> },
+    Evicted { key: PodKey, uid: PodUid, task: EvictionTask, outcome: EvictionOutcome },
+}
+
+impl PlannerWrite {
+    /// The pod that is written. Its writes are made one after the other.
+    pub fn uid(&self) -> &PodUid {
+        match self {
+            Self::Status { uid, .. } | Self::Evict { uid, .. } => uid,
+        }
+    }
+
+    /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended while it was queued.
+    pub fn begin(mut self, ledger: &Ledger) -> Option<Self> {
+        if let Self::Status { uid, change, purpose, .. } = &mut self {
+            let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
+            match purpose {
+                StatusPurpose::Nominate { reservation, .. } if current() != Some(reservation) => return None,
+                StatusPurpose::EndUnknownReservation => {
+                    *change = current()
+                        .cloned()
+                        .map_or_else(StatusChange::end_reservation, StatusChange::reservation);
+                }
+                _ => {}
+            }
+        }
+        Some(self)
+    }
+}
+
+impl StatusPurpose {
+    fn lifts_gate(&self) -> bool {
+        matches!(self, Self::Release | Self::Nominate { is_gated: true, .. })
+    }
+}
+
+/// Sends a write and returns the answer; `None` if it was not to be sent any more.
+pub async fn perform(
+    write: PlannerWrite,
+    service: &Service,
+    control_plane: &dyn ControlPlane,
+) -> Option<WriteOutcome> {
+    let write = write.begin(&service.cluster())?;
+    match write {
+        PlannerWrite::Evict { key, uid, why, task } => {
+            let outcome = control_plane.evict(&key, &uid, &why).await;
+            Some(WriteOutcome::Evicted { key, uid, task, outcome })
+        }
+        PlannerWrite::Status { key, uid, mut change, purpose } => {
+            if let StatusPurpose::EndReservation { placed_on: Some(node) } = &purpose {
+                change.plan = refused(node, &uid, control_plane.read_pod(&key).await);
+            }
+            let mut written = control_plane.write_status(&key, &uid, &change).await;
+            if written.is_ok() && purpose.lifts_gate() {
+                written = control_plane.remove_scheduling_gate(&key, &uid).await;
+            }
+            Some(WriteOutcome::Status { key, uid, purpose, written })
+        }
+    }
+}
