@@ -4,7 +4,7 @@
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
-//! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`write`]); those of
+//! [`Planner::go_on`] for the result of a write ([`outcome`]) or of a planning run. The writes are values ([`mod@write`]); those of
 //! one pod are sent in the order in which they were requested ([`writes`]), and async code only carries them.
 //!
 //! ```text

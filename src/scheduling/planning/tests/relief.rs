@@ -20,7 +20,7 @@ fn shares_a_gpu() -> LedgerCluster {
 }
 
 fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
-    watch.look(&cluster, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
+    watch.look(cluster, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
 }
 
 #[test]
