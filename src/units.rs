@@ -278,6 +278,14 @@ fn scale(suffix: &str) -> Result<(i32, u32), QuantityError> {
     })
 }
 
+/// A number of things, with the noun in singular or plural: `1 pod`, `3 pods`.
+pub fn plural(count: impl TryInto<u64>, noun: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

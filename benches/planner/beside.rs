@@ -39,7 +39,7 @@ pub fn time_filter_beside_planner() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let mut policy = Policy::default();
-    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
     let cluster = BenchCluster::new(NODES, FILTERS);
     let service = Service::new(policy);
     let mut index = ClusterIndex::default();
@@ -69,7 +69,7 @@ pub fn time_filter_beside_planner() {
             (0..GATED).for_each(|n| forget(&service, n));
         }
     }
-    let runs = service.metrics.planner.runs.with_label_values(&["cut-short"]).get()
+    let runs = service.metrics.planner.runs.with_label_values(&["limited"]).get()
         + service.metrics.planner.runs.with_label_values(&["complete"]).get();
     let longest = service.metrics.planner.run_seconds.get_sample_sum() / runs.max(1) as f64;
     println!(

@@ -37,7 +37,7 @@ pub fn time_limits() {
 fn by_default() -> Policy {
     let mut policy = Policy::default();
     // The bench measures runs: no pod's gate is to be lifted meanwhile.
-    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
     assert_eq!(policy.preemption.evictions_per_minute, EvictionRates { cluster: 60, node: 10, tenant: 30 });
     policy
 }

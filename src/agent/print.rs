@@ -108,12 +108,12 @@ fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
     Some(format!("\nThe engine of {}: {}\n", pod_name(&engine.pod, names), engine.problem.as_ref()?))
 }
 
-/// `team-a/llama 12.0 GiB, nobody in Kubernetes 0.3 GiB`
+/// `team-a/llama 12.0 GiB, no pod 0.3 GiB`
 fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
     let Some(processes) = processes else { return UNKNOWN.into() };
     let mut by_owner: BTreeMap<String, Option<Bytes>> = BTreeMap::new();
     for process in processes {
-        let owner = process.pod.as_ref().map_or("nobody in Kubernetes".into(), |pod| pod_name(pod, names));
+        let owner = process.pod.as_ref().map_or("no pod".into(), |pod| pod_name(pod, names));
         let sum = by_owner.entry(owner).or_insert(Some(Bytes::ZERO));
         *sum = sum.zip(process.used_bytes).map(|(sum, used)| sum + used);
     }
@@ -201,7 +201,7 @@ pub fn part(part: ReportPart) -> &'static str {
     match part {
         ReportPart::Gpus => "GPUs",
         ReportPart::Processes => "processes on the GPUs",
-        ReportPart::Owners => "whose a process is",
+        ReportPart::Owners => "the pods of processes",
         ReportPart::Pods => "pods of this node",
         ReportPart::Engines => "engines",
         ReportPart::Models => "models",
@@ -247,7 +247,7 @@ mod tests {
             "Node node-a",
             "13.0 GiB",
             "pod u 12.0 GiB",
-            "nobody in Kubernetes 1.0 GiB",
+            "no pod 1.0 GiB",
             "97 %",
             "1.2 s\n",
             "The engine of pod u: it is tired",

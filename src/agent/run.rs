@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 pub struct AgentOptions {
     pub node: NodeName,
-    pub every: Duration,
+    pub interval: Duration,
     pub gpus: Box<dyn GpuSource>,
     pub owners: Box<dyn OwnerSource>,
     pub pods: Box<dyn PodSource>,
@@ -44,15 +44,15 @@ pub enum Print {
 
 /// Reports until shutdown.
 pub async fn run(options: AgentOptions) -> Result<()> {
-    let (every, node) = (options.every, options.node.clone());
+    let (interval, node) = (options.interval, options.node.clone());
     let (mut rounds, publisher) = start(options)?;
-    let publisher = publisher.context("there is nobody to report to: give --extender https://HOST:PORT")?;
+    let publisher = publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
     let mut publisher = publisher.with_patience(PATIENCE);
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
-    let mut ticks = tokio::time::interval(every);
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut known = Vec::new();
-    info!(%node, "reporting every {} ms", every.as_millis());
+    info!(%node, "reporting every {} ms", interval.as_millis());
     loop {
         let stop = async {
             tokio::select! {
@@ -105,7 +105,7 @@ async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
     let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
     others.chain(&lines).for_each(|line| eprintln!("{line}"));
     let is_taken = replicas.values().any(|replica| replica.latest == PublishOutcome::Accepted);
-    ensure!(is_taken, "nobody took the report");
+    ensure!(is_taken, "no extender accepted the report");
     Ok(())
 }
 

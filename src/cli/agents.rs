@@ -25,15 +25,15 @@ pub struct AgentsArgs {
     /// Authentication of reports: agents by their service account's token, each for its own node, or none (on loopback only)
     /// [default: token, or none with --cluster]
     #[arg(long, value_enum, value_name = "HOW")]
-    agent_auth: Option<Auth>,
+    agents_auth: Option<Auth>,
 
     /// Audience of the agents' tokens
     #[arg(long, value_name = "NAME", default_value = "stowage.dev/reports")]
-    agent_audience: String,
+    agents_audience: String,
 
     /// The agents' service account, as NAMESPACE/NAME
     #[arg(long, value_name = "ACCOUNT", default_value = "kube-system/stowage-agent")]
-    agent_service_account: String,
+    agents_service_account: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -45,16 +45,16 @@ enum Auth {
 impl AgentsArgs {
     pub fn validate(self, from_dump: bool, insecure: bool) -> Result<AgentsOptions> {
         let (listen, loopback) = (self.agents, self.agents.ip().is_loopback());
-        let auth = self.agent_auth.unwrap_or(if from_dump { Auth::None } else { Auth::Token });
+        let auth = self.agents_auth.unwrap_or(if from_dump { Auth::None } else { Auth::Token });
         if auth == Auth::Token && from_dump {
             bail!(
-                "--agent-auth token asks an API server whose a token is, and --cluster has none: leave one of them out"
+                "--agents-auth token needs an API server to review tokens, and --cluster has none: leave one of them out"
             );
         }
         if auth == Auth::None && !loopback {
             bail!(
                 "--agents {listen} can be reached from elsewhere, and without tokens any client there can report anything of \
-                 any node: leave out --agent-auth none, or listen on 127.0.0.1"
+                 any node: leave out --agents-auth none, or listen on 127.0.0.1"
             );
         }
         let tls = self.agents_tls_cert.zip(self.agents_tls_key).map(|(cert, key)| ServerFiles { cert, key });
@@ -66,7 +66,7 @@ impl AgentsArgs {
         }
         let account = match auth {
             Auth::None => None,
-            Auth::Token => Some(account(&self.agent_audience, &self.agent_service_account)?),
+            Auth::Token => Some(account(&self.agents_audience, &self.agents_service_account)?),
         };
         Ok(AgentsOptions { listen, tls, account })
     }
@@ -78,10 +78,10 @@ fn account(audience: &str, account: &str) -> Result<AgentAccount> {
         .split_once('/')
         .filter(|(namespace, name)| is_name(namespace) && is_name(name))
         .with_context(|| {
-            format!("--agent-service-account is {account:?}; write NAMESPACE/NAME, such as kube-system/stowage-agent")
+            format!("--agents-service-account is {account:?}; write NAMESPACE/NAME, such as kube-system/stowage-agent")
         })?;
     if audience.is_empty() {
-        bail!("--agent-audience is empty: any token of the account would be let in");
+        bail!("--agents-audience is empty: any token of the account would be let in");
     }
     Ok(AgentAccount::new(audience, namespace, name))
 }

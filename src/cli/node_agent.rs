@@ -11,6 +11,7 @@ use crate::agent::run::{self, AgentOptions, Print};
 use crate::ids::NodeName;
 use crate::kubernetes;
 use crate::kubernetes::port::WriteTimes;
+use crate::policy_file::format;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -35,9 +36,9 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Milliseconds from one report to the next; a report counts as fresh for 5 s
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=4000))]
-    every: u64,
+    /// Time from one report to the next, from 100ms to 4s; a report counts as fresh for 5 s
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
+    interval: Duration,
 
     /// An NVML library in place of the driver's own
     #[arg(long, value_name = "FILE")]
@@ -78,6 +79,15 @@ pub struct AgentArgs {
     /// Print the report as JSON
     #[arg(long, requires = "once")]
     json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    match millis.0 {
+        100..=4000 => Ok(Duration::from_millis(millis.0)),
+        _ => Err("write a duration from 100ms to 4s, such as 1s".into()),
+    }
 }
 
 fn quantity(text: &str) -> Result<Bytes, String> {
@@ -126,7 +136,7 @@ impl AgentArgs {
                 Err(error) => return Err(error).context("--kubeconfig"),
             };
         Ok(AgentOptions {
-            every: Duration::from_millis(self.every),
+            interval: self.interval,
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
             pods,

@@ -65,11 +65,11 @@ impl Renewal {
             Ok(renewed) => {
                 self.tls.replace(&renewed);
                 info!(address, "{flag}: the renewed certificate is in force");
-                ("in-force", 0)
+                ("applied", 0)
             }
             Err(error) => {
                 error!(address, "{flag}: {error}; the certificate before it goes on, and ends when it ends");
-                ("refused", 1)
+                ("rejected", 1)
             }
         };
         metrics.tls_reloads.with_label_values(&[address, outcome]).inc();

@@ -37,12 +37,12 @@ enum ExplainError {
     Pod(String),
     #[error("node is {0:?}, which is no node's name")]
     Node(String),
-    #[error("the books are not complete yet: {0}")]
+    #[error("the ledger is not complete yet: {0}")]
     NotSynced(&'static str),
     #[error(
         "Stowage knows no pod {0}. Look whether it exists and has not ended (`kubectl -n {namespace} get pod {name}`), whether \
          a container of it asks for stowage.dev/vram or a device plugin's GPU, and whether it can be understood: what is wrong with a pod stands in its \
-         Events as StowageNotUnderstood (`kubectl -n {namespace} describe pod {name}`)",
+         Events as StowageInvalidRequest (`kubectl -n {namespace} describe pod {name}`)",
         namespace = .0.namespace,
         name = .0.name
     )]

@@ -28,7 +28,12 @@ impl UnreadablePod {
     /// Records an Event on the pod.
     pub fn tell(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
-        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
+        extender.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind: PodEventReason::InvalidRequest,
+            text,
+        });
     }
 }
 
@@ -126,10 +131,10 @@ fn tell_refusal(extender: &Extender, view: &DecisionView, nodes: &AskedNodes<'_>
     count_answer(extender, "refused", code);
     let (key, uid) = (view.request.key.clone(), view.request.uid.clone());
     let text = refusal_text(nodes, list);
-    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Refused, text });
+    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 
-/// `0 of 40 nodes fit. 38 × no single GPU has room now, such as node-3: …`
+/// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
 fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
     let mut reasons: BTreeMap<&str, (u32, usize, Misfit)> = BTreeMap::new();
     for (place, misfit) in &list.refused {

@@ -146,7 +146,7 @@ fn refused_policy(service: &Service) -> String {
     };
     let digest = service.cluster().policy().digest;
     let since = at(service, since);
-    format!("policy: refused since {since}, and {digest} stays in force: {}\n", one_line(&headline))
+    format!("policy: files rejected since {since}, and {digest} stays in force: {}\n", one_line(&headline))
 }
 
 /// Whole seconds, for readability.

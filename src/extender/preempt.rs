@@ -5,9 +5,8 @@ use super::filter::read_pod;
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
-use crate::ids::GpuUuid;
 use crate::kubernetes::objects;
-use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::evicting::VictimSet;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::preempt::{
@@ -57,7 +56,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     let wants = objects::kube_filters::requirements(&args.pod);
     let asked = PreemptAsked { request, wants, offered };
     let Some((request, view)) = extender.service.cluster().apply(asked) else {
-        count("none", "already-holds");
+        count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
@@ -80,7 +79,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "awaited");
         return Ok(PreemptionResult::default());
     }
-    count("held", "");
+    count("reserved", "");
     Ok(answer(others, &victims))
 }
 
@@ -105,7 +104,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             .write_status(&key, &uid, &StatusChange::reservation(reservation.clone()))
             .await;
         if let Err(error) = &written {
-            warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
+            warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
             extender.service.cluster().apply(ReleaseReservation(uid.clone()));
         }
         // The write may have taken so long that the reservation was released meanwhile.
@@ -116,19 +115,14 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             let ended =
                 extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
             if let Err(error) = ended {
-                warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
+                warn!(pod = %key, %error, "could not clear the condition of a reservation; it may stay until its deadline");
             }
             return false;
         }
-        let gpus = reservation.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
-        let text = format!(
-            "{} pod(s) leave {} for this pod; it gets {gpus}",
-            reservation.victims.len(),
-            reservation.node
-        );
+        let text = reserved_text(&reservation);
         let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
-        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
-        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
+        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "GPUs reserved");
+        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Reserved, text });
         true
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.

@@ -17,7 +17,7 @@ pub fn prioritize<'a>(
     let answers = &extender.service.metrics.answers;
     let zeros = || nodes.names().map(|host| HostPriority { host, score: 0 }).collect::<Vec<_>>();
     let Ok(request) = read_pod(extender, &args.pod)? else {
-        answers.with_label_values(&["prioritize", "refused", "not-understood"]).inc();
+        answers.with_label_values(&["prioritize", "refused", "invalid-request"]).inc();
         return Ok(zeros());
     };
     let view = extender.service.cluster().apply(PrioritizeAsked(request));

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tracing::info;
 
 /// The rejection of a pod that requests VRAM. The same text each time.
-pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and hands out no stowage.dev/vram";
+pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and allocates no stowage.dev/vram";
 
 /// Maximum records. A pod leaves three or four: enough for the last few hundred pods, in less than a megabyte.
 const KEPT: usize = 1000;
@@ -112,7 +112,7 @@ pub fn filter_unclear<'a>(
     let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting };
     extender.service.cluster().apply(LetThrough(request));
     let subject = ShadowSubject { uid, key, verb: "filter", policy };
-    record(extender, subject, ShadowOutcome::WouldRefuse, error.to_string(), passed_on(nodes));
+    record(extender, subject, ShadowOutcome::WouldReject, error.to_string(), passed_on(nodes));
     Some(pass_all(nodes))
 }
 

@@ -145,7 +145,7 @@ impl CapacityWriter {
         if self.reported.insert(name.clone()) {
             tracing::info!(
                 node = %name,
-                "an agent reports GPUs that a device plugin hands out: {VRAM} is not advertised, and what it reports is a hint. Take the plugin off the node for Stowage to hand them out"
+                "an agent reports GPUs that a device plugin allocates: {VRAM} is not advertised, and the report only informs scores. Remove the plugin from the node to let Stowage allocate them"
             );
         }
     }
@@ -293,7 +293,7 @@ mod tests {
         let due = |mode| {
             let pool = Pool {
                 selector: BTreeMap::from([("pool".into(), "plugin".into())]),
-                nodes: NodeKind::DevicePlugin,
+                allocator: NodeKind::DevicePlugin,
                 ..Pool::named("plugin")
             };
             let mut policy = Policy::default().with_pools(vec![pool]).unwrap();

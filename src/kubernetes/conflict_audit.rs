@@ -121,7 +121,7 @@ impl ConflictAudit {
     fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
         self.unreported.extend(begun);
         let events = &self.service.metrics.events;
-        let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
+        let dropped = events.with_label_values(&[PodEventReason::GpuConflict.reason(), "dropped"]);
         let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
         dropped.inc_by(self.unreported.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
     }
@@ -135,7 +135,7 @@ impl ConflictAudit {
                 self.control_plane.record_event(PodEvent {
                     key,
                     uid,
-                    kind: PodEventReason::Conflict,
+                    kind: PodEventReason::GpuConflict,
                     text: text.clone(),
                 });
             }
@@ -192,9 +192,9 @@ impl ConflictAudit {
         let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
         if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             self.service.cluster().apply(PodEvicted(uid.clone()));
-            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
+            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
-            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "it is not evicted yet, though its GPU was promised twice");
+            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "not evicted yet, although its GPU was allocated twice");
         }
         let failures = self.tries.get(uid).map_or(0, |one| one.failures);
         let not_before = now + pause(failures);
@@ -240,7 +240,7 @@ fn log(look: &AuditRound) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
     if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
-        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_conflicts");
+        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_gpu_conflicts");
     }
     for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");

@@ -254,7 +254,7 @@ impl ControlPlane for DumpControlPlane {
         _: &'a PodUid,
         _: &'a EvictionReason,
     ) -> BoxFuture<'a, EvictionOutcome> {
-        let message = "a dump has no kubelets: nobody can leave it".into();
+        let message = "a dump has no kubelets: no pod can be evicted".into();
         ready(EvictionOutcome::Refused { message }).boxed()
     }
 

@@ -174,30 +174,35 @@ mod tests {
 
     fn refusal(n: usize) -> PodEvent {
         let key = PodKey::parse("team-a", "llama").unwrap();
-        PodEvent { key, uid: uid(n), kind: PodEventReason::Refused, text: "no GPU has 40 GiB free".into() }
+        PodEvent {
+            key,
+            uid: uid(n),
+            kind: PodEventReason::Unschedulable,
+            text: "no GPU has 40 GiB free".into(),
+        }
     }
 
     #[test]
     fn a_pod_gets_the_same_event_once_in_ten_minutes() {
         let mut told = RecentEvents::default();
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
-        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(0)));
-        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(599)));
+        assert!(told.is_news(&uid(1), PodEventReason::Unschedulable, at(0)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Unschedulable, at(599)));
         assert!(told.is_news(&uid(1), PodEventReason::Unplaced, at(599)), "another kind is other news");
-        assert!(told.is_news(&uid(2), PodEventReason::Refused, at(599)), "another pod, too");
-        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(600)));
-        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(601)));
+        assert!(told.is_news(&uid(2), PodEventReason::Unschedulable, at(599)), "another pod, too");
+        assert!(told.is_news(&uid(1), PodEventReason::Unschedulable, at(600)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Unschedulable, at(601)));
     }
 
     #[test]
     fn the_memory_of_recorded_events_is_limited_and_the_oldest_are_forgotten_first() {
         let mut told = RecentEvents::default();
         for n in 0..REMEMBERED + 10 {
-            assert!(told.is_news(&uid(n), PodEventReason::Refused, Moment(n as u64 / 100)));
+            assert!(told.is_news(&uid(n), PodEventReason::Unschedulable, Moment(n as u64 / 100)));
         }
         assert_eq!((told.since.len(), told.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(told.is_news(&uid(0), PodEventReason::Refused, Moment(1000)));
-        assert!(!told.is_news(&uid(REMEMBERED), PodEventReason::Refused, Moment(1000)));
+        assert!(told.is_news(&uid(0), PodEventReason::Unschedulable, Moment(1000)));
+        assert!(!told.is_news(&uid(REMEMBERED), PodEventReason::Unschedulable, Moment(1000)));
     }
 
     #[test]
@@ -206,7 +211,8 @@ mod tests {
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
         notices.record_event(refusal(0));
-        let counted = |outcome| service.metrics.events.with_label_values(&["StowageNoRoom", outcome]).get();
+        let counted =
+            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
         assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
         receiver.try_recv().unwrap();
         notices.record_event(refusal(WAITING));
@@ -228,7 +234,7 @@ mod tests {
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         for text in ["first", "second"] {
             notices.record_event(PodEvent {
-                kind: PodEventReason::PolicyRefused,
+                kind: PodEventReason::PolicyRejected,
                 text: text.into(),
                 ..refusal(1)
             });

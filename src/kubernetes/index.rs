@@ -28,7 +28,7 @@ use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -317,7 +317,7 @@ fn code(warning: PodWarning) -> Option<&'static str> {
         PodWarning::DemandEdited => Some("demand-edited"),
         PodWarning::Unplaced => Some("unplaced"),
         PodWarning::CheckpointUnreadable => Some("checkpoint-unreadable"),
-        PodWarning::CheckpointAhead => Some("checkpoint-ahead"),
+        PodWarning::CheckpointInFuture => Some("checkpoint-in-future"),
     }
 }
 
@@ -334,7 +334,7 @@ fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Option<PodEvent>
         PodWarning::Unplaced => (
             PodEventReason::Unplaced,
             format!(
-                "The pod is on {node} and nothing records on which GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent shows where it runs. Give it schedulerName and let Stowage place it.",
+                "The pod is on {node} and has no record of its GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent reports where it runs. Set its schedulerName so that Stowage places it.",
                 entry.demand.per_gpu
             ),
         ),
@@ -348,17 +348,18 @@ fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Option<PodEvent>
         PodWarning::DemandEdited => (
             PodEventReason::EditIgnored,
             format!(
-                "What the pod asks for was edited after it was bound. The edit is ignored: the pod is charged {} on each of its {} GPU(s) of {node}.",
-                entry.demand.per_gpu, entry.demand.gpus
+                "The pod's request was edited after it was bound. The edit is ignored: the pod is charged {} on each of {} of {node}.",
+                entry.demand.per_gpu,
+                plural(entry.demand.gpus, "GPU")
             ),
         ),
         PodWarning::CheckpointUnreadable => (
             PodEventReason::EditIgnored,
-            "The time of the pod's last checkpoint cannot be read, so its eviction counts as if it had never saved its work. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
+            "The time of the pod's last checkpoint cannot be read, so the pod counts as never checkpointed. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
         ),
-        PodWarning::CheckpointAhead => (
+        PodWarning::CheckpointInFuture => (
             PodEventReason::EditIgnored,
-            "The time of the pod's last checkpoint is still to come; it counts as now. Are the clocks of its node and of the control plane apart?".to_owned(),
+            "The time of the pod's last checkpoint is in the future; it counts as now. Check the clocks of its node and of the control plane.".to_owned(),
         ),
     };
     Some(PodEvent { key: entry.key.clone(), uid: uid.clone(), kind, text })

@@ -43,7 +43,7 @@ impl Recorder {
 
 fn said(change: &StatusChange) -> String {
     let reservation = change.reservation.as_ref().map(|reservation| match reservation {
-        ReservationChange::Held(reservation) => format!("hold {}", reservation.node),
+        ReservationChange::Set(reservation) => format!("hold {}", reservation.node),
         ReservationChange::Ended => "end hold".into(),
     });
     let nomination = change.nomination.as_ref().map(|nomination| match nomination {
@@ -51,15 +51,15 @@ fn said(change: &StatusChange) -> String {
         NominationChange::Cleared => "clear nomination".into(),
     });
     let plan = change.plan.as_ref().map(|plan| match plan {
-        PlanState::Placed { .. } => "placed".into(),
-        PlanState::MakingRoom { .. } => "making room".into(),
-        PlanState::Released { .. } => "released".into(),
-        PlanState::Waiting { why } => format!("waits: {why}"),
-        PlanState::Refused { node, why } => format!("refused on {node}: {why}"),
+        PlanState::Nominated { .. } => "placed".into(),
+        PlanState::Preempting { .. } => "making room".into(),
+        PlanState::GateRemoved { .. } => "released".into(),
+        PlanState::Unschedulable { why } => format!("waits: {why}"),
+        PlanState::Rejected { node, why } => format!("refused on {node}: {why}"),
     });
     let eviction = change.eviction.as_ref().map(|mark| match mark {
-        EvictionCondition::Leaving(why) => why.reason().into(),
-        EvictionCondition::CalledOff => "stays".into(),
+        EvictionCondition::Evicting(why) => why.reason().into(),
+        EvictionCondition::Cancelled => "stays".into(),
     });
     let touch = change.touch.map(|_| "touch".to_owned());
     [reservation, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")

@@ -111,7 +111,7 @@ mod tests {
         let message =
             json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
         let condition =
-            json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+            json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
         let holder = json!({
             "metadata": { "name": "holder", "uid": "1" },
             "spec": { "containers": containers },
@@ -143,7 +143,7 @@ mod tests {
         upkeep.tick(now);
         upkeep.tick(now);
         upkeep.planner.go_on().await;
-        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
@@ -170,7 +170,7 @@ mod tests {
         upkeep.tick(upkeep.service.now());
         upkeep.planner.go_on().await;
         assert_eq!(upkeep.service.cluster().totals().reservations, 0);
-        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 }

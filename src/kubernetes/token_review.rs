@@ -110,7 +110,7 @@ fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<
         return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
     };
     let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user) }) = claims_of(claims) else {
-        return Some(AuthError::Malformed("it does not say for whom, whose and until when it is"));
+        return Some(AuthError::Malformed("it lacks its audience, its subject or its expiry"));
     };
     let audiences = audiences.all();
     if !audiences.contains(&account.audience) {

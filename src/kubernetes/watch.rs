@@ -180,7 +180,7 @@ impl WatchFeed {
         if index.forbid_budgets(&self.service) {
             tracing::error!(
                 %error,
-                "disruption budgets may not be read: nobody is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/stowage.yaml does"
+                "disruption budgets may not be read: no pod is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/stowage.yaml does"
             );
         }
         self.note_sync(&index);

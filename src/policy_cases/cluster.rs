@@ -15,7 +15,7 @@ use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::model_tier::NodeModel;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Millis, Moment, plural};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub enum BadCluster {
     NoSuchNode { pod: String, node: String },
     #[error("cluster.pods: {pod} is on GPU {index} of {node}, which has {gpus}; they are counted from 0")]
     NoSuchGpu { pod: String, node: String, index: u32, gpus: usize },
-    #[error("cluster.pods: {pod} is on {on} GPU(s) and asks for {gpus}; name as many under `on`")]
+    #[error("cluster.pods: {pod} is on {} and requests {gpus}; name as many under `on`", plural(*on, "GPU"))]
     OtherCount { pod: String, on: usize, gpus: u32 },
     #[error("cluster.pods: {pod}: {error}")]
     Pod { pod: String, error: RequestError },

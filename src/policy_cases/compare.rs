@@ -143,9 +143,9 @@ fn described(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) 
     let admitted: Vec<&str> = names.iter().copied().filter(is_admitted).collect();
     let classes = if admitted.len() == names.len() { "all classes".into() } else { admitted.join(", ") };
     let state = match (node.closed, node.miscut) {
-        (true, _) => ", closed: nobody sees it",
+        (true, _) => ", closed: no pod is placed there",
         (_, true) => ", closed: its GPUs are not cut as expected",
         _ => "",
     };
-    format!("{kind}, {classes}, {} to promise{state}", node.capacity())
+    format!("{kind}, {classes}, {} allocatable{state}", node.capacity())
 }

@@ -58,7 +58,7 @@ fn a_case_that_holds_has_no_differences() {
         "pod": {"name": "bot", "namespace": "chat", "priority": 10, "vram": "40Gi"},
         "expect": {
             "class": "chat", "tenant": "talk", "nodes": [],
-            "refused": {"a": "no-room", "b": "engines-busy"}, "victims": ["old"],
+            "refused": {"a": "insufficient-vram", "b": "engines-busy"}, "victims": ["old"],
         },
     }));
     assert_eq!(differences, []);
@@ -77,7 +77,7 @@ fn each_unmet_expectation_is_reported_with_its_reason() {
         "pod": {"name": "bot", "namespace": "other", "vram": "70Gi"},
         "expect": {
             "class": "chat", "tenant": "talk", "nodes": ["a"], "gpus": [1],
-            "refused": {"a": "too-large", "c": "no-room"}, "victims": ["old"],
+            "refused": {"a": "too-large", "c": "insufficient-vram"}, "victims": ["old"],
         },
     }));
     let what: Vec<&str> = differences.iter().map(|difference| difference.what).collect();
@@ -86,7 +86,11 @@ fn each_unmet_expectation_is_reported_with_its_reason() {
         differences[0].because,
         ["chat does not match: the pod's namespace is not among its `namespaces`"]
     );
-    assert!(differences[2].because[0].starts_with("a: the pod wants 70.0 GiB free"), "{:?}", differences[2]);
+    assert!(
+        differences[2].because[0].starts_with("a: the pod requests 70.0 GiB on 1 GPU"),
+        "{:?}",
+        differences[2]
+    );
     assert_eq!(differences[5].found, "c: no such node");
 }
 
@@ -109,7 +113,10 @@ fn a_cluster_that_cannot_be_is_refused_with_its_place() {
     );
     assert!(refused(&|cluster| cluster["nodes"][1]["name"] = "a".into()).contains("stands there twice"));
     assert!(refused(&|cluster| cluster["pods"][1]["name"] = "old".into()).contains("stands there twice"));
-    assert!(refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([0, 1])).contains("asks for 1"));
+    assert!(
+        refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([0, 1]))
+            .contains("is on 2 GPUs and requests 1")
+    );
 }
 
 #[test]

@@ -158,8 +158,8 @@ mod tests {
     #[test]
     fn the_same_value_in_other_words_is_no_conflict() {
         let (_, conflicts) = merged(&[
-            "startGate: {atMost: 10m}\nheadroom: {models: {H100: 8%}}\n",
-            "startGate: {atMost: 600s}\nheadroom: {models: {H100: '8%', A100: 9%}}\n",
+            "startGate: {max: 10m}\nheadroom: {models: {H100: 8%}}\n",
+            "startGate: {max: 600s}\nheadroom: {models: {H100: '8%', A100: 9%}}\n",
         ]);
         assert_eq!(conflicts, []);
     }

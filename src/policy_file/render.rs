@@ -44,7 +44,7 @@ fn pool(pool: &Pool) -> file::NodePool {
     file::NodePool {
         name: Name(pool.name.clone()),
         selector: labels(&pool.selector),
-        nodes: Some(pool.nodes),
+        allocator: Some(pool.allocator),
         classes: pool.classes.as_deref().map(|names| words(names, Name)),
         mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
         capacity: pool.capacity.map(|all| PoolCapacitySpec { gpus: whole_gpus(all), vram: vram(all) }),

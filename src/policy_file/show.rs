@@ -21,9 +21,9 @@ pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> 
     page.lines.join("\n") + "\n"
 }
 
-/// `startGate.atMost` of the whole policy, which every class inherits.
+/// `startGate.max` of the whole policy, which every class inherits.
 fn gate(merged: &YamlNode) -> Option<&YamlNode> {
-    merged.get("startGate")?.get("atMost")
+    merged.get("startGate")?.get("max")
 }
 
 struct PolicyListing<'a> {
@@ -82,9 +82,9 @@ impl PolicyListing<'_> {
         self.lines.push(format!("{text:<COLUMN$}  # {place}"));
     }
 
-    /// The last line is a class' `atMost`: if the class has none, it is the policy's.
+    /// The last line is a class' `max`: if the class has none, it is the policy's.
     fn name_start_gate(&mut self, written: Option<&YamlNode>) {
-        let own = written.and_then(|written| written.get("atMost"));
+        let own = written.and_then(|written| written.get("max"));
         let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
         let text = line.split("  #").next().unwrap_or_default().trim_end().to_owned();
         self.line(text, Some(gate));

@@ -48,7 +48,7 @@ fn the_digest_follows_what_is_said_and_nothing_else() {
     assert_eq!(plain, digest(&["# a comment\nscoring:\n  shortlist: 4\n---\nmode: shadow\n"]));
     assert_eq!(plain, digest(&["mode: shadow\n", "mode: shadow\n"]), "the default shortlist is 4");
     assert_ne!(plain, digest(&["mode: shadow\nscoring: {shortlist: 5}\n"]));
-    assert_eq!(digest(&["startGate: {atMost: 600s}\n"]), digest(&["{}"]));
+    assert_eq!(digest(&["startGate: {max: 600s}\n"]), digest(&["{}"]));
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn cases_beside_a_policy_are_no_part_of_it() {
 #[test]
 fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
     let texts = [
-        "mode: shadow\nstartGate: {atMost: 5m}\n",
+        "mode: shadow\nstartGate: {max: 5m}\n",
         "classes:\n- name: chat\n  match: {labels: {app: '7'}}\n  limits:\n    queue: 5\n",
     ];
     let shown = loaded(&texts).show(&files(&texts));
@@ -77,7 +77,7 @@ fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
     assert!(line("- name: chat").ends_with("# 1.yaml:2"));
     assert!(line("app: \"7\"").ends_with("# 1.yaml:3"));
     assert!(line("queue: 5").ends_with("# 1.yaml:5"));
-    assert!(line("atMost: 5m").ends_with("# 0.yaml:2"));
+    assert!(line("max: 5m").ends_with("# 0.yaml:2"));
     assert!(line("kvCache: 90%").ends_with("# default"));
     assert_eq!(loaded(&[&shown]).policy.digest, loaded(&texts).policy.digest, "{shown}");
 }
@@ -85,7 +85,7 @@ fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
 #[test]
 fn a_policy_that_is_written_out_is_unchanged_whatever_it_says() {
     let text = "headroom: {models: {'A100 \"x\"': 8%}}\n\
-                classes: [{name: a, match: {expression: \"pod.labels['x'] == \\\"y\\\"\", priority: {atLeast: -5}}, \
+                classes: [{name: a, match: {expression: \"pod.labels['x'] == \\\"y\\\"\", priority: {min: -5}}, \
                 mayShareWith: []}]\n\
                 tenants: [{name: t, namespaces: [t], guarantee: {vram: 1Ti}}]\nnodePools: [{name: p, mig: []}]\n";
     let shown = loaded(&[text]).show(&files(&[text]));
@@ -171,7 +171,7 @@ fn policyish() -> impl Strategy<Value = String> {
         "!x ",
         "<<: ",
         "namespaces",
-        "priority: {atLeast: 5}",
+        "priority: {min: 5}",
         "nodePools: ",
         "mig: ",
         "3g.40gb",

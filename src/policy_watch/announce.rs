@@ -33,18 +33,18 @@ impl Announcer {
     /// Another policy than `before` is current.
     pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
         let digest = self.digest();
-        info!(policy = %digest, before = %before.digest, "another policy is in force");
+        info!(policy = %digest, before = %before.digest, "policy applied");
         self.tell(
-            PodEventReason::PolicyInForce,
-            format!("The policy {digest} is in force, in place of {}.", before.digest),
+            PodEventReason::PolicyApplied,
+            format!("Policy {digest} replaces policy {}.", before.digest),
         );
-        self.good("in-force", warnings);
+        self.good("applied", warnings);
     }
 
     /// The files changed, and their meaning did not.
     pub fn unchanged(&self, warnings: Option<&str>) {
         let digest = self.digest();
-        info!(policy = %digest, "the policy's files changed and say the same; it stays in force");
+        info!(policy = %digest, "the policy files changed, and the policy did not");
         self.good("unchanged", warnings);
     }
 
@@ -53,13 +53,13 @@ impl Announcer {
         let digest = self.digest();
         error!(
             policy = %digest,
-            "the policy's files are refused, and the policy before them stays in force:\n{}",
+            "policy files rejected; the previous policy stays in force:\n{}",
             problems.whole.trim_end()
         );
         self.tell(
-            PodEventReason::PolicyRefused,
+            PodEventReason::PolicyRejected,
             format!(
-                "The policy's files are refused, and the policy {digest} stays in force. {}",
+                "The policy files are rejected, and policy {digest} stays in force. {}",
                 problems.headline
             ),
         );
@@ -69,7 +69,7 @@ impl Announcer {
             problems: problems.whole.as_str().into(),
         }));
         self.service.metrics.policy.refused.set(1);
-        self.count("refused");
+        self.count("rejected");
     }
 
     /// The files have the current policy's content.

@@ -23,18 +23,18 @@ impl ConflictMetrics {
         let keep = |collector: Box<dyn Collector>| {
             registry.register(collector).expect("each metric is registered once");
         };
-        let standing = Opts::new("stowage_conflicts", "GPUs in conflict: promises that cannot all be kept.");
+        let standing = Opts::new("stowage_gpu_conflicts", "GPUs with conflicting allocations, by kind.");
         let standing = IntGaugeVec::new(standing, &["kind"]).expect("the name and labels are valid");
-        let found = Opts::new("stowage_conflicts_found_total", "Conflicts that began to stand, by kind.");
+        let found = Opts::new("stowage_gpu_conflicts_detected_total", "GPU conflicts detected, by kind.");
         let found = IntCounterVec::new(found, &["kind"]).expect("the name and labels are valid");
         let evictions = Opts::new(
-            "stowage_conflict_evictions_total",
-            "Evictions of pods that had not started, to end a conflict, by outcome.",
+            "stowage_gpu_conflict_evictions_total",
+            "Evictions of unstarted pods to resolve a GPU conflict, by outcome.",
         );
         let evictions = IntCounterVec::new(evictions, &["outcome"]).expect("the name and labels are valid");
         let unchecked = IntGauge::new(
-            "stowage_conflicts_unchecked_nodes",
-            "Nodes that changed and that the audit has not checked since.",
+            "stowage_audit_pending_nodes",
+            "Nodes that changed since the audit last checked them.",
         )
         .expect("the name is valid");
         keep(Box::new(standing.clone()));

@@ -42,27 +42,27 @@ impl EdgeMetrics {
             connections: gauges("stowage_connections", "Open connections, by address.", &["address"]),
             dropped: counters(
                 "stowage_connections_dropped_total",
-                "Connections that were refused or ended by Stowage, by address and reason.",
+                "Connections that Stowage rejected or closed, by address and reason.",
                 &["address", "reason"],
             ),
             tls_reloads: counters(
                 "stowage_tls_reloads_total",
-                "Certificates that changed and were read again, by address and outcome.",
+                "Certificate reloads, by address and outcome.",
                 &["address", "outcome"],
             ),
             tls_refused: gauges(
-                "stowage_tls_refused",
-                "1 while the certificate files of an address are refused and those before them are used.",
+                "stowage_tls_reload_failed",
+                "1 while an address serves an old certificate because its new files cannot be loaded.",
                 &["address"],
             ),
             turned_away: counters(
-                "stowage_turned_away_total",
-                "Requests turned away because a bound was reached, by address and bound.",
-                &["address", "bound"],
+                "stowage_requests_limited_total",
+                "Requests rejected because a limit was reached, by address and limit.",
+                &["address", "limit"],
             ),
             page_reviews: counters(
-                "stowage_page_reviews_total",
-                "Decisions of the API server on who may see an operators' page, by outcome.",
+                "stowage_page_access_reviews_total",
+                "Access reviews for operators' pages, by outcome.",
                 &["outcome"],
             ),
         };
@@ -70,7 +70,7 @@ impl EdgeMetrics {
         for address in ADDRESSES {
             metrics.connections.with_label_values(&[address]);
             metrics.tls_refused.with_label_values(&[address]);
-            for outcome in ["in-force", "refused"] {
+            for outcome in ["applied", "rejected"] {
                 metrics.tls_reloads.with_label_values(&[address, outcome]);
             }
         }

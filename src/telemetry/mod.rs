@@ -57,7 +57,8 @@ pub struct Metrics {
     /// How long a filter waited for the ledger's lock and held it.
     pub ledger_seconds: Histogram,
     ledger_pods: IntGaugeVec,
-    ledger_vram: IntGaugeVec,
+    vram_allocatable: IntGauge,
+    vram_allocated: IntGauge,
     nodes: IntGauge,
     gpus: IntGauge,
     pub leading: IntGauge,
@@ -103,34 +104,34 @@ impl Metrics {
         )
         .expect("the name and labels are valid");
         let ledger_seconds = Histogram::with_opts(options(
-            "stowage_ledger_lock_seconds",
-            "Ledger lock waited for and held by filter.",
+            "stowage_ledger_lock_duration_seconds",
+            "Time that filter waited for the ledger's lock and held it.",
         ))
         .expect("the name is valid");
         let report_bytes =
-            IntCounter::new("stowage_agent_report_bytes_total", "Bytes of agents' reports taken in.")
+            IntCounter::new("stowage_agent_report_bytes_total", "Bytes of agent reports received.")
                 .expect("the name is valid");
         let gpus_delayed = IntCounter::new(
             "stowage_agent_gpus_delayed_total",
-            "GPUs in reports that are new or better than known and wait: their node's list changes too often.",
+            "GPUs in agent reports that were deferred because their node's GPU list changes too often.",
         )
         .expect("the name is valid");
         let ledgers_discarded = IntCounter::new(
             "stowage_ledger_discarded_total",
-            "Panics while the ledger was locked: the ledger is discarded and the cluster is listed anew.",
+            "Ledgers discarded after a panic under the lock, and rebuilt from a new list of the cluster.",
         )
         .expect("the name is valid");
         let report_age = GaugeVec::new(
             Opts::new(
                 "stowage_agent_report_age_seconds",
-                "Time since each node's latest report, by quantile over the nodes.",
+                "Time since the latest report of each node, by percentile over the nodes.",
             ),
-            &["quantile"],
+            &["percentile"],
         )
         .expect("the name and labels are valid");
         let silence = Gauge::new(
-            "stowage_api_server_silent_seconds",
-            "Time since the API server was last heard of; 0 where there is none.",
+            "stowage_api_server_last_contact_age_seconds",
+            "Time since the last response or watch event of the API server; 0 without an API server.",
         )
         .expect("the name is valid");
         keep(Box::new(silence.clone()));
@@ -149,13 +150,13 @@ impl Metrics {
                 &["verb", "outcome", "code"],
             ),
             refusals: counters(
-                "stowage_refusals_total",
-                "Nodes refused by filter, by reason code.",
+                "stowage_nodes_rejected_total",
+                "Nodes rejected by filter, by reason code.",
                 &["code"],
             ),
             bad_requests: counters(
                 "stowage_bad_requests_total",
-                "Requests that could not be understood, by verb and code.",
+                "Invalid requests, by verb and code.",
                 &["verb", "code"],
             ),
             reports: counters("stowage_agent_reports_total", "Agent reports, by outcome.", &["outcome"]),
@@ -163,18 +164,18 @@ impl Metrics {
             gpus_delayed,
             ledgers_discarded,
             report_missing: counters(
-                "stowage_agent_missing_total",
-                "Reports in which a part could not be sampled, by part.",
+                "stowage_agent_missing_parts_total",
+                "Parts that agent reports lacked because they could not be sampled, by part.",
                 &["part"],
             ),
             report_findings: counters(
                 "stowage_agent_findings_total",
-                "Pods that run elsewhere or use more than was recorded, each time one begins to, by kind.",
+                "Pods found to run on other GPUs or to use more VRAM than recorded, by kind.",
                 &["kind"],
             ),
             token_reviews: counters(
                 "stowage_agent_token_reviews_total",
-                "Agents' tokens the API server was asked about, by outcome.",
+                "TokenReviews of agents' tokens, by outcome.",
                 &["outcome"],
             ),
             report_age,
@@ -184,30 +185,34 @@ impl Metrics {
                 &["reason", "outcome"],
             ),
             writes: counters(
-                "stowage_writes_total",
+                "stowage_api_server_writes_total",
                 "Writes to the API server, by kind and outcome.",
                 &["kind", "outcome"],
             ),
             pod_warnings: counters(
-                "stowage_pod_remarks_total",
-                "Pods whose record is missing or was edited.",
-                &["remark"],
+                "stowage_pod_warnings_total",
+                "Pods whose placement record is missing or was edited, by warning.",
+                &["warning"],
             ),
             shadow: counters(
-                "stowage_shadow_total",
-                "Decisions that shadow mode recorded and did not answer, by verb and outcome.",
+                "stowage_shadow_decisions_total",
+                "Decisions recorded in shadow mode, by verb and how they compare.",
                 &["verb", "outcome"],
             ),
-            panics: counters("stowage_panics_total", "Handlers that panicked and were caught.", &["verb"]),
-            ledger_pods: gauges("stowage_ledger_pods", "Pods in the ledger, by state.", &["state"]),
-            ledger_vram: gauges(
-                "stowage_ledger_vram_bytes",
-                "VRAM that can be promised, and that is.",
-                &["kind"],
+            panics: counters(
+                "stowage_panics_total",
+                "Panics caught in request handlers, by verb.",
+                &["verb"],
             ),
-            nodes: gauge("stowage_nodes", "Nodes known."),
-            gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
-            leading: gauge("stowage_leading", "1 while this replica acts."),
+            ledger_pods: gauges("stowage_ledger_pods", "Pods in the ledger, by state.", &["state"]),
+            vram_allocatable: gauge(
+                "stowage_vram_allocatable_bytes",
+                "VRAM that pods can be allocated: total less the driver's reserve and the headroom.",
+            ),
+            vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
+            nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
+            gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            leading: gauge("stowage_leader", "1 if this replica leads."),
             synced: gauge(
                 "stowage_synced",
                 "1 once the watches have synced, 0 while the API server is gone.",
@@ -227,13 +232,13 @@ impl Metrics {
             ("assumed", totals.assumed),
             ("bound", totals.bound),
             ("unplaced", totals.unplaced),
-            ("holding", totals.reservations),
-            ("hinted", totals.soft_reservations),
+            ("reserved", totals.reservations),
+            ("soft-reserved", totals.soft_reservations),
         ] {
             self.ledger_pods.with_label_values(&[state]).set(count as i64);
         }
-        self.ledger_vram.with_label_values(&["capacity"]).set(totals.capacity.0 as i64);
-        self.ledger_vram.with_label_values(&["promised"]).set(totals.charged.0 as i64);
+        self.vram_allocatable.set(totals.capacity.0 as i64);
+        self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
         self.gpus.set(totals.gpus as i64);
     }
@@ -242,7 +247,7 @@ impl Metrics {
     pub fn set_report_ages(&self, mut ages: Vec<Millis>) {
         ages.sort_unstable();
         self.report_age.reset();
-        for (label, percent) in [("0.5", 50), ("0.99", 99), ("1", 100)] {
+        for (label, percent) in [("50", 50), ("99", 99), ("100", 100)] {
             let place = (ages.len() * percent).div_ceil(100).saturating_sub(1);
             if let Some(age) = ages.get(place) {
                 self.report_age.with_label_values(&[label]).set(age.0 as f64 / 1e3);

@@ -36,28 +36,29 @@ impl PlannerMetrics {
             keep(Box::new(gauge.clone()));
             gauge
         };
-        let seconds = HistogramOpts::new("stowage_planner_run_seconds", "Time that planning runs took.");
+        let seconds =
+            HistogramOpts::new("stowage_planner_run_duration_seconds", "Duration of planning runs.");
         let run_seconds = Histogram::with_opts(seconds.buckets(SECONDS.to_vec())).expect("the name is valid");
         keep(Box::new(run_seconds.clone()));
         let metrics = Self {
             runs: counters("stowage_planner_runs_total", "Planning runs, by outcome.", "outcome"),
             run_seconds,
-            waiting: gauge("stowage_planner_waiting_pods", "Pods that wait for a look of the planner."),
+            waiting: gauge("stowage_planner_waiting_pods", "Pods that wait to be planned."),
             left_over: gauge(
-                "stowage_planner_left_over_pods",
-                "Pods that the latest planning run did not come to.",
+                "stowage_planner_unprocessed_pods",
+                "Pods that the latest planning run did not reach.",
             ),
             postponed: counters(
                 "stowage_planner_postponed_writes_total",
-                "Writes put off because too many were under way, by kind.",
+                "Writes postponed because too many were in progress, by kind.",
                 "kind",
             ),
         };
         // An alert on a rate needs to see zero before the first increase.
-        for outcome in ["complete", "cut-short", "given-up"] {
+        for outcome in ["complete", "limited", "cancelled"] {
             metrics.runs.with_label_values(&[outcome]);
         }
-        for kind in ["reason", "wake", "release"] {
+        for kind in ["reason", "requeue", "release"] {
             metrics.postponed.with_label_values(&[kind]);
         }
         metrics

@@ -21,18 +21,20 @@ impl PolicyMetrics {
         let keep = |collector: Box<dyn Collector>| {
             registry.register(collector).expect("each metric is registered once");
         };
-        let reloads = Opts::new("stowage_policy_reloads_total", "Changes of the policy's files, by outcome.");
+        let reloads = Opts::new("stowage_policy_reloads_total", "Reloads of the policy files, by outcome.");
         let reloads = IntCounterVec::new(reloads, &["outcome"]).expect("the name and labels are valid");
-        let refused =
-            IntGauge::new("stowage_policy_refused", "1 while what the policy's files say is refused.")
-                .expect("the name is valid");
+        let refused = IntGauge::new(
+            "stowage_policy_reload_failed",
+            "1 while the policy files are rejected and the previous policy stays in force.",
+        )
+        .expect("the name is valid");
         let info = Opts::new("stowage_policy_info", "1 for the policy in force, by its digest and mode.");
         let info = IntGaugeVec::new(info, &["digest", "mode"]).expect("the name and labels are valid");
         keep(Box::new(reloads.clone()));
         keep(Box::new(refused.clone()));
         keep(Box::new(info.clone()));
         // An alert on a rate needs to see the count before its first rise.
-        for outcome in ["in-force", "unchanged", "refused"] {
+        for outcome in ["applied", "unchanged", "rejected"] {
             reloads.with_label_values(&[outcome]);
         }
         Self { reloads, refused, info, shown: Mutex::default() }

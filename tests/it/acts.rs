@@ -129,7 +129,7 @@ async fn an_eviction_is_explained_by_a_condition_and_an_event() {
     let uid = leader.running("victim");
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
     assert!(leader.is_leaving("victim"));
-    let condition = leader.condition("victim", objects::EVICTED_CONDITION).unwrap();
+    let condition = leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap();
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("Preempted")));
     assert!(condition["message"].as_str().unwrap().contains("team-a/llama"), "{condition}");
     let notice = leader.notices.try_recv().unwrap();
@@ -146,7 +146,7 @@ async fn a_deleted_pod_or_its_namesake_is_reported_as_gone_and_not_evicted() {
     assert_eq!(leader.evict("victim", &foreign_pod()).await, EvictionOutcome::Gone);
     assert_eq!(leader.evict("nobody", &foreign_pod()).await, EvictionOutcome::Gone);
     assert!(!leader.is_leaving("victim"));
-    assert_eq!(leader.condition("victim", objects::EVICTED_CONDITION), None);
+    assert_eq!(leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION), None);
     assert!(leader.notices.try_recv().is_err());
     assert_eq!(
         leader.write("victim", &foreign_pod(), StatusChange::touch()).await,
@@ -184,7 +184,7 @@ async fn the_condition_is_written_before_the_eviction_and_not_again_when_a_budge
     assert!(!leader.is_leaving("victim") && leader.notices.try_recv().is_err());
     let told = leader.pod("victim");
     assert_eq!(
-        leader.condition("victim", objects::EVICTED_CONDITION).unwrap()["status"],
+        leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap()["status"],
         "True",
         "told first"
     );
@@ -241,8 +241,8 @@ async fn every_other_eviction_response_has_its_outcome() {
         assert!(is_so(outcome.clone()), "{fault:?}: {outcome:?}");
         assert!(!leader.is_leaving("victim"));
     }
-    let condition = leader.condition("victim", objects::EVICTED_CONDITION).unwrap();
-    assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("CalledOff")));
+    let condition = leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap();
+    assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("Cancelled")));
     // It is evicted all the same.
     while !leader.is_leaving("victim") {
         evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
@@ -260,7 +260,7 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
         deadline: leader.service.now() + Millis::seconds(60),
     };
     let before = leader.api.calls().count("patch", "pods/status");
-    let placed = PlanState::Placed { node: node("n") };
+    let placed = PlanState::Nominated { node: node("n") };
     let change = StatusChange::reservation(reservation).and_nominate(node("n")).and_touch().and_plan(placed);
     leader.write("p", &uid, change).await.unwrap();
     assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
@@ -269,8 +269,8 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
     for (kind, status) in [
         ("PodScheduled", "False"),
         (objects::RESERVED_CONDITION, "True"),
-        (objects::PLAN_CONDITION, "True"),
-        (objects::RETRY_CONDITION, "True"),
+        (objects::PLACED_CONDITION, "True"),
+        (objects::REQUEUED_CONDITION, "True"),
     ] {
         assert_eq!(leader.condition("p", kind).unwrap()["status"], status, "{kind}");
     }
@@ -280,10 +280,10 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
     leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
     assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
     assert_eq!(leader.condition("p", objects::RESERVED_CONDITION).unwrap()["status"], "False");
-    let told = EvictionCondition::Leaving(for_llama());
+    let told = EvictionCondition::Evicting(for_llama());
     leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
-    leader.write("p", &uid, StatusChange::eviction(EvictionCondition::CalledOff)).await.unwrap();
-    assert_eq!(leader.condition("p", objects::EVICTED_CONDITION).unwrap()["status"], "False");
+    leader.write("p", &uid, StatusChange::eviction(EvictionCondition::Cancelled)).await.unwrap();
+    assert_eq!(leader.condition("p", objects::DISRUPTION_TARGET_CONDITION).unwrap()["status"], "False");
 
     let writes = leader.api.calls().count("patch", "pods/status");
     leader.write("p", &uid, StatusChange::default()).await.unwrap();
@@ -300,7 +300,7 @@ async fn every_touch_changes_the_pod() {
         versions.push(leader.pod("p")["metadata"]["resourceVersion"].clone());
     }
     versions.dedup();
-    assert_eq!((versions.len(), leader.writes("wake", "written")), (3, 3));
+    assert_eq!((versions.len(), leader.writes("requeue", "written")), (3, 3));
 }
 
 #[tokio::test]

@@ -200,7 +200,7 @@ fn node_name(name: &str) -> NodeName {
 fn reserved_condition(server: &ApiServer, name: &str) -> Option<Value> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let conditions = pod["status"]["conditions"].as_array()?;
-    conditions.iter().find(|condition| condition["type"] == "stowage.dev/Hold").cloned()
+    conditions.iter().find(|condition| condition["type"] == "stowage.dev/Reserved").cloned()
 }
 
 fn advertised(server: &ApiServer, node: &str) -> Option<String> {
@@ -356,11 +356,12 @@ async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
     for free in 0..100 {
         let text = format!("no GPU has 500 GiB free: the best has {free}");
         let notice =
-            PodEvent { key: entry.key.clone(), uid: uid.clone(), kind: PodEventReason::Refused, text };
+            PodEvent { key: entry.key.clone(), uid: uid.clone(), kind: PodEventReason::Unschedulable, text };
         replica.control_plane.record_event(notice);
     }
-    eventually("the Event is published", || replica.events(PodEventReason::Refused, "published") == 1).await;
-    assert_eq!(replica.events(PodEventReason::Refused, "suppressed"), 99);
+    eventually("the Event is published", || replica.events(PodEventReason::Unschedulable, "published") == 1)
+        .await;
+    assert_eq!(replica.events(PodEventReason::Unschedulable, "suppressed"), 99);
     assert_eq!(server.list("events").len(), 1);
     replica.stop().await;
 }
@@ -395,7 +396,7 @@ async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_ke
         .unwrap();
     eventually("the condition is cleared", || reserved_condition(&server, "p").unwrap()["status"] == "False")
         .await;
-    eventually("it is told", || replica.events(PodEventReason::HoldEnded, "published") >= 1).await;
+    eventually("it is told", || replica.events(PodEventReason::ReservationEnded, "published") >= 1).await;
     let pod: Pod = serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
     let conditions = pod.status.unwrap().conditions.unwrap();
     assert!(conditions.iter().any(|condition| condition.type_ == "PodScheduled"), "{conditions:?}");

@@ -160,7 +160,7 @@ fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_anothe
         waiting.extend(lost);
     }
     assert!(lost_races > 100, "{lost_races}: the waves did not meet");
-    let counted = "stowage_answers_total{code=\"no-room\",outcome=\"unbound\",verb=\"bind\"}";
+    let counted = "stowage_answers_total{code=\"insufficient-vram\",outcome=\"unbound\",verb=\"bind\"}";
     assert_eq!(cluster.served.metric(counted), lost_races as u64);
     cluster.check_that_all_are_bound_and_none_twice();
 }

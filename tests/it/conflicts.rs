@@ -63,14 +63,14 @@ impl AuditedReplica {
 
     fn gauge(&self, kind: &str) -> Option<String> {
         let text = self.service.metrics.render();
-        let name = format!("stowage_conflicts{{kind=\"{kind}\"}} ");
+        let name = format!("stowage_gpu_conflicts{{kind=\"{kind}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
     }
 
     /// The pods with an Event about a conflict, in order of name, and its text.
     fn told(&self) -> Vec<(String, String)> {
         let events = self.server.list("events");
-        let about = events.iter().filter(|event| event["reason"] == "StowageConflict");
+        let about = events.iter().filter(|event| event["reason"] == "StowageGpuConflict");
         let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
         let mut told: Vec<_> =
             about.map(|event| (text(&event["regarding"]["name"]), text(&event["note"]))).collect();

@@ -129,7 +129,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     assert_eq!(pods.len(), 8, "seven fillers and the serving pod");
     no_gpu_is_promised_twice(&pods, &nodes);
     eventually("nothing is held any more", async || {
-        (world.count("stowage_ledger_pods", "holding").await == 0).then_some(())
+        (world.count("stowage_ledger_pods", "reserved").await == 0).then_some(())
     })
     .await;
 }
@@ -146,7 +146,7 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
     world.stowage = Some(world.serve(
         "stowage",
         world.ports,
-        &["--lead-with", "always", "--write-deadline", "1s", "--agent-auth", "token"],
+        &["--lead-with", "always", "--write-deadline", "1s", "--agents-auth", "token"],
     ));
     let token_file = world.folder().join("token");
     let agents = format!("http://127.0.0.1:{}", world.ports.agents);
@@ -392,7 +392,10 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane
         Some(events_of_stowage(&world.client, "too-large").await).filter(|events| !events.is_empty())
     });
     let ours = ours.await;
-    assert_eq!(ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(), [Some("StowageNoRoom")]);
+    assert_eq!(
+        ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(),
+        [Some("StowageUnschedulable")]
+    );
     api.delete("too-large", &DeleteParams::default().grace_period(0)).await.unwrap();
 }
 

@@ -65,9 +65,9 @@ fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
     let (vram, gpu) = (pod("vram", "10Gi"), asks("gpu", GPU, 1));
     assert_eq!(served.passed(&vram, &nodes), ["stowage"]);
     assert_eq!(served.passed(&gpu, &nodes), ["plugin"]);
-    assert_eq!(refusals(&served, &vram, &["plugin"])["plugin"], "a device plugin hands out the node's GPUs");
-    assert_eq!(refusals(&served, &gpu, &["stowage"])["stowage"], "Stowage hands out the node's GPUs");
-    assert_eq!(served.bind(&gpu, "stowage"), "conflict: Stowage hands out the node's GPUs");
+    assert_eq!(refusals(&served, &vram, &["plugin"])["plugin"], "a device plugin allocates the node's GPUs");
+    assert_eq!(refusals(&served, &gpu, &["stowage"])["stowage"], "Stowage allocates the node's GPUs");
+    assert_eq!(served.bind(&gpu, "stowage"), "conflict: Stowage allocates the node's GPUs");
     assert!(!served.is_bound_to(&gpu, "stowage"));
 }
 
@@ -91,7 +91,7 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
-    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::NotUnderstood));
+    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest));
     assert_eq!(served.events().len(), 3);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
@@ -194,7 +194,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
 fn pools_and_tenants() -> Policy {
     let pool = Pool {
         selector: [("pool".to_owned(), "serving-only".to_owned())].into(),
-        nodes: NodeKind::DevicePlugin,
+        allocator: NodeKind::DevicePlugin,
         classes: Some(vec!["serving".into()]),
         ..Pool::named("serving-only")
     };
@@ -214,7 +214,7 @@ fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
     let nodes = ["serving-only", "z"];
     assert_eq!(
         refusals(&served, &harvest, &["serving-only"])["serving-only"],
-        "the node's pool does not take the pod's class"
+        "the node's pool does not admit the pod's class"
     );
     assert_eq!(served.passed(&harvest, &nodes), ["z"]);
     assert_eq!(served.bind(&harvest, "z"), "");

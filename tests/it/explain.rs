@@ -30,15 +30,15 @@ fn the_answer_has_the_documented_shape() {
     let explanation = answer.json();
     assert_eq!(explanation["verdict"], "does-not-fit");
     assert_eq!(explanation["pod"], json!({ "namespace": "default", "name": "large" }));
-    assert_eq!(explanation["asks"]["vramBytes"], json!(100u64 << 30));
+    assert_eq!(explanation["request"]["vramBytes"], json!(100u64 << 30));
     assert_eq!(explanation["class"]["name"], "serving");
     assert_eq!(explanation["class"]["passedOver"][0]["unmet"]["field"], "sharing");
-    assert_eq!(explanation["place"]["state"], "waiting");
+    assert_eq!(explanation["stage"]["state"], "waiting");
     assert_eq!(explanation["counts"], json!({ "nodes": 2, "gpus": 2, "fit": 0, "refused": 2 }));
     let remedy = &explanation["remedies"][0];
     assert_eq!(remedy["change"], "no-gpu-large-enough");
     assert_eq!(remedy["needsBytes"], json!(100u64 << 30));
-    assert!(remedy["text"].as_str().unwrap().contains("can promise 72.0 GiB"), "{remedy}");
+    assert!(remedy["text"].as_str().unwrap().contains("can allocate 72.0 GiB"), "{remedy}");
     let node = &explanation["nodes"][0];
     assert_eq!(node["misfit"]["code"], "too-large");
     assert!(node["reportAgeMillis"].is_u64(), "{node}");
@@ -153,7 +153,7 @@ fn a_dump_is_explained_offline_and_by_any_policy() {
     let narrow = write("policy.yaml", "kind: SchedulingPolicy\nheadroom: {default: 20%}\n".into());
     let (code, text, _) = asked(&["llm", "--policy", &narrow]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("ask for 64Gi of stowage.dev/vram instead of 70Gi"), "{text}");
+    assert!(text.contains("request 64Gi of stowage.dev/vram instead of 70Gi"), "{text}");
     let (code, _, text) = asked(&["odd"]);
     assert!(code == 2 && text.contains("cannot be understood") && text.contains("\"many\""), "{text}");
     let (code, _, text) = asked(&["plain"]);

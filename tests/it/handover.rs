@@ -153,7 +153,7 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
 fn reservation_for(server: &ApiServer, name: &str) -> Option<String> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
-    let reservation = conditions.find(|condition| condition["type"] == "stowage.dev/Hold")?;
+    let reservation = conditions.find(|condition| condition["type"] == "stowage.dev/Reserved")?;
     Some(reservation["status"].as_str()?.to_owned())
 }
 

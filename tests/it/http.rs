@@ -153,7 +153,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
             json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
         assert_eq!((answer.status, answer.json()), (200, refused), "{quantity:?}");
         let (name, kind, text) = served.events().swap_remove(events);
-        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::NotUnderstood));
+        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::InvalidRequest));
         assert!(text.contains("stowage.dev/vram is"), "{text}");
         assert_eq!(
             served.prioritize(&pod, &["node-a", "node-b"]),
@@ -343,7 +343,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
         assert!(notice.text.contains("charged on GPU-node-b-0 of node-b"), "{}", notice.text);
     }
     assert_eq!(served.books(), books);
-    assert_eq!(served.metric("stowage_pod_remarks_total{remark=\"devices-edited\"}"), 1);
+    assert_eq!(served.metric("stowage_pod_warnings_total{warning=\"devices-edited\"}"), 1);
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);

@@ -96,7 +96,7 @@ fn ci_reads_findings_with_lines_and_columns() {
     let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let finding = &page["policies"][0]["findings"][0];
     assert_eq!((&finding["code"], &finding["severity"]), (&"conflict".into(), &"error".into()));
-    assert_eq!((&finding["line"], &finding["column"]), (&3.into(), &11.into()));
+    assert_eq!((&finding["line"], &finding["column"]), (&3.into(), &8.into()));
     assert!(finding["file"].as_str().unwrap().ends_with("20-more.yaml"));
     assert!(finding["related"][0]["file"].as_str().unwrap().ends_with("10-base.yaml"));
     assert!(page["policies"][0].get("digest").is_none(), "it would be refused");

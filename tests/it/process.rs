@@ -215,12 +215,12 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
     let cases: [(&[&str], &[&str]); 6] = [
         (&["--agents", "0.0.0.0:0"], &["0.0.0.0:0", "--agents-tls-cert", "--agents-tls-key", "--insecure"]),
         (
-            &["--agents", "0.0.0.0:0", "--agent-auth", "none", "--insecure"],
-            &["0.0.0.0:0", "leave out --agent-auth none", "127.0.0.1"],
+            &["--agents", "0.0.0.0:0", "--agents-auth", "none", "--insecure"],
+            &["0.0.0.0:0", "leave out --agents-auth none", "127.0.0.1"],
         ),
-        (&["--agent-service-account", "stowage-agent"], &["\"stowage-agent\"", "NAMESPACE/NAME"]),
-        (&["--agent-service-account", "a/b:c"], &["NAMESPACE/NAME"]),
-        (&["--agent-audience", ""], &["--agent-audience is empty"]),
+        (&["--agents-service-account", "stowage-agent"], &["\"stowage-agent\"", "NAMESPACE/NAME"]),
+        (&["--agents-service-account", "a/b:c"], &["NAMESPACE/NAME"]),
+        (&["--agents-audience", ""], &["--agents-audience is empty"]),
         (
             &["--agents", "127.0.0.1:0", "--agents-tls-cert", "none.crt", "--agents-tls-key", "none.key"],
             &["cannot read the private key from none.key"],
@@ -231,7 +231,7 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
         assert_eq!(code, 1, "{error}");
         parts.iter().for_each(|part| assert!(error.contains(part), "{error} does not say {part}"));
     }
-    let (code, error) = serve(&["--cluster", dump, "--agent-auth", "token"]);
+    let (code, error) = serve(&["--cluster", dump, "--agents-auth", "token"]);
     assert!(code == 1 && error.contains("--cluster has none"), "{error}");
     let (code, error) = serve(&["--cluster", dump, "--agents", "0.0.0.0:0", "--insecure"]);
     assert!(code == 1 && error.contains("without tokens"), "{error}");
@@ -320,7 +320,7 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
         assert_eq!(operators.get("/healthz").text(), "ok\n");
         let metrics = operators.get("/metrics");
         assert!(
-            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leading 1\n")
+            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leader 1\n")
         );
         let llm = pod("llm", "40Gi");
         let mut scheduler = Client::connect(running.scheduler);

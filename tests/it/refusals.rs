@@ -36,7 +36,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
     let large = pod("large", "60Gi");
     let first = served.filter(&large, &nodes);
     let refused = &first.json()["FailedAndUnresolvableNodes"];
-    assert_eq!(refused["node-a"], "no single GPU has room now");
+    assert_eq!(refused["node-a"], "no GPU can take the pod now");
     let mut figures = vec![served.events().pop().unwrap().2];
     for (round, small) in small.iter().enumerate() {
         let node = nodes[round % 2];
@@ -100,17 +100,17 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
             "single": "too few GPUs on the node",
             "small": "no GPU is large enough",
             "sick": "no healthy GPU",
-            "plugin": "a device plugin hands out the node's GPUs",
+            "plugin": "a device plugin allocates the node's GPUs",
             "bare": "no GPU known on the node",
             "nowhere": "node unknown to Stowage",
         })
     );
-    let taken = "no single GPU has room now";
+    let taken = "no GPU can take the pod now";
     assert_eq!(refusals(pod("one", "40Gi"), &nodes[..2]), json!({ "full": taken, "owned": taken }));
     let owner = exclusive(pod("own", "40Gi"));
     assert_eq!(refusals(owner, &nodes[..2]), json!({ "full": taken, "owned": taken }));
     for code in [
-        "no-room",
+        "insufficient-vram",
         "no-empty-gpu",
         "too-few-gpus",
         "too-large",
@@ -119,7 +119,7 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
         "no-gpus",
         "unknown-node",
     ] {
-        assert!(served.metric(&format!("stowage_refusals_total{{code=\"{code}\"}}")) > 0, "{code}");
+        assert!(served.metric(&format!("stowage_nodes_rejected_total{{code=\"{code}\"}}")) > 0, "{code}");
     }
 }
 
@@ -270,8 +270,8 @@ fn preempt_answers_one_node_and_reserves_it() {
 
     let told = (
         "urgent".to_owned(),
-        PodEventReason::RoomHeld,
-        "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
+        PodEventReason::Reserved,
+        "Reserved GPU-node-a-0 on node node-a; evicting 1 pod.".to_owned(),
     );
     assert!(served.events().contains(&told), "{:?}", served.events());
 
@@ -279,12 +279,12 @@ fn preempt_answers_one_node_and_reserves_it() {
     assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
     let refused = served.filter(&urgent, &["node-a"]).json();
-    assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
-    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
+    assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to terminate");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not terminated yet");
 
     // The victim is gone when the agent has reported after its end; the VRAM is still reserved.
     served.delete(&victims[0]);
-    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not terminated yet");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
     assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);

@@ -191,7 +191,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     assert_eq!(preempted(true), 0);
     assert!(served.entry(&urgent).unwrap().reservation().is_none());
     assert_eq!(
-        served.metric("stowage_answers_total{code=\"not-held\",outcome=\"none\",verb=\"preempt\"}"),
+        served.metric("stowage_answers_total{code=\"not-reserved\",outcome=\"none\",verb=\"preempt\"}"),
         1
     );
     assert_eq!(preempted(false), 1, "the next time it asks, the new policy answers");
@@ -220,7 +220,7 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
     fs::remove_dir_all(reloading.policies().join("..2026_01")).unwrap();
     reloading.until_in_force(digest_of(&one_sided("b")));
     assert_eq!(passed(), "b");
-    assert_eq!(reloading.reloads("refused"), 0, "nothing of it was seen half done");
+    assert_eq!(reloading.reloads("rejected"), 0, "nothing of it was seen half done");
 }
 
 #[test]
@@ -243,22 +243,22 @@ fn bomb() -> String {
 /// Breaks the policy in one way, and looks at all that must be so.
 fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
     let good = reloading.served.service.cluster().policy().clone();
-    let (refused, told) = (reloading.reloads("refused"), reloading.told().len());
+    let (refused, told) = (reloading.reloads("rejected"), reloading.told().len());
     spoil();
-    eventually(what, || reloading.reloads("refused") == refused + 1);
+    eventually(what, || reloading.reloads("rejected") == refused + 1);
     let ready = reloading.readyz();
     let lines: Vec<&str> = ready.text().lines().collect();
     assert_eq!((ready.status, lines.len(), lines[0]), (200, 2, "ok"), "{what}: {lines:?}");
-    assert!(lines[1].starts_with("policy: refused since 2"), "{lines:?}");
+    assert!(lines[1].starts_with("policy: files rejected since 2"), "{lines:?}");
     for said in [part, &good.digest.to_string()] {
         assert!(lines[1].contains(said), "{what}: {lines:?} does not say {said:?}");
     }
     assert_eq!(*reloading.served.service.cluster().policy(), good, "{what}");
     assert!(reloading.is_in_force(good.digest), "{what}");
-    assert_eq!(reloading.served.metric("stowage_policy_refused"), 1);
+    assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
     let said = reloading.told();
     let (kind, text) = &said[said.len() - 1];
-    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRefused), "{what}: it is said once");
+    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRejected), "{what}: it is said once");
     assert!(text.contains(part) && text.contains("stays in force"), "{text}");
     let passed = reloading.served.passed(&reloading.pods[0], &NODES);
     assert_eq!(one_side(passed.iter().map(String::as_str)), "a", "{what}");
@@ -287,12 +287,12 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     });
     fs::rename(&away, &policies).unwrap();
     reloading.write(&one_sided("b"));
-    eventually("the policy is in force", || reloading.reloads("in-force") == 1);
+    eventually("the policy is in force", || reloading.reloads("applied") == 1);
     assert!(reloading.is_in_force(digest_of(&one_sided("b"))));
     assert_eq!(reloading.readyz().text(), "ok\n");
-    assert_eq!(reloading.served.metric("stowage_policy_refused"), 0);
+    assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 0);
     let (kind, text) = reloading.told().pop().unwrap();
-    assert_eq!(kind, PodEventReason::PolicyInForce);
+    assert_eq!(kind, PodEventReason::PolicyApplied);
     for side in SIDES {
         assert!(text.contains(&digest_of(&one_sided(side)).to_string()), "{text}");
     }

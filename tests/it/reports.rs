@@ -152,7 +152,7 @@ fn a_report_without_gpus_keeps_the_known_gpus() {
     assert_eq!(served.report(blind).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(served.books(), books);
     for part in ["gpus", "owners"] {
-        assert_eq!(served.metric(&format!("stowage_agent_missing_total{{part=\"{part}\"}}")), 1);
+        assert_eq!(served.metric(&format!("stowage_agent_missing_parts_total{{part=\"{part}\"}}")), 1);
     }
     let foreign_pod = with(report("node-z", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;
@@ -287,10 +287,10 @@ fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
         parts.iter().for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
     };
     says(zero, "tenant-0", &["On node-a: GPU GPU-node-a-0 is gone", "Delete the pod"]);
-    says(one, "tenant-1", &["GPU GPU-node-a-1 is out of order: XID 79"]);
+    says(one, "tenant-1", &["GPU GPU-node-a-1 is unhealthy: XID 79"]);
     says(two, "tenant-2", &["GPU GPU-node-a-2 has shrunk from 80.0 GiB to 40.0 GiB"]);
-    says(three, "tenant-3", &["GPU GPU-node-a-3 has been cut into MIG slices"]);
-    says(pair, "pair", &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is out of order"]);
+    says(three, "tenant-3", &["GPU GPU-node-a-3 has been partitioned into MIG slices"]);
+    says(pair, "pair", &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is unhealthy"]);
     assert_eq!(served.report(changed(3)).status, 200);
     assert_eq!(served.events().len(), 5, "nothing has changed since");
 }

@@ -104,7 +104,7 @@ impl ControlPlane for Scripted {
                 service.cluster().apply(ReleaseReservation(uid.clone()));
             }
             let reservation = match reservation {
-                ReservationChange::Held(reservation) => Some(reservation.clone()),
+                ReservationChange::Set(reservation) => Some(reservation.clone()),
                 ReservationChange::Ended => None,
             };
             self.holds.lock().push((key.clone(), reservation));

@@ -44,7 +44,7 @@ fn cluster(nodes: &[(&str, u32)]) -> ServedCluster {
 
 impl Served {
     fn shadow(&self, verb: &str, outcome: &str) -> u64 {
-        self.metric(&format!("stowage_shadow_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
+        self.metric(&format!("stowage_shadow_decisions_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
     }
 
     /// Verb, outcome, what would have been and what was, in order.
@@ -78,11 +78,11 @@ fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused(
     let expected = [
         ["filter", "different", "a; refused: 1 × no-device, 1 × unknown-node", "3 nodes passed on"],
         ["filter", "same", "a", "1 nodes passed on"],
-        ["filter", "would-refuse", "no node; refused: 2 × too-few-devices", "2 nodes passed on"],
+        ["filter", "would-reject", "no node; refused: 2 × too-few-devices", "2 nodes passed on"],
         ["filter", "different", "a; refused: 1 × no-device", "2 nodes passed on"],
     ];
     assert_eq!(served.journal(), expected);
-    let counts = ["different", "same", "would-refuse"].map(|outcome| served.shadow("filter", outcome));
+    let counts = ["different", "same", "would-reject"].map(|outcome| served.shadow("filter", outcome));
     assert_eq!(counts, [2, 1, 1]);
     assert!(served.events().is_empty(), "nobody was refused");
     assert_eq!(served.hint_on(&one), None);
@@ -141,9 +141,9 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     let expected = [
         ["bind", "same", "c", "c"],
         ["bind", "different", "c", "a"],
-        ["bind", "would-refuse", "no node", "a"],
-        ["bind", "not-asked", "nobody asked", "b"],
-        ["bind", "not-asked", "nobody asked", "unheard-of"],
+        ["bind", "would-reject", "no node", "a"],
+        ["bind", "not-asked", "not asked", "b"],
+        ["bind", "not-asked", "not asked", "unheard-of"],
     ];
     assert_eq!(served.journal()[3..], expected);
     assert_eq!(served.bind(&same, "c"), "", "idempotent, and written down once");
@@ -188,7 +188,7 @@ fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
     both["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"] = json!("1Gi");
     let refused = served.filter(&both, &["a"]).json()["FailedAndUnresolvableNodes"].take();
     assert!(refused["a"].is_string(), "it would get no VRAM: {refused}");
-    assert_eq!(served.shadow("filter", "would-refuse"), 1);
+    assert_eq!(served.shadow("filter", "would-reject"), 1);
 }
 
 #[test]
@@ -306,7 +306,7 @@ impl ShadowSetup {
 
     fn shadow(&self, verb: &str) -> u64 {
         let of = |outcome: &str| self.service.metrics.shadow.with_label_values(&[verb, outcome]).get();
-        ["same", "different", "would-refuse", "would-rank", "would-narrow", "would-not-preempt", "not-asked"]
+        ["same", "different", "would-reject", "would-rank", "would-narrow", "would-not-preempt", "not-asked"]
             .into_iter()
             .map(of)
             .sum()

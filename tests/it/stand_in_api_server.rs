@@ -78,7 +78,7 @@ async fn status_conditions_merge_by_type_and_a_repeated_write_changes_nothing() 
     api.create("pods", pod("a")).unwrap();
     let pods: Api<Pod> = Api::default_namespaced(client);
     let condition = |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
-    for kind in ["stowage.dev/Hold", "Ready", "Ready"] {
+    for kind in ["stowage.dev/Reserved", "Ready", "Ready"] {
         pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(condition(kind))).await.unwrap();
     }
     let stored = api.get("pods/default/a").unwrap();

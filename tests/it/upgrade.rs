@@ -99,7 +99,7 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
         assert_eq!(nominated.as_ref().map(|node| node.as_str()), Some("node-a"));
         for (name, ours, others) in [
             ("without-a-place", true, false),
-            ("plan-making-room", false, true),
+            ("plan-preempting", false, true),
             ("bound-planned", false, false),
         ] {
             assert_eq!(objects::gates(&pod(&version, name)), Gates { ours, others }, "{name}");

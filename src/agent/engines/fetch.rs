@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("nobody listens at {0}")]
+    #[error("nothing listens at {0}")]
     Refused(Uri),
     #[error("{0} cannot be reached: {1}")]
     Unreachable(Uri, String),

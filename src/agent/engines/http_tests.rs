@@ -154,7 +154,7 @@ async fn an_engine_is_followed_from_its_start_to_its_end() {
         (EngineState::Unreachable, Some(1)),
         "with its last figures"
     );
-    assert!(report.problem.unwrap().contains("nobody listens"));
+    assert!(report.problem.unwrap().contains("nothing listens"));
     assert_eq!(round(&mut engines, &[]).await, []);
 }
 

@@ -225,7 +225,7 @@ fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
     let report = story.report();
     assert_eq!((report.state, report.kv_cache_usage), (EngineState::Unreachable, Some(0.5)));
     assert_eq!(report.age_millis, Millis(1000));
-    assert!(report.problem.unwrap().contains("nobody listens at http://127.0.0.1:8000/metrics"));
+    assert!(report.problem.unwrap().contains("nothing listens at http://127.0.0.1:8000/metrics"));
 }
 
 #[test]

@@ -35,9 +35,9 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    #[error("there is nobody to report to: give --extender https://HOST:PORT")]
+    #[error("no extender to report to: give --extender https://HOST:PORT")]
     Nobody,
-    #[error("{0} shows a certificate, and nothing says whose to believe: give --ca FILE")]
+    #[error("{0} needs a CA to verify its certificate: give --ca FILE")]
     NoCa(Destination),
     #[error("{0} would get the agent's token in the clear: write https://, or leave out --token-file")]
     TokenInTheClear(Destination),

@@ -113,7 +113,7 @@ impl ExplainArgs {
 fn exit_code(verdict: PodVerdict) -> ExitCode {
     match verdict {
         PodVerdict::Bound | PodVerdict::Assumed | PodVerdict::Fits => ExitCode::SUCCESS,
-        PodVerdict::Holding | PodVerdict::DoesNotFit => DOES_NOT_FIT.into(),
+        PodVerdict::Reserved | PodVerdict::DoesNotFit => DOES_NOT_FIT.into(),
     }
 }
 

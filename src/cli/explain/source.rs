@@ -96,10 +96,10 @@ fn uri(server: &str, pod: &PodKey, options: &ShownNodes) -> Result<Uri, Unanswer
 fn error_of(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Refusal {
+    struct DumpRefusal {
         error: String,
     }
-    let refusal = serde_json::from_slice(body).map(|Refusal { error }| error);
+    let refusal = serde_json::from_slice(body).map(|DumpRefusal { error }| error);
     refusal.unwrap_or_else(|_| String::from_utf8_lossy(body).trim().to_owned())
 }
 
@@ -158,7 +158,7 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
         return format!("the dump has no pod {key}; write NAMESPACE/NAME, and dump with -A");
     };
     if objects::is_finished(pod) {
-        return format!("{key} has ended: it holds no GPU and asks for none");
+        return format!("{key} has ended: it has no GPU and requests none");
     }
     match objects::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(

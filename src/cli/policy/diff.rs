@@ -107,7 +107,7 @@ fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
     line("tenant", &|verdict| verdict.tenant.clone().unwrap_or_else(|| "none".into()))?;
     line("may be evicted", &|verdict| if verdict.preemptible { "yes" } else { "no" }.into())?;
     line("could go to", &|verdict| listed(&verdict.nodes, "no node"))?;
-    line("would evict", &|verdict| listed(&verdict.victims, "nobody"))
+    line("would evict", &|verdict| listed(&verdict.victims, "none"))
 }
 
 /// Names beyond these are counted: a pod may fit thousands of nodes.

@@ -72,7 +72,7 @@ impl SimulatePreemptionArgs {
 
 const LEGEND: &str = "\
 lost: the work of residents since their last checkpoints, and their time to load again, in GPU-hours
-turned away: arrivals for whom no room could be made; used: the part of all GPU time; kept: less what was lost";
+rejected: arrivals for which no pods could be evicted; used: the part of all GPU time; kept: less what was lost";
 
 fn text(source: WorkloadSource, report: &Report) -> String {
     let Report { seeds, nodes, gpus, .. } = report;
@@ -101,7 +101,7 @@ fn table(report: &Report) -> Table {
         "work alone",
         "× ours",
         "victims",
-        "turned away",
+        "rejected",
         "used",
         "kept",
     ]);

@@ -40,8 +40,8 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
     }
     for (uid, entry, losses) in struck(extender, &report.node, &lost) {
         let text = format!(
-            "On {}: {losses}. The pod keeps its charge there, and nothing new goes to a GPU that is lost. Delete the \
-             pod to have it placed anew; the node's agent and kernel log say more.",
+            "On {}: {losses}. The pod stays charged there, and no other pod is placed on a lost GPU. Delete the pod so \
+             that it is placed again; see the log of the node's agent and the kernel log.",
             report.node
         );
         record_event(extender, uid, &entry, PodEventReason::GpuLost, text);
@@ -65,7 +65,7 @@ fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
 
 fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
     format!(
-        "The pod's processes run on {} of {node}; its Binding recorded {}. What it was promised counts where it \
+        "The pod's processes run on {} of {node}; its Binding recorded {}. Its grant is charged where it \
          was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
          stowage.dev/visible-devices and that the node's runtime honours it, then delete the pod.",
         list(actual),
@@ -75,8 +75,8 @@ fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
 
 fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
     format!(
-        "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). What is above is \
-         its neighbours'. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
+        "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). It takes the rest \
+         from its neighbours. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
          more stowage.dev/vram.",
         used.0, granted.0
     )
@@ -96,14 +96,14 @@ fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
     }
     let uuid = &device.uuid;
     if gpus.iter().any(|gpu| gpu.parent.as_ref() == Some(uuid)) {
-        return Some(format!("GPU {uuid} has been cut into MIG slices"));
+        return Some(format!("GPU {uuid} has been partitioned into MIG slices"));
     }
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
-        return Some(format!("GPU {uuid} is gone: the agent does not see it any more"));
+        return Some(format!("GPU {uuid} is gone: the agent no longer reports it"));
     };
     if gpu.health == Health::Lost {
-        let reason = gpu.health_reason.as_deref().unwrap_or("the agent does not say why");
-        return Some(format!("GPU {uuid} is out of order: {reason}"));
+        let reason = gpu.health_reason.as_deref().unwrap_or("the agent gives no reason");
+        return Some(format!("GPU {uuid} is unhealthy: {reason}"));
     }
     (gpu.total_bytes < device.total)
         .then(|| format!("GPU {uuid} has shrunk from {} to {}", device.total, gpu.total_bytes))

@@ -25,7 +25,7 @@ impl ApiControlPlane {
             return EvictionOutcome::TryLater { after: None };
         }
         // The victim is evicted even if its condition cannot be written: the Event has the reason too.
-        let told = self.mark(key, uid, EvictionCondition::Leaving(why.clone())).await;
+        let told = self.mark(key, uid, EvictionCondition::Evicting(why.clone())).await;
         if told == Err(ControlPlaneError::Gone) {
             return EvictionOutcome::Gone;
         }
@@ -41,7 +41,7 @@ impl ApiControlPlane {
             EvictionOutcome::Evicted => self.record_event(evicted(key, uid, why)),
             EvictionOutcome::Refused { .. } => {
                 // If this fails, the condition is wrong about a pod that is not evicted; the Events are right.
-                let _ = self.mark(key, uid, EvictionCondition::CalledOff).await;
+                let _ = self.mark(key, uid, EvictionCondition::Cancelled).await;
             }
             _ => {}
         }

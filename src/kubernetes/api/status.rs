@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 
 /// The condition's reason once the reservation has ended.
-const RESERVATION_ENDED: &str = "Ended";
+const RESERVATION_ENDED: &str = "ReservationEnded";
 
 /// A strategic merge patch: conditions merge by type, and fields that are not named stay.
 pub fn status_patch(
@@ -23,9 +23,9 @@ pub fn status_patch(
 ) -> Value {
     let conditions: Vec<PodCondition> = [
         change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
-        change.plan.as_ref().map(|state| objects::plan_condition(state, now)),
-        change.eviction.as_ref().map(objects::evicted_condition),
-        change.touch.map(|_| objects::retry_condition(now)),
+        change.plan.as_ref().map(|state| objects::placed_condition(state, now)),
+        change.eviction.as_ref().map(objects::disruption_target_condition),
+        change.touch.map(|_| objects::requeued_condition(now)),
     ]
     .into_iter()
     .flatten()
@@ -54,8 +54,8 @@ fn reserved_condition(
     now: jiff::Timestamp,
 ) -> PodCondition {
     match change {
-        ReservationChange::Ended => objects::ended_reserved_condition(RESERVATION_ENDED, now),
-        ReservationChange::Held(reservation) => {
+        ReservationChange::Ended => objects::reservation_ended_condition(RESERVATION_ENDED, now),
+        ReservationChange::Set(reservation) => {
             let message = ReservationMessage {
                 node: reservation.node.clone(),
                 devices: reservation.devices.clone(),
@@ -91,17 +91,17 @@ mod tests {
     #[test]
     fn any_parts_of_a_change_make_one_patch_that_names_the_pod() {
         let change = StatusChange {
-            eviction: Some(EvictionCondition::Leaving(EvictionReason::Preempted {
+            eviction: Some(EvictionCondition::Evicting(EvictionReason::Preempted {
                 by: PodKey::parse("team-a", "llama").unwrap(),
             })),
-            ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Placed { node: node() })
+            ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Nominated { node: node() })
         };
         let patch = patch(&change);
         assert_eq!(patch["metadata"], json!({ "uid": "uid-1" }));
         assert_eq!(patch["status"]["nominatedNodeName"], "node-a");
         let types: Vec<&Value> =
             patch["status"]["conditions"].as_array().unwrap().iter().map(|one| &one["type"]).collect();
-        assert_eq!(types, ["stowage.dev/Plan", "stowage.dev/Evicted", "stowage.dev/Retry"]);
+        assert_eq!(types, ["stowage.dev/Placed", "stowage.dev/DisruptionTarget", "stowage.dev/Requeued"]);
     }
 
     #[test]

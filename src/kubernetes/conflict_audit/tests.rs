@@ -85,11 +85,11 @@ async fn a_standby_only_counts_conflicts_and_reports_the_current_ones_when_it_le
     bench.show("b", "Pending");
     bench.looks(5).await;
     let text = bench.audit.service.metrics.render();
-    assert!(text.contains("stowage_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
+    assert!(text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
     assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
     bench.lead();
     bench.looks(1).await;
-    assert_eq!(bench.recorder.told(), ["StowageConflict", "StowageConflict"]);
+    assert_eq!(bench.recorder.told(), ["StowageGpuConflict", "StowageGpuConflict"]);
     assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"]);
     bench.looks(1).await;
     assert!(bench.recorder.told().is_empty(), "it is told once");
@@ -185,7 +185,7 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
     assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
     let events = &bench.audit.service.metrics.events;
-    assert_eq!(events.with_label_values(&["StowageConflict", "dropped"]).get(), 10);
+    assert_eq!(events.with_label_values(&["StowageGpuConflict", "dropped"]).get(), 10);
     bench.recorder.told();
     bench.audit.tell();
     assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);

@@ -36,7 +36,8 @@ fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option<&str>) -> 
 
 fn holding(pod: &Value, deadline: jiff::Timestamp) -> Value {
     let message = json!({ "node": "a", "devices": ["index-0"], "victims": [], "deadline": deadline });
-    let condition = json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+    let condition =
+        json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
     let mut pod = pod.clone();
     pod["status"]["conditions"] = json!([condition]);
     pod

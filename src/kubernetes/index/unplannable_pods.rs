@@ -27,7 +27,7 @@ impl ClusterIndex {
             return;
         }
         let why =
-            if objects::asks_for_gpu(pod) { WaitReason::NotUnderstood } else { WaitReason::AsksForNoGpu };
+            if objects::asks_for_gpu(pod) { WaitReason::InvalidRequest } else { WaitReason::NoGpuRequested };
         self.unplannable_pods.insert(uid.clone(), (key.clone(), why));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Texts and shapes only. Which of them are written, and when, is decided elsewhere.
 
-use super::{RESERVED_CONDITION, RETRY_CONDITION};
+use super::{REQUEUED_CONDITION, RESERVED_CONDITION};
 use crate::ids::NodeName;
 use crate::kubernetes::port::{EvictionCondition, PlanState};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -12,14 +12,16 @@ use serde_json::{Value, json};
 /// The scheduling gate under which a pod waits for the planner.
 pub const PLAN_GATE: &str = "stowage.dev/plan";
 
-/// The pod condition that shows the planner's progress with a gated pod.
-pub const PLAN_CONDITION: &str = "stowage.dev/Plan";
+/// The pod condition that shows the planner's progress with a gated pod: `True` once it is nominated to a node.
+pub const PLACED_CONDITION: &str = "stowage.dev/Placed";
 
-/// The pod condition that shows a victim's owner why it is evicted.
-pub const EVICTED_CONDITION: &str = "stowage.dev/Evicted";
+/// The pod condition that shows a victim's owner why it is evicted: written before the eviction, as Kubernetes' own
+/// `DisruptionTarget` is, which the Eviction API and kube-scheduler write beside it.
+pub const DISRUPTION_TARGET_CONDITION: &str = "stowage.dev/DisruptionTarget";
 
 /// All conditions that Stowage writes. The admission policy keeps others from writing the first two.
-pub const CONDITIONS: [&str; 4] = [RESERVED_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
+pub const CONDITIONS: [&str; 4] =
+    [RESERVED_CONDITION, PLACED_CONDITION, DISRUPTION_TARGET_CONDITION, REQUEUED_CONDITION];
 
 /// The scheduling gates of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,20 +56,20 @@ pub fn without_our_gate() -> Value {
     json!({ "schedulingGates": [{ "$patch": "delete", "name": PLAN_GATE }] })
 }
 
-pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
+pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
     let (is_placed, reason, message) = match state {
-        PlanState::Placed { node } => (true, "Placed", format!("It is nominated to node {node}.")),
-        PlanState::MakingRoom { node } => {
-            (false, "MakingRoom", format!("It goes to node {node} when others have left."))
+        PlanState::Nominated { node } => (true, "Nominated", format!("Nominated to node {node}.")),
+        PlanState::Preempting { node } => {
+            (false, "Preempting", format!("Waiting for victims on node {node} to terminate."))
         }
-        PlanState::Waiting { why } => (false, "NoPlaceYet", why.to_string()),
-        PlanState::Released { why } => (false, "Released", why.to_string()),
-        PlanState::Refused { node, why } => {
-            (false, "RefusedByScheduler", format!("The scheduler did not take node {node}: {why}"))
+        PlanState::Unschedulable { why } => (false, "Unschedulable", why.to_string()),
+        PlanState::GateRemoved { why } => (false, "GateRemoved", why.to_string()),
+        PlanState::Rejected { node, why } => {
+            (false, "RejectedByScheduler", format!("kube-scheduler did not bind it to node {node}: {why}"))
         }
     };
     PodCondition {
-        type_: PLAN_CONDITION.into(),
+        type_: PLACED_CONDITION.into(),
         status: if is_placed { "True" } else { "False" }.into(),
         reason: Some(reason.into()),
         message: Some(message),
@@ -77,13 +79,13 @@ pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
 }
 
 /// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.
-pub fn evicted_condition(mark: &EvictionCondition) -> PodCondition {
+pub fn disruption_target_condition(mark: &EvictionCondition) -> PodCondition {
     let (status, reason, message) = match mark {
-        EvictionCondition::Leaving(why) => ("True", why.reason(), why.to_string()),
-        EvictionCondition::CalledOff => ("False", "CalledOff", "It stays.".to_owned()),
+        EvictionCondition::Evicting(why) => ("True", why.reason(), why.to_string()),
+        EvictionCondition::Cancelled => ("False", "Cancelled", "It is not evicted.".to_owned()),
     };
     PodCondition {
-        type_: EVICTED_CONDITION.into(),
+        type_: DISRUPTION_TARGET_CONDITION.into(),
         status: status.into(),
         reason: Some(reason.into()),
         message: Some(message),
@@ -133,14 +135,14 @@ mod tests {
     #[test]
     fn a_plan_is_shown_with_its_time_and_only_a_placed_pod_is_true() {
         let node = NodeName::parse("node-a").unwrap();
-        let why = || "no node that the pod could go to has room".into();
+        let why = || "no GPU can take the pod now".into();
         let shown = |state| {
             let now = "2026-03-01T12:00:00.25Z".parse().unwrap();
-            serde_json::to_value(plan_condition(&state, now)).unwrap()
+            serde_json::to_value(placed_condition(&state, now)).unwrap()
         };
         let expected = |status: &str, reason: &str, message: &str| {
             json!({
-                "type": "stowage.dev/Plan",
+                "type": "stowage.dev/Placed",
                 "status": status,
                 "reason": reason,
                 "message": message,
@@ -148,48 +150,48 @@ mod tests {
             })
         };
         assert_eq!(
-            shown(PlanState::Placed { node: node.clone() }),
-            expected("True", "Placed", "It is nominated to node node-a.")
+            shown(PlanState::Nominated { node: node.clone() }),
+            expected("True", "Nominated", "Nominated to node node-a.")
         );
         assert_eq!(
-            shown(PlanState::MakingRoom { node: node.clone() }),
-            expected("False", "MakingRoom", "It goes to node node-a when others have left.")
+            shown(PlanState::Preempting { node: node.clone() }),
+            expected("False", "Preempting", "Waiting for victims on node node-a to terminate.")
         );
         assert_eq!(
-            shown(PlanState::Waiting { why: why() }),
-            expected("False", "NoPlaceYet", "no node that the pod could go to has room")
+            shown(PlanState::Unschedulable { why: why() }),
+            expected("False", "Unschedulable", "no GPU can take the pod now")
         );
         assert_eq!(
-            shown(PlanState::Released { why: why() }),
-            expected("False", "Released", "no node that the pod could go to has room")
+            shown(PlanState::GateRemoved { why: why() }),
+            expected("False", "GateRemoved", "no GPU can take the pod now")
         );
         assert_eq!(
-            shown(PlanState::Refused { node, why: why() }),
+            shown(PlanState::Rejected { node, why: why() }),
             expected(
                 "False",
-                "RefusedByScheduler",
-                "The scheduler did not take node node-a: no node that the pod could go to has room"
+                "RejectedByScheduler",
+                "kube-scheduler did not bind it to node node-a: no GPU can take the pod now"
             )
         );
     }
 
     #[test]
-    fn an_evicted_pod_is_told_for_which_pod_it_leaves_and_no_time() {
+    fn a_victims_condition_names_the_preemptor_and_has_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let shown = |mark| serde_json::to_value(evicted_condition(&mark)).unwrap();
+        let shown = |mark| serde_json::to_value(disruption_target_condition(&mark)).unwrap();
         assert_eq!(
-            shown(EvictionCondition::Leaving(EvictionReason::Preempted { by })),
+            shown(EvictionCondition::Evicting(EvictionReason::Preempted { by })),
             json!({
-                "type": "stowage.dev/Evicted",
+                "type": "stowage.dev/DisruptionTarget",
                 "status": "True",
                 "reason": "Preempted",
-                "message": "It leaves its GPU to pod team-a/llama, which has a higher priority.",
+                "message": "Preempted by pod team-a/llama, which has a higher priority.",
             })
         );
         assert_eq!(
-            shown(EvictionCondition::CalledOff),
+            shown(EvictionCondition::Cancelled),
             json!({
-                "type": "stowage.dev/Evicted", "status": "False", "reason": "CalledOff", "message": "It stays.",
+                "type": "stowage.dev/DisruptionTarget", "status": "False", "reason": "Cancelled", "message": "It is not evicted.",
             })
         );
     }

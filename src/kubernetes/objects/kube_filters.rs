@@ -45,7 +45,7 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
 pub fn requirements(pod: &Pod) -> Requirements {
     let preset = || {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
-        (!node.is_empty()).then_some(UnsupportedRule::PresetNode)
+        (!node.is_empty()).then_some(UnsupportedRule::NodeNamePreset)
     };
     let asks = successor_requirements(pod);
     Requirements { unjudged: preset().or(asks.unjudged), ..asks }

@@ -12,8 +12,8 @@ pub mod kube_filters;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
-    CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
-    plan_condition, without_our_gate,
+    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, disruption_target_condition,
+    gates, nominated, placed_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
 
@@ -64,10 +64,10 @@ pub mod written {
 }
 
 /// The pod condition that makes a reservation durable.
-pub const RESERVED_CONDITION: &str = "stowage.dev/Hold";
+pub const RESERVED_CONDITION: &str = "stowage.dev/Reserved";
 
 /// The pod condition whose change wakes a rejected pod: kube-scheduler retries a pod of which anything changed.
-pub const RETRY_CONDITION: &str = "stowage.dev/Retry";
+pub const REQUEUED_CONDITION: &str = "stowage.dev/Requeued";
 
 /// Labels that GPU feature discovery sets on nodes.
 mod discovered {
@@ -358,7 +358,7 @@ impl ReservationMessage {
         PodCondition {
             type_: RESERVED_CONDITION.into(),
             status: "True".into(),
-            reason: Some(if self.victims.is_empty() { "RoomIsFree" } else { "WaitingForVictims" }.into()),
+            reason: Some(if self.victims.is_empty() { "GpusAvailable" } else { "WaitingForVictims" }.into()),
             message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
             last_transition_time: Some(Time(now)),
             ..PodCondition::default()
@@ -374,11 +374,11 @@ impl ReservationMessage {
 }
 
 /// The condition that makes kube-scheduler retry the pod, with the time at which its demand began to fit.
-pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
+pub fn requeued_condition(now: jiff::Timestamp) -> PodCondition {
     PodCondition {
-        type_: RETRY_CONDITION.into(),
+        type_: REQUEUED_CONDITION.into(),
         status: "True".into(),
-        reason: Some("RoomAppeared".into()),
+        reason: Some("VramFreed".into()),
         // Seconds are not enough: two wakes within one would be the same write, and the second would wake no pod.
         message: Some(now.to_string()),
         last_transition_time: Some(Time(now)),
@@ -387,7 +387,7 @@ pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
 }
 
 /// The condition of a reservation that has ended.
-pub fn ended_reserved_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
+pub fn reservation_ended_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
     PodCondition {
         type_: RESERVED_CONDITION.into(),
         status: "False".into(),

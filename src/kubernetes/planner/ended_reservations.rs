@@ -9,16 +9,16 @@ use crate::kubernetes::port::{
     ControlPlaneError, PlanState, PodEvent, PodEventReason, PodOnRecord, StatusChange,
 };
 use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
-use crate::scheduling::policy::WhenBroken;
+use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::Moment;
+use crate::units::{Moment, plural};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_BOUND_IN_TIME: &str =
-    "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
+    "The reservation expired before the pod was bound. Its GPUs are free for other pods.";
 const LANDED_LATE: &str =
-    "A hold of an earlier leader reached the pod after another replica had begun to act; it is ended.";
+    "Ended a reservation that a previous leader wrote after this replica had taken over.";
 /// The reason if kube-scheduler gives none for the pod.
 const NOT_BOUND: &str = "it was not bound there in time";
 
@@ -64,11 +64,11 @@ impl Planner {
             let Some(entry) = ledger.pod_state(&uid) else { continue };
             let key = entry.key.clone();
             drop(ledger);
-            tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
-            self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
+            tracing::warn!(pod = %key, "ended a reservation that a previous leader wrote too late");
+            self.service.metrics.writes.with_label_values(&["reservation", "landed-late"]).inc();
             let text = LANDED_LATE.to_owned();
             let event =
-                PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::HoldEnded, text };
+                PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::ReservationEnded, text };
             self.control_plane.record_event(event);
             let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
             self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
@@ -80,7 +80,12 @@ impl Planner {
         let mut placed_on = None;
         if ending == ReservationEnd::Late {
             let (key, uid, text) = (key.clone(), uid.clone(), NOT_BOUND_IN_TIME.to_owned());
-            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
+            self.control_plane.record_event(PodEvent {
+                key,
+                uid,
+                kind: PodEventReason::ReservationEnded,
+                text,
+            });
             placed_on = progress.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_reservation();
@@ -95,16 +100,20 @@ impl Planner {
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
         let mut ledger = self.service.cluster();
         let Some(broken) = broken(&ledger, group) else { return };
-        let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
+        let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken.holding.iter().for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
         drop(ledger);
         let BrokenGroup { holding, bound, .. } = broken;
         let text = format!(
-            "The pod of {group} was not bound in time. The room held for {} more of it is open to others again; {} that {} bound {}.",
-            holding.len(),
-            bound.len(),
-            if bound.len() == 1 { "is" } else { "are" },
-            if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
+            "A pod of {group} was not bound in time. Released {} of the group; {} {}.",
+            plural(holding.len(), "reservation"),
+            plural(bound.len(), "bound pod"),
+            match (leaves, bound.len()) {
+                (true, 1) => "is evicted",
+                (true, _) => "are evicted",
+                (false, 1) => "keeps running (planning.groups.whenIncomplete)",
+                (false, _) => "keep running (planning.groups.whenIncomplete)",
+            },
         );
         self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
@@ -125,7 +134,7 @@ pub(super) fn refused(
         Ok(record) => record.filter(|record| record.uid == *uid && record.node.is_none())?.refusal,
         Err(_) => None,
     };
-    Some(PlanState::Refused { node: node.clone(), why: why.unwrap_or_else(|| NOT_BOUND.into()) })
+    Some(PlanState::Rejected { node: node.clone(), why: why.unwrap_or_else(|| NOT_BOUND.into()) })
 }
 
 /// `None` if the group has enough members without the missing one.

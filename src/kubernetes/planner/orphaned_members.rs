@@ -57,7 +57,7 @@ impl Planner {
         }
         if remnant.since + GIVEN_UP_AFTER <= now {
             drop(ledger);
-            return self.keep_orphaned_member(uid, "nothing let it leave in time");
+            return self.keep_orphaned_member(uid, "it could not be evicted in time");
         }
         let one = std::slice::from_ref(uid);
         if !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {

@@ -36,11 +36,11 @@ impl Planner {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
             StatusPurpose::Nominate { .. } => return self.note_told(key, uid, written, now),
             // The condition is seen at the pod's next change, expires at once and is cleared again.
-            StatusPurpose::EndReservation { .. } => "the condition of a hold that ended was not cleared",
+            StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
             // The condition is seen at the pod's next change and ended then.
-            StatusPurpose::EndUnknownReservation => "a hold of an earlier leader was not ended",
+            StatusPurpose::EndUnknownReservation => "could not end the reservation of a previous leader",
             // The pod is tried again.
-            StatusPurpose::Wake => "a pod was not told that there is room for it",
+            StatusPurpose::Wake => "could not requeue a pod",
             StatusPurpose::Release => "a gated pod was not let through",
             // The condition lasts until its deadline, and the next reader ends it again.
             StatusPurpose::AbandonReservation
@@ -60,8 +60,8 @@ impl Planner {
         match written {
             Ok(()) => progress.is_written = true,
             Err(error) => {
-                warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
-                self.give_up(uid, "the API server did not take the hold", now);
+                warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
+                self.give_up(uid, "the API server did not accept it", now);
             }
         }
     }
@@ -96,7 +96,7 @@ impl Planner {
             Ok(()) => {}
             // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
-            Err(error) => warn!(pod = %key, %error, "a pod was not told that there is room for it"),
+            Err(error) => warn!(pod = %key, %error, "could not nominate a pod to its node"),
         }
     }
 

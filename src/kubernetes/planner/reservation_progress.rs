@@ -161,7 +161,7 @@ impl Planner {
             .iter()
             .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
         {
-            let text = format!("pod {} would not have left in time any more", late.key);
+            let text = format!("pod {} would not have terminated in time", late.key);
             return self.call_off(reservation_status, &text, now);
         }
         let due: Vec<&RemainingVictim> = reservation_status
@@ -211,8 +211,8 @@ impl Planner {
             node,
             &AssumedNodeChange { leaving: victims, coming: &coming },
         ) {
-            FilterVerdict::Refuses(reason) => Some(reason),
-            FilterVerdict::Accepts | FilterVerdict::CannotJudge(_) => None,
+            FilterVerdict::Rejects(reason) => Some(reason),
+            FilterVerdict::Accepts | FilterVerdict::Unsupported(_) => None,
         }
     }
 
@@ -225,7 +225,7 @@ impl Planner {
         let why = match (&victim.reclaimed_by, &victim.with_group) {
             _ if moves => EvictionReason::Consolidated { to_fit: by },
             (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
-            (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
+            (None, Some(group)) => EvictionReason::GroupEvicted { group: group.to_string().into(), by },
             (None, None) => EvictionReason::Preempted { by },
         };
         let (key, uid) = (victim.key.clone(), victim.uid.clone());
@@ -247,7 +247,7 @@ impl Planner {
         let is_gated = reservation_status.gate == SchedulingGate::Planned;
         if is_gated {
             progress.placed_on = Some(node.clone());
-            change.plan = Some(PlanState::Placed { node });
+            change.plan = Some(PlanState::Nominated { node });
         }
         let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
         let purpose = StatusPurpose::Nominate { reservation, is_gated };
@@ -297,9 +297,9 @@ impl Planner {
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: PodEventReason::HoldEnded,
+            kind: PodEventReason::ReservationEnded,
             text: format!(
-                "The room held for the pod on {} is given up: {because}.",
+                "Released the reservation on node {}: {because}.",
                 reservation_status.reservation.node
             ),
         });
@@ -311,7 +311,7 @@ impl Planner {
     /// Records that a pod that was to be evicted stays.
     pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
         let (key, uid) = (key.clone(), uid.clone());
-        let change = StatusChange::eviction(EvictionCondition::CalledOff);
+        let change = StatusChange::eviction(EvictionCondition::Cancelled);
         self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::CancelEviction });
     }
 }

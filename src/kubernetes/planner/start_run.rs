@@ -6,7 +6,7 @@ use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
-use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
@@ -87,8 +87,8 @@ impl Planner {
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
         let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
         let outcome = match planned {
-            None => "given-up",
-            Some(_) if left_over > 0 => "cut-short",
+            None => "cancelled",
+            Some(_) if left_over > 0 => "limited",
             Some(_) => "complete",
         };
         metrics.runs.with_label_values(&[outcome]).inc();
@@ -103,7 +103,7 @@ impl Planner {
         let reserve = ReservePlaces { places: places.clone(), generation: began.generation };
         let taken = self.service.cluster().apply(reserve);
         if let Err((place, conflict)) = taken {
-            return info!(pod = %places[place].key, %conflict, "the room changed while the plan was made");
+            return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
         }
         for place in places {
             self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
@@ -123,17 +123,16 @@ impl Planner {
                 .iter()
                 .for_each(|reservation_status| self.tell(reservation_status, now));
         }
-        let gpus = reservation.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
-        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", reservation.victims.len());
+        let text = reserved_text(&reservation);
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: PodEventReason::RoomHeld,
+            kind: PodEventReason::Reserved,
             text,
         });
         let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::MakingRoom { node: reservation.node });
+            change.plan = Some(PlanState::Preempting { node: reservation.node });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.is_writing = true;
@@ -159,7 +158,7 @@ impl Planner {
         }
         if self.writes.are_too_many() {
             drop(ledger);
-            return self.put_off("wake");
+            return self.put_off("requeue");
         }
         ledger.apply(PodRequeued(uid.clone()));
         drop(ledger);

@@ -109,7 +109,7 @@ fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
     let devices = [crate::ids::GpuUuid::from_index(0)];
     let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
-    json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }])
+    json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }])
 }
 
 fn uid(name: &str) -> PodUid {
@@ -195,7 +195,7 @@ async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     *bench.recorder.deaf.lock() = true;
     assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
     assert_eq!(bench.service.cluster().totals().reservations, 0);
-    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
+    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageReservationEnded"]);
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ async fn a_new_leader_continues_where_the_previous_one_stopped() {
         "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-job"], "deadline": deadline,
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
     bench.pass(4);
@@ -259,7 +259,7 @@ async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod
         "deadline": "2999-01-01T00:00:00Z",
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     bench.pass(0);
     assert_eq!(bench.tick().await, ["greedy: end hold"]);
@@ -315,7 +315,7 @@ async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
         "deadline": "2999-01-01T00:00:00Z",
     });
     pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
     assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2 * 3600);
@@ -433,7 +433,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
         "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
     });
     late["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
     bench.show(late);
     assert_eq!(bench.service.cluster().totals().reservations, 0);
     for _ in 0..3 {

@@ -41,7 +41,7 @@ impl Planner {
         };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = now.since(waiting.since);
-        let has_waited = waited >= ledger.policy().planning.gated_at_most;
+        let has_waited = waited >= ledger.policy().planning.max_gated_time;
         let (is_gated, is_grouped) =
             (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
         drop(ledger);
@@ -49,11 +49,11 @@ impl Planner {
             return self.say_limit(uid, key, why);
         }
         if is_grouped {
-            let text = format!("The pod's group is not placed: {why}.");
+            let text = format!("The pod's group cannot be placed: {why}.");
             let (key, uid) = (key.clone(), uid.clone());
             self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         }
-        let is_hopeless = matches!(why, WaitReason::CannotJudge(_) | WaitReason::ByPlugin);
+        let is_hopeless = matches!(why, WaitReason::UnsupportedFilter(_) | WaitReason::DevicePlugin);
         if !is_grouped && (has_waited || is_hopeless) {
             self.release(uid, key, why);
         } else {
@@ -65,7 +65,7 @@ impl Planner {
     /// its status would wake the pod.
     fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
-            let text = format!("Other pods could leave for the pod, but {limit}.");
+            let text = format!("Other pods could be evicted for this pod, but {limit}.");
             self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
         }
     }
@@ -84,7 +84,7 @@ impl Planner {
             return self.put_off("reason");
         }
         self.said.insert(uid.clone(), ToldReason { why: why.clone(), at: now });
-        let change = StatusChange::plan(PlanState::Waiting { why });
+        let change = StatusChange::plan(PlanState::Unschedulable { why });
         self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::ExplainWait });
     }
 
@@ -121,7 +121,7 @@ impl Planner {
             let generation = ledger.generation();
             ledger.apply(NoPlacementFound { uid: pod.uid.clone(), generation });
             drop(ledger);
-            self.release(pod.uid, pod.key, WaitReason::Shadowing);
+            self.release(pod.uid, pod.key, WaitReason::ShadowMode);
         }
     }
 
@@ -135,14 +135,14 @@ impl Planner {
             self.put_off("release");
             return false;
         }
-        let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
+        let text = format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
         self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
             kind: PodEventReason::PlanFailed,
             text,
         });
-        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.describe()) });
+        let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.describe()) });
         // From an earlier plan that failed.
         if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();

@@ -15,8 +15,8 @@ pub use status_change::{
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::Millis;
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::units::{Millis, plural};
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// Evicts through the Eviction API, subject to disruption budgets. Writes the reason into the pod's condition before, and
     /// records an Event after it. A pod of another UID is left alone. Until the eviction is retried the pod keeps its
-    /// condition; a caller that gives up writes [`EvictionCondition::CalledOff`].
+    /// condition; a caller that gives up writes [`EvictionCondition::Cancelled`].
     fn evict<'a>(
         &'a self,
         key: &'a PodKey,
@@ -131,10 +131,10 @@ pub struct PodEvent {
 /// The kind of an Event. For most kinds one Event per pod is published in a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PodEventReason {
-    Refused,
-    NotUnderstood,
-    RoomHeld,
-    HoldEnded,
+    Unschedulable,
+    InvalidRequest,
+    Reserved,
+    ReservationEnded,
     /// Recorded on the victim.
     Evicted,
     /// No placement was found while it was gated.
@@ -152,21 +152,28 @@ pub enum PodEventReason {
     /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
-    Conflict,
+    GpuConflict,
     /// Recorded on Stowage's own pod.
-    PolicyInForce,
+    PolicyApplied,
     /// Recorded on Stowage's own pod.
-    PolicyRefused,
+    PolicyRejected,
+}
+
+/// The text of the Event [`PodEventReason::Reserved`].
+pub fn reserved_text(reservation: &Reservation) -> String {
+    let gpus = reservation.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
+    let victims = plural(reservation.victims.len(), "pod");
+    format!("Reserved {gpus} on node {}; evicting {victims}.", reservation.node)
 }
 
 impl PodEventReason {
     /// The Event's reason.
     pub fn reason(self) -> &'static str {
         match self {
-            Self::Refused => "StowageNoRoom",
-            Self::NotUnderstood => "StowageNotUnderstood",
-            Self::RoomHeld => "StowageRoomHeld",
-            Self::HoldEnded => "StowageHoldEnded",
+            Self::Unschedulable => "StowageUnschedulable",
+            Self::InvalidRequest => "StowageInvalidRequest",
+            Self::Reserved => "StowageReserved",
+            Self::ReservationEnded => "StowageReservationEnded",
             Self::Evicted => "StowageEvicted",
             Self::PlanFailed => "StowagePlanFailed",
             Self::GroupFailed => "StowageGroupFailed",
@@ -176,19 +183,19 @@ impl PodEventReason {
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
             Self::GpuLost => "StowageGpuLost",
-            Self::Conflict => "StowageConflict",
-            Self::PolicyInForce => "StowagePolicyInForce",
-            Self::PolicyRefused => "StowagePolicyRefused",
+            Self::GpuConflict => "StowageGpuConflict",
+            Self::PolicyApplied => "StowagePolicyApplied",
+            Self::PolicyRejected => "StowagePolicyRejected",
         }
     }
 
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::RoomHeld | Self::PolicyInForce | Self::EvictionLimit)
+        !matches!(self, Self::Reserved | Self::PolicyApplied | Self::EvictionLimit)
     }
 
     /// Whether Events of this kind may repeat. Each change of a policy is a new Event.
     pub fn repeats(self) -> bool {
-        !matches!(self, Self::PolicyInForce | Self::PolicyRefused)
+        !matches!(self, Self::PolicyApplied | Self::PolicyRejected)
     }
 }
 
@@ -247,10 +254,10 @@ pub enum AuthError {
     Invalid(String),
     #[error(
         "the token is for {actual:?}, and reports need one for audience {expected:?}: see the projected token in the \
-         agent's manifest, and --agent-audience"
+         agent's manifest, and --agents-audience"
     )]
     WrongAudience { expected: String, actual: Vec<String> },
-    #[error("the token is of {actual}, and reports come from {expected} (--agent-service-account)")]
+    #[error("the token is of {actual}, and reports come from {expected} (--agents-service-account)")]
     WrongAccount { expected: String, actual: String },
     #[error(
         "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer"

@@ -19,7 +19,7 @@ pub enum EvictionReason {
     /// It can run elsewhere, and a pending pod fits nowhere else.
     Consolidated { to_fit: PodKey },
     /// Another pod of its group is evicted, and the group is evicted as a whole.
-    GroupLeaves { group: Arc<str>, by: PodKey },
+    GroupEvicted { group: Arc<str>, by: PodKey },
     /// The rest of its group was not placed in time, and the policy keeps no part of one.
     GroupIncomplete { group: Arc<str> },
     /// Its GPU was allocated to another pod as well, and it has not started.
@@ -31,10 +31,10 @@ impl EvictionReason {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Preempted { .. } => "Preempted",
-            Self::Reclaimed { .. } => "ShareReclaimed",
+            Self::Reclaimed { .. } => "Reclaimed",
             Self::Pressure { .. } => "EnginePressure",
             Self::Consolidated { .. } => "Consolidated",
-            Self::GroupLeaves { .. } => "GroupLeaves",
+            Self::GroupEvicted { .. } => "GroupEvicted",
             Self::GroupIncomplete { .. } => "GroupIncomplete",
             Self::Conflict { .. } => "GpuConflict",
         }
@@ -46,31 +46,32 @@ impl fmt::Display for EvictionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Preempted { by } => {
-                write!(f, "It leaves its GPU to pod {by}, which has a higher priority.")
+                write!(f, "Preempted by pod {by}, which has a higher priority.")
             }
             Self::Reclaimed { owner, by } => write!(
                 f,
-                "It used a share of GPU memory that its tenant had borrowed from tenant {owner}; pod {by} of {owner} needs \
-                 it now."
+                "Tenant {owner} reclaimed its guarantee for pod {by}. This pod used capacity that its own tenant had borrowed."
             ),
             Self::Pressure { engine, gpu } => write!(
                 f,
-                "It leaves GPU {gpu}: the engine {engine} there is under pressure (KV cache or queue) and goes first."
+                "The engine of pod {engine} on GPU {gpu} is overloaded (KV cache or queue) and has precedence."
             ),
-            Self::Consolidated { to_fit } => write!(
-                f,
-                "It is moved: pod {to_fit} fits only where it was, and there is room for it on another GPU."
-            ),
-            Self::GroupLeaves { group, by } => {
-                write!(f, "Its group {group} makes room for pod {by}; a group leaves whole or not at all.")
+            Self::Consolidated { to_fit } => {
+                write!(f, "Pod {to_fit} fits only on the GPUs of this pod, and this pod fits on other GPUs.")
+            }
+            Self::GroupEvicted { group, by } => {
+                write!(
+                    f,
+                    "Its group {group} is evicted for pod {by}; a group is evicted as a whole or not at all."
+                )
             }
             Self::GroupIncomplete { group } => write!(
                 f,
-                "Not all pods of its group {group} could be bound in time, and a part of the group is not kept."
+                "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
             ),
             Self::Conflict { with, gpu } => write!(
                 f,
-                "Its GPU {gpu} was promised to pod {with} as well, and it had not started; its controller may create it anew."
+                "GPU {gpu} was also allocated to pod {with}. This pod had not started, so it is evicted; its controller may recreate it."
             ),
         }
     }
@@ -104,10 +105,10 @@ pub struct StatusChange {
     pub eviction: Option<EvictionCondition>,
 }
 
-/// The new value of the condition `stowage.dev/Hold`.
+/// The new value of the condition `stowage.dev/Reserved`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservationChange {
-    Held(Reservation),
+    Set(Reservation),
     Ended,
 }
 
@@ -119,38 +120,38 @@ pub enum NominationChange {
 }
 
 /// Changes something that no reader uses about a pending pod, so that kube-scheduler retries it: the condition
-/// `stowage.dev/Retry`.
+/// `stowage.dev/Requeued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Touch;
 
-/// The planner's progress with a gated pod, or its last state when the gate was lifted: the condition `stowage.dev/Plan`.
+/// The planner's progress with a gated pod, or its last state when the gate was lifted: the condition `stowage.dev/Placed`.
 ///
 /// A `why` has no figure that changes: each new text is a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanState {
     /// It is nominated to that node.
-    Placed { node: NodeName },
+    Nominated { node: NodeName },
     /// It will be nominated to that node when its victims are gone.
-    MakingRoom { node: NodeName },
+    Preempting { node: NodeName },
     /// No placement yet. Written once for each reason.
-    Waiting { why: Arc<str> },
+    Unschedulable { why: Arc<str> },
     /// Its gate was lifted without a nomination.
-    Released { why: Arc<str> },
+    GateRemoved { why: Arc<str> },
     /// It was nominated and not bound there in time. Written once; the `why` is kube-scheduler's own text and may have figures.
-    Refused { node: NodeName, why: Arc<str> },
+    Rejected { node: NodeName, why: Arc<str> },
 }
 
-/// The new value of the condition `stowage.dev/Evicted`.
+/// The new value of the condition `stowage.dev/DisruptionTarget`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvictionCondition {
-    Leaving(EvictionReason),
+    Evicting(EvictionReason),
     /// It is not evicted after all.
-    CalledOff,
+    Cancelled,
 }
 
 impl StatusChange {
     pub fn reservation(reservation: Reservation) -> Self {
-        Self { reservation: Some(ReservationChange::Held(reservation)), ..Self::default() }
+        Self { reservation: Some(ReservationChange::Set(reservation)), ..Self::default() }
     }
 
     pub fn end_reservation() -> Self {
@@ -205,11 +206,11 @@ impl StatusChange {
     /// The part that the write is for, as a metric label.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self { reservation: Some(_), .. } => "hold",
+            Self { reservation: Some(_), .. } => "reservation",
             Self { nomination: Some(_), .. } => "nomination",
             Self { plan: Some(_), .. } => "plan",
             Self { eviction: Some(_), .. } => "eviction-reason",
-            Self { touch: Some(Touch), .. } => "wake",
+            Self { touch: Some(Touch), .. } => "requeue",
             _ => "nothing",
         }
     }
@@ -229,7 +230,7 @@ mod tests {
             (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
             (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
-            (EvictionReason::GroupLeaves { group: group.clone(), by: llama }, "team-a/llama"),
+            (EvictionReason::GroupEvicted { group: group.clone(), by: llama }, "team-a/llama"),
             (EvictionReason::GroupIncomplete { group }, "team-b/train"),
         ];
         for (reason, named) in &reasons {
@@ -246,12 +247,12 @@ mod tests {
         let node = NodeName::parse("a").unwrap();
         let nominated = StatusChange::nominate(node).and_touch();
         assert_eq!(nominated.kind(), "nomination");
-        assert_eq!(nominated.and_plan(PlanState::Waiting { why: "why".into() }).kind(), "nomination");
+        assert_eq!(nominated.and_plan(PlanState::Unschedulable { why: "why".into() }).kind(), "nomination");
         assert_eq!(
             StatusChange { reservation: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
-            "hold"
+            "reservation"
         );
-        assert_eq!(StatusChange::touch().kind(), "wake");
+        assert_eq!(StatusChange::touch().kind(), "requeue");
         assert!(StatusChange::default().is_empty() && !StatusChange::touch().is_empty());
     }
 }

@@ -127,7 +127,7 @@ pub fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
         let promised: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
         if promised > gpu.promisable {
             broken.push(format!(
-                "{} GPU {} is promised {promised} of {} bytes",
+                "{} GPU {}: {promised} of {} bytes are allocated",
                 gpu.node, gpu.index, gpu.promisable
             ));
         }

@@ -48,8 +48,9 @@ pub enum Show {
 pub async fn run(show: Show) -> Result<ExitCode> {
     let mut screen = if show == Show::Json { Screen::stderr() } else { Screen::stdout() };
     screen.line("Stowage on a cluster of stand-ins: 3 nodes, 10 GPUs, an API server and a kube-scheduler, in this process.");
-    screen
-        .line("█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never promised)");
+    screen.line(
+        "█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never allocated)",
+    );
     let mut play = Play::new(Setup::start(&story::MACHINES).await?, screen);
     play.story().await?;
     let summary = play.summary();

@@ -72,12 +72,12 @@ impl Screen {
             }
             News::Refused(pod) => {
                 format!(
-                    "   · {:<17} waits: {}",
+                    "   · {:<17} pending: {}",
                     pod.name,
                     short_refusal(pod.refusal.as_deref().unwrap_or_default())
                 )
             }
-            News::Leaving(pod) => format!("   − {:<17} must leave {}", pod.name, seat(pod)),
+            News::Leaving(pod) => format!("   − {:<17} evicted from {}", pod.name, seat(pod)),
             News::Gone(pod) => format!("   − {:<17} is gone", pod.name),
         };
         let style = match news {

@@ -81,7 +81,7 @@ pub fn chapters() -> Vec<Chapter> {
         },
         Chapter {
             title: "A 70B model over two GPUs, and one that wants a GPU to itself",
-            text: "llama-70b takes an equal share of two GPUs of one node; nobody may join fraud-detector.",
+            text: "llama-70b takes an equal share of two GPUs of one node; no pod may join fraud-detector.",
             acts: vec![StoryStep::Arrive(vec![
                 StoryPod { gpus: 2, ..serving("llama-70b", 140, 52) },
                 StoryPod { exclusive: true, ..serving("fraud-detector", 24, 20) },
@@ -94,7 +94,7 @@ pub fn chapters() -> Vec<Chapter> {
         },
         Chapter {
             title: "A KV cache fills up",
-            text: "Its VRAM is as it was: only the engine's own page tells that who joins it would hurt. Others go elsewhere.",
+            text: "Its VRAM is as it was: only the engine's own metrics show that another pod would hurt. Others go elsewhere.",
             acts: vec![
                 StoryStep::Crowd(serving("gemma-9b", 14, 30)),
                 StoryStep::Arrive(vec![serving("gemma-9b", 14, 30)]),
@@ -119,7 +119,7 @@ pub fn chapters() -> Vec<Chapter> {
         },
         Chapter {
             title: "Free on two GPUs is not free on one",
-            text: "The node's sum would do, so the scheduler preempts nobody. The planner does: the cheapest, on one GPU, and waits.",
+            text: "The node's sum would do, so kube-scheduler preempts no pod. The planner does: the cheapest pods, on one GPU.",
             acts: vec![
                 StoryStep::Arrive(opportunistic("fine-tune", 2, 26).into_iter().map(dies_slowly).collect()),
                 StoryStep::Arrive(vec![serving("qwen-7b-urgent", 30, 30)]),
@@ -127,17 +127,17 @@ pub fn chapters() -> Vec<Chapter> {
         },
         Chapter {
             title: "Opportunistic jobs fill the rest",
-            text: "They may be evicted at any time, and cost nobody anything meanwhile. What fits nowhere is told why.",
+            text: "They run until a serving pod needs their GPU. A pod that fits nowhere gets the reason in its Events.",
             acts: vec![StoryStep::Fill(opportunistic("batch-eval", 8, 8))],
         },
         Chapter {
             title: "A serving pod arrives, and the cluster is full",
-            text: "Pods leave one GPU, the cheapest for it, and the room they leave is held for the one who asked.",
+            text: "The cheapest pods on one GPU are evicted, and their GPU is reserved for the pending pod.",
             acts: vec![StoryStep::Arrive(vec![serving("llama-8b-urgent", 20, 30)])],
         },
         Chapter {
             title: "Two services scale down",
-            text: "Jobs that were refused take the free VRAM without anybody asking again.",
+            text: "Jobs that were rejected take the free VRAM without being created again.",
             acts: vec![StoryStep::Leave { who: &["llama-8b-1", "mistral-7b-1"], takers: 4 }],
         },
     ]

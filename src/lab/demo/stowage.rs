@@ -83,7 +83,7 @@ impl Stowage {
 
 fn listen(at: Option<SocketAddr>) -> Result<(TcpListener, SocketAddr)> {
     let at = at.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, 0).into());
-    let listener = TcpListener::bind(at).with_context(|| format!("nobody can listen on {at}"))?;
+    let listener = TcpListener::bind(at).with_context(|| format!("cannot listen on {at}"))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener, address))

@@ -1,7 +1,7 @@
 //! The story's summary, as data and as a few lines. Computed elsewhere.
 
 use super::placement_cost::PlacementManner;
-use crate::units::Millis;
+use crate::units::{Millis, plural};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -12,9 +12,9 @@ pub struct Summary {
     pub pods_waiting: usize,
     /// Pods that were evicted so that another could be placed.
     pub evicted: usize,
-    pub promised_bytes: u64,
-    pub promisable_bytes: u64,
-    pub promised_percent: f64,
+    pub allocated_bytes: u64,
+    pub allocatable_bytes: u64,
+    pub allocated_percent: f64,
     pub filter_calls: usize,
     pub bind_calls: usize,
     /// The same batch, placed in both ways.
@@ -28,17 +28,21 @@ pub struct Summary {
 impl Summary {
     pub fn lines(&self) -> Vec<String> {
         let verdict = match self.violations.len() {
-            0 => "No GPU was ever promised more than it has, and no exclusive GPU was shared.".to_owned(),
-            n => format!("{n} violation(s):"),
+            0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared.".to_owned(),
+            n => format!("{}:", plural(n, "violation")),
         };
         let mut lines = vec![
             String::new(),
             format!(
-                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait; evicted for serving pods: {}).",
-                self.pods_bound, self.gpus, self.promised_percent, self.pods_waiting, self.evicted
+                "{} share {}: {:.1} % of allocatable VRAM is allocated; {} pending; {} evicted for serving pods.",
+                plural(self.pods_bound, "pod"),
+                plural(self.gpus, "GPU"),
+                self.allocated_percent,
+                plural(self.pods_waiting, "pod"),
+                plural(self.evicted, "pod"),
             ),
             format!(
-                "The scheduler asked filter {} times and bind {} times.",
+                "kube-scheduler called filter {} times and bind {} times.",
                 self.filter_calls, self.bind_calls
             ),
         ];

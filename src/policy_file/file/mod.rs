@@ -64,5 +64,5 @@ pub enum PolicyKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StartGateSpec {
-    pub at_most: Option<Duration>,
+    pub max: Option<Duration>,
 }

@@ -16,7 +16,7 @@ pub struct NodePool {
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub selector: Option<BTreeMap<String, LabelValue>>,
     /// What allocates its GPUs.
-    pub nodes: Option<NodeKind>,
+    pub allocator: Option<NodeKind>,
     /// Classes whose pods may be placed there. Default: all.
     pub classes: Option<Vec<Name>>,
     /// The MIG layout of each of its GPUs. `[]`: whole GPUs; default: any.

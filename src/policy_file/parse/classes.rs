@@ -11,9 +11,9 @@ pub const SERVING: &str = "serving";
 /// An error is a value that the check of the file should have refused.
 pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
     let written: Vec<(usize, &WrittenClass)> = file.classes.iter().flatten().enumerate().collect();
-    let gate = file.start_gate.as_ref().and_then(|gate| gate.at_most);
+    let gate = file.start_gate.as_ref().and_then(|gate| gate.max);
     let parse = |mut class: Class, entry: Option<(usize, &WrittenClass)>| {
-        class.start_gate.at_most = gate.map_or(class.start_gate.at_most, |time| time.0);
+        class.start_gate.max = gate.map_or(class.start_gate.max, |time| time.0);
         let (place, class) = match entry {
             Some((place, written)) => (Some(place), changed(&class, written)?),
             None => (None, class),

@@ -94,7 +94,7 @@ fn pool(file: &file::NodePool) -> Pool {
     let named = Pool::named(&file.name.0);
     Pool {
         selector: texts(&file.selector),
-        nodes: file.nodes.unwrap_or(named.nodes),
+        allocator: file.allocator.unwrap_or(named.allocator),
         classes: file.classes.as_ref().map(|names| names.iter().map(|name| name.0.clone()).collect()),
         mig: file.mig.as_ref().map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
         capacity: file.capacity.as_ref().map(|capacity| usage(capacity.vram, capacity.gpus)),

@@ -22,19 +22,19 @@ mode: shadow
 headroom: {default: 12%, models: {H100: 8%}}
 telemetry: {fresh: 4s, expired: refuse}
 loading: {network: 1.5GB/s}
-startGate: {atMost: 5m}
+startGate: {max: 5m}
 scoring: {shortlist: 7, weights: {packing: 3}}
 preemption: {costs: {perPod: 2m, perRequest: 3s}, violateBudgets: when-nothing-else, evictionsPerMinute: {node: 2}}
 conflicts: evict-unstarted
-planning: {gatedAtMost: 45s, groups: {placement: one-island}, pressure: {queue: {from: 99}}, consolidation: {enabled: true}}
+planning: {maxGatedTime: 45s, groups: {placement: one-island}, pressure: {queue: {high: 99}}, consolidation: {enabled: true}}
 classes:
 - name: chat
-  match: {namespaces: [chat], priority: {atLeast: 5}, expression: pod.gpus > 1}
+  match: {namespaces: [chat], priority: {min: 5}, expression: pod.gpus > 1}
   mayShareWith: [serving]
-  startGate: {atLeast: 1s}
+  startGate: {min: 1s}
 - name: batch
   preemptible: true
-  lostWorkAtMost: 5m
+  maxLostWork: 5m
   doNotDisrupt: ignore
   disruptionBudgets: ignore
 - name: serving
@@ -43,7 +43,7 @@ tenants:
 - {name: a, namespaces: [a], guarantee: {vram: 40Gi}, limit: {gpus: 4}}
 - {name: b, namespaces: [b], borrowing: never, weight: 3}
 nodePools:
-- {name: p, selector: {x: y}, nodes: device-plugin, classes: [chat], mig: [], capacity: {gpus: 2}}
+- {name: p, selector: {x: y}, allocator: device-plugin, classes: [chat], mig: [], capacity: {gpus: 2}}
 ";
 
 #[test]
@@ -66,14 +66,14 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
         (policy.preemption.evictions_per_minute.cluster, policy.preemption.evictions_per_minute.node),
         (60, 2)
     );
-    assert_eq!(policy.planning.gated_at_most, Millis::seconds(45));
+    assert_eq!(policy.planning.max_gated_time, Millis::seconds(45));
     assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);
     let pressure = policy.planning.pressure.unwrap();
-    assert_eq!((pressure.queue.from, pressure.queue.to, pressure.kv_cache.from.get()), (99, 16, 95));
+    assert_eq!((pressure.queue.high, pressure.queue.low, pressure.kv_cache.high.get()), (99, 16, 95));
     assert_eq!(policy.planning.consolidation, Some(Consolidation::default()));
     assert_eq!(lowered("planning: {pressure: {enabled: false}}").planning.pressure, None);
     let batch = policy.classes().iter().find(|class| class.name == "batch").unwrap();
-    assert_eq!(batch.lost_work_at_most, Some(Millis::seconds(300)));
+    assert_eq!(batch.max_lost_work, Some(Millis::seconds(300)));
     assert!(!batch.honors_do_not_disrupt() && !batch.honors_budgets());
     let a = &policy.tenants()[0];
     assert_eq!((a.guarantee.vram, a.guarantee.milli_gpus), (Bytes::gib(40), u64::MAX));
@@ -94,8 +94,8 @@ fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_change
         (class("serving").limits.queue, class("serving").limits.kv_cache),
         (Some(5), Percent::new(90))
     );
-    assert_eq!(class("serving").start_gate.at_most, Millis::seconds(300));
-    assert_eq!(class("chat").start_gate.at_least, Millis::seconds(1));
+    assert_eq!(class("serving").start_gate.max, Millis::seconds(300));
+    assert_eq!(class("chat").start_gate.min, Millis::seconds(1));
 }
 
 #[test]

@@ -55,8 +55,8 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if let Some(range) = one.class.matches.priority.as_ref().filter(|range| range.is_empty()) {
         let message = format!("no priority is at least {} and at most {}", range.start(), range.end());
         found.push(
-            Diagnostic::error("nobody-matches", span(matches, &["priority"]), message)
-                .label(format!("nobody is ever of class `{}`", one.class.name))
+            Diagnostic::error("no-pod-matches", span(matches, &["priority"]), message)
+                .label(format!("no pod is ever of class `{}`", one.class.name))
                 .help("exchange the two"),
         );
     }
@@ -64,19 +64,19 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
 
 fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let gate = one.class.start_gate;
-    if gate.at_least <= gate.at_most {
+    if gate.min <= gate.max {
         return;
     }
-    let (least, most) = (duration_text(gate.at_least), duration_text(gate.at_most));
+    let (least, most) = (duration_text(gate.min), duration_text(gate.max));
     let message = format!("the start gate stays closed for at least {least} and opens after at most {most}");
-    let diagnostic = Diagnostic::error("gate-never-opens", span(entry, &["startGate", "atLeast"]), message);
-    let own = entry.get("startGate").and_then(|gate| gate.get("atMost"));
-    let whole = policy.merged.get("startGate").and_then(|gate| gate.get("atMost"));
+    let diagnostic = Diagnostic::error("gate-never-opens", span(entry, &["startGate", "min"]), message);
+    let own = entry.get("startGate").and_then(|gate| gate.get("max"));
+    let whole = policy.merged.get("startGate").and_then(|gate| gate.get("max"));
     let diagnostic = match own.or(whole) {
         Some(most) => diagnostic.other(most.span, "it must open by then"),
-        None => diagnostic.label(format!("`atMost` is not said, so it is {most}")),
+        None => diagnostic.label(format!("`max` is not said, so it is {most}")),
     };
-    found.push(diagnostic.help("make `atLeast` shorter than `atMost`"));
+    found.push(diagnostic.help("make `min` shorter than `max`"));
 }
 
 fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {

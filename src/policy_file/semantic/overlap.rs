@@ -110,7 +110,9 @@ fn by_range(
     Some(
         Diagnostic::warning("serving-could-be-victim", span(entry, &["match", "priority"]), message)
             .other(span(taken_by, &["match", "priority"]), format!("`{taker}` reaches into it"))
-            .help("let the ranges end where the other begins, or put the class that nobody may evict first"),
+            .help(
+                "let the ranges end where the other begins, or put the class that is not preemptible first",
+            ),
     )
 }
 

@@ -52,12 +52,12 @@ fn classes(policy: Written<'_>, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
 }
 
 fn shadow(policy: Written<'_>, file: &NodePool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    if policy.draft.settings.mode == Mode::Shadow && file.nodes == Some(NodeKind::Stowage) {
+    if policy.draft.settings.mode == Mode::Shadow && file.allocator == Some(NodeKind::Stowage) {
         found.push(
             Diagnostic::error(
                 "shadow-without-gpu",
-                span(entry, &["nodes"]),
-                "in shadow mode nobody hands out the GPUs of this pool, so its pods would get none",
+                span(entry, &["allocator"]),
+                "in shadow mode Stowage allocates no GPUs, so the pods of this pool would get none",
             )
             .other(policy.span(&["mode"]), "nothing is put into force")
             .help("try shadow mode on `device-plugin` nodes, or use `mode: enforce`"),

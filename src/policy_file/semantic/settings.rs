@@ -66,18 +66,19 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let Some(rules) = &policy.draft.settings.planning.pressure else { return };
     let (kv, queue) = (rules.kv_cache, rules.queue);
     let thresholds = [
-        ("kvCache", kv.to < kv.from, format!("{}%", kv.from.get()), format!("{}%", kv.to.get())),
-        ("queue", queue.to < queue.from, queue.from.to_string(), queue.to.to_string()),
+        ("kvCache", kv.low < kv.high, format!("{}%", kv.high.get()), format!("{}%", kv.low.get())),
+        ("queue", queue.low < queue.high, queue.high.to_string(), queue.low.to_string()),
     ];
-    for (field, is_sound, from, to) in thresholds {
+    for (field, is_sound, high, low) in thresholds {
         if is_sound {
             continue;
         }
-        let message = format!("pressure begins at {from} and is over at {to} already");
+        let message = format!("pressure begins at {high} and already ends at {low}");
         let at = policy.span(&["planning", "pressure", field]);
         let diagnostic = Diagnostic::error("pressure-without-end", at, message);
         found.push(
-            diagnostic.help("make `to` less than `from`, by as much as the figure moves between two looks"),
+            diagnostic
+                .help("make `low` less than `high`, by as much as the figure varies between two reports"),
         );
     }
 }
@@ -88,7 +89,7 @@ fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {
         let at = policy.span(&["preemption", "evictionsPerMinute", field]);
         if rate == 0 {
-            let message = "with no eviction a minute Stowage never makes room by itself";
+            let message = "with no eviction per minute Stowage never preempts by itself";
             found.push(
                 Diagnostic::warning("no-evictions", at, message)
                     .help("write 1 or more; to keep pods, say so of their class: `preemptible: false`"),

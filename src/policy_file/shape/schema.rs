@@ -60,9 +60,9 @@ fn without_null(schema: &mut Schema) {
 
 /// Settings of the whole policy. Lists have no defaults; a class' defaults depend on which class it is.
 fn defaults() -> file::PolicySpec<policy::Class> {
-    let at_most = policy::StartGate::default().at_most;
+    let max = policy::StartGate::default().max;
     file::PolicySpec {
-        start_gate: Some(file::StartGateSpec { at_most: Some(file::Duration(at_most)) }),
+        start_gate: Some(file::StartGateSpec { max: Some(file::Duration(max)) }),
         classes: None,
         tenants: None,
         node_pools: None,

@@ -45,8 +45,8 @@ fn an_editor_is_told_the_defaults_that_hold() {
         |place: &str| schema.pointer(&format!("{place}/default")).and_then(serde_json::Value::as_str);
     assert_eq!(default("/properties/mode"), Some("enforce"));
     assert_eq!(default("/$defs/Headroom/properties/default"), Some("10%"));
-    assert_eq!(default("/$defs/StartGateSpec/properties/atMost"), Some("10m"));
-    assert_eq!(default("/$defs/EvictionCosts/properties/workAtMost"), Some("1h"));
+    assert_eq!(default("/$defs/StartGateSpec/properties/max"), Some("10m"));
+    assert_eq!(default("/$defs/EvictionCosts/properties/maxLostWork"), Some("1h"));
     assert_eq!(schema.pointer("/$defs/Weights/properties/kvHeadroom/default"), Some(&40.into()));
 }
 
@@ -68,14 +68,11 @@ fn the_way_out_fits_the_mistake() {
     for (text, help) in [
         ("headroom: {default: 10}\n", "did you mean `10%`?"),
         ("telemetry: {fresh: 5}\n", "did you mean `5s`?"),
-        (
-            "startGate: {atMost: 10min}\n",
-            "write whole numbers with ms, s, m, h or d, such as `30s` or `1h30m`",
-        ),
+        ("startGate: {max: 10min}\n", "write whole numbers with ms, s, m, h or d, such as `30s` or `1h30m`"),
         ("classes: [{name: a, preemptible: yes}]\n", "write `true`"),
         ("classes: [{name: 7}]\n", "put it in quotes: `\"7\"`"),
         (
-            "classes: [{name: a, priority: {atLeast: 1}}]\n",
+            "classes: [{name: a, priority: {min: 1}}]\n",
             "it belongs under `classes[].match`; check the indentation",
         ),
         ("guarantee: {gpus: 1}\n", "it belongs under `tenants[]`; check the indentation"),
@@ -96,26 +93,26 @@ mode: enforce
 headroom: {default: 10%, models: {H100: 8%}}
 telemetry: {fresh: 5s, stale: 30s, margin: 5%, expired: ledger-only}
 loading: {network: 1GB/s, disk: 3GB/s, pageCache: 5GB/s, init: 20s}
-startGate: {atMost: 10m}
+startGate: {max: 10m}
 scoring:
   shortlist: 4
   softReservationLifetime: 2s
   weights: {packing: 1, kvHeadroom: 40, timeToReady: 20, interference: 0, topology: 5, spread: 0}
-preemption: {reservationSlack: 30s, costs: {perPod: 60s, workAtMost: 1h}}
+preemption: {reservationSlack: 30s, costs: {perPod: 60s, maxLostWork: 1h}}
 classes:
   - name: chat
     match:
       namespaces: [chat]
       labels: {app: chat}
       priorityClasses: [high]
-      priority: {atLeast: 0, atMost: 1000}
+      priority: {min: 0, max: 1000}
       resources: [nvidia.com/gpu]
       sharing: exclusive
       expression: \"pod.labels['team'] == 'x' && pod.vram > 40 * 1024\"
     engine: true
     mayShareWith: [serving]
     limits: {kvCache: 90%, queue: 32}
-    startGate: {atLeast: 0s, atMost: 10m}
+    startGate: {min: 0s, max: 10m}
     preemptible: false
     minRuntime: 0s
     drainTime: 0s
@@ -132,7 +129,7 @@ tenants:
 nodePools:
   - name: a100
     selector: {gpu-pool: a100}
-    nodes: stowage
+    allocator: stowage
     classes: [fraud]
     mig: [3g.40gb, 3g.40gb]
     capacity: {gpus: 2, vram: 160Gi}

@@ -9,7 +9,7 @@ use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::node::Node;
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,15 +17,15 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
-    #[error("{node} {gpu}: pods were promised {reserved} of {capacity}")]
+    #[error("{node} {gpu}: {reserved} of {capacity} are allocated")]
     OverPromised { node: NodeName, gpu: GpuUuid, reserved: Bytes, capacity: Bytes },
-    #[error("{node} {gpu}: {pod} wants the GPU to itself and shares it with {others} pod(s)")]
+    #[error("{node} {gpu}: {pod} is exclusive and shares the GPU with {}", plural(*others, "pod"))]
     ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
-    #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
+    #[error("{node} {gpu}: the ledger has {booked} allocated, the pods add up to {added_up}")]
     BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
-    #[error("{node} {resource}: the books say {booked} are in use, the pods add up to {added_up}")]
+    #[error("{node} {resource}: the ledger has {booked} in use, the pods add up to {added_up}")]
     DevicesDiffer { node: NodeName, resource: PluginResource, booked: u32, added_up: u32 },
-    #[error("the books say {booked} pod(s) are in {group}, {shown} show that they are")]
+    #[error("the ledger has {} in {group}, {shown} show that they are", plural(*booked, "pod"))]
     GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
 }
 

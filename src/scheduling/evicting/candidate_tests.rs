@@ -136,7 +136,7 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     bench.bound("leaves", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
     bench.bound("stays", "b", observed());
     assert_eq!(bench.group_victims(), three("", "", "leaves"));
-    assert_eq!(bench.why("leaves"), Some(KeepReason::Leaving));
+    assert_eq!(bench.why("leaves"), Some(KeepReason::Deleting));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
@@ -145,7 +145,7 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
-    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimStays));
+    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
     assert_eq!(
         bench.reserve(&set, set.all_victims()),
-        Err(AssumeConflict::VictimStays),
+        Err(AssumeConflict::VictimProtected),
         "the hold looks again"
     );
 }
@@ -191,7 +191,7 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
         victims: Arc::from([uid("x")]),
         deadline: NOW,
     };
-    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimStays));
+    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     assert_eq!(bench.group_victims(), three("g-1", "g-2", ""));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.eviction_cost.victims, 2);
-    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimStays), "half of it");
+    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimProtected), "half of it");
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
     // Both are victims of a reservation already, on either node.
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
@@ -218,7 +218,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     }
     assert_eq!(
         bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
-        Some(KeepReason::SpokenFor)
+        Some(KeepReason::VictimOfAnother)
     );
 }
 
@@ -317,10 +317,10 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
 #[test]
 fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
     let mut classes = crate::scheduling::policy::built_in_classes();
-    let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
+    let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
     classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
     let mut policy = Policy::default();
-    policy.preemption.costs.work_at_most = Millis::seconds(60);
+    policy.preemption.costs.max_lost_work = Millis::seconds(60);
     let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
     bench.bound("silent", "a", observed());
     bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..observed() });

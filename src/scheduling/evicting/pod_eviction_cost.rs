@@ -45,7 +45,7 @@ impl Ledger {
     }
 
     pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
-        let at_most = class.lost_work_at_most.unwrap_or(self.policy().preemption.costs.work_at_most);
+        let at_most = class.max_lost_work.unwrap_or(self.policy().preemption.costs.max_lost_work);
         self.now().since(since).min(at_most)
     }
 

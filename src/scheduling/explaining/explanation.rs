@@ -22,12 +22,12 @@ pub struct Explanation {
     pub pod: PodKey,
     pub uid: PodUid,
     pub verdict: PodVerdict,
-    pub asks: RequestPart,
+    pub request: RequestPart,
     pub class: ClassPart,
     /// `None` if no tenant has the pod's namespace.
     pub tenant: Option<TenantPart>,
     pub policy: PolicyPart,
-    pub place: PodStage,
+    pub stage: PodStage,
     pub counts: Counts,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
@@ -63,7 +63,7 @@ pub enum PodVerdict {
     /// GPUs are allocated to the pod, and its Binding is being written.
     Assumed,
     /// The pod has a reservation whose victims have not left yet.
-    Holding,
+    Reserved,
     /// The pod waits, and a node fits.
     Fits,
     /// The pod waits, and no node fits.
@@ -195,7 +195,7 @@ pub enum PodStage {
         gpus: Vec<GpuUuid>,
         granted_bytes: Bytes,
     },
-    Holding {
+    Reserved {
         node: NodeName,
         gpus: Vec<GpuUuid>,
         /// The pods that were evicted for it.
@@ -206,15 +206,15 @@ pub enum PodStage {
     },
     Waiting {
         /// The node that was ranked first when the pod was last filtered and a node fitted.
-        offered: Option<NodeName>,
+        offered_node: Option<NodeName>,
         /// How much longer its soft reservation steers other pods away.
-        offer_lasts_millis: Option<Millis>,
+        soft_reservation_ends_in_millis: Option<Millis>,
         /// How often the pod was offered nodes and came back unbound.
-        tries: u32,
+        attempts: u32,
         /// The latest refusal, when no node fitted.
         refused: Option<RefusedPart>,
         /// On how many nodes the scheduler last asked for victims.
-        offered_to_preempt: Option<u32>,
+        preemption_candidates: Option<u32>,
         /// The scheduling gate that keeps the pod from the scheduler.
         gate: SchedulingGate,
         /// How many times in a row the planner found no place for it.
@@ -300,10 +300,10 @@ pub struct ScorePart {
     pub cost: u64,
     pub parts: Vec<WeightedPart>,
     /// The VRAM that would stay free on the chosen GPUs.
-    pub leftover_bytes: Bytes,
+    pub free_after_bytes: Bytes,
     /// The part of it that recently seen pods could not use; absent until enough pods were seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub useless_bytes: Option<Bytes>,
+    pub unusable_after_bytes: Option<Bytes>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -317,7 +317,7 @@ pub struct WeightedPart {
     pub weighted: u64,
 }
 
-/// One GPU or MIG slice. `free = capacity − allocated − unaccounted`, `capacity = total − reserved − headroom`.
+/// One GPU or MIG slice. `free = allocatable − allocated − unaccounted`, `allocatable = total − driver reserved − headroom`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPart {
@@ -329,14 +329,14 @@ pub struct GpuPart {
     pub health: Health,
     pub total_bytes: Bytes,
     /// What the driver keeps for itself.
-    pub reserved_bytes: Bytes,
+    pub driver_reserved_bytes: Bytes,
     pub headroom_bytes: Bytes,
-    pub capacity_bytes: Bytes,
-    pub promised_bytes: Bytes,
+    pub allocatable_bytes: Bytes,
+    pub allocated_bytes: Bytes,
     /// VRAM in use beyond what is allocated, or a margin where no agent reports.
     pub unaccounted_bytes: Bytes,
     /// VRAM in soft reservations of other pods.
-    pub offered_bytes: Bytes,
+    pub soft_reserved_bytes: Bytes,
     pub free_bytes: Bytes,
     /// Of the fullest engine on it; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,

@@ -198,14 +198,15 @@ impl<'a> GpuOccupants<'a> {
 
     pub fn alone(self) -> Vec<String> {
         self.named(|gpu_occupant| {
-            gpu_occupant.sharing == Sharing::Exclusive && gpu_occupant.presence != OccupantPhase::Offered
+            gpu_occupant.sharing == Sharing::Exclusive
+                && gpu_occupant.presence != OccupantPhase::SoftlyReserved
         })
     }
 
     /// The pods whose engines start, and when the last start gate opens at the latest; unknown for an engine that has not begun.
     pub fn starting(self) -> (Vec<String>, Option<Millis>) {
         let is_to_start =
-            |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Held && gpu_occupant.engine;
+            |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Reserved && gpu_occupant.engine;
         let names = self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
         let gates = self.iter().filter_map(|gpu_occupant| gpu_occupant.starting).max();
         let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
@@ -218,7 +219,7 @@ impl<'a> GpuOccupants<'a> {
         self.named(|gpu_occupant| {
             let class = policy.class(gpu_occupant.class);
             let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
-            !agree && gpu_occupant.presence != OccupantPhase::Offered
+            !agree && gpu_occupant.presence != OccupantPhase::SoftlyReserved
         })
     }
 }

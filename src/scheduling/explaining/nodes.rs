@@ -193,8 +193,8 @@ fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScoreP
         contended: candidate.score.contended,
         cost: candidate.score.cost,
         parts: weighted(&parts, &facts.policy.scoring.weights),
-        leftover_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
-        useless_bytes: evaluation.useless(candidate.gpus),
+        free_after_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
+        unusable_after_bytes: evaluation.useless(candidate.gpus),
     }
 }
 
@@ -239,12 +239,12 @@ fn gpu_part(
         parent: device.parent.clone(),
         health: gpu.health,
         total_bytes: device.total,
-        reserved_bytes: device.reserved,
+        driver_reserved_bytes: device.reserved,
         headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),
-        capacity_bytes: gpu.capacity,
-        promised_bytes: gpu.charged,
+        allocatable_bytes: gpu.capacity,
+        allocated_bytes: gpu.charged,
         unaccounted_bytes: gpu.unaccounted_vram,
-        offered_bytes: gpu.softly_reserved,
+        soft_reserved_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,

@@ -17,17 +17,17 @@ pub enum Obstacle {
     /// A process cannot span MIG slices, and the pod wants several GPUs.
     Slice,
     /// Too small even if it were empty.
-    TooSmall { needs_bytes: Bytes, capacity_bytes: Bytes, short_bytes: Bytes },
+    TooSmall { needs_bytes: Bytes, allocatable_bytes: Bytes, short_bytes: Bytes },
     /// Too little is free.
-    Short { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
+    InsufficientVram { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes },
     /// A resident pod has the GPU exclusively.
-    TakenWhole { by: Vec<String> },
+    Exclusive { by: Vec<String> },
     /// The pod wants the GPU exclusively, and other pods are on it.
     NotEmpty { by: Vec<String> },
     /// Two engines that start at once break each other.
     EngineStarting { by: Vec<String>, opens_in_millis: Option<Millis> },
     /// The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
-    Barred { by: Vec<String> },
+    ClassExcluded { by: Vec<String> },
     /// The engines' KV cache is fuller than the pod's class allows.
     KvCacheFull { percent: Percent, limit_percent: Percent, above_points: u8 },
     /// More requests wait than the pod's class allows.
@@ -38,7 +38,7 @@ pub enum Obstacle {
 pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Vec<Obstacle> {
     let unhealthy = (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health });
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
-    let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: gpu_occupants.alone() });
+    let taken_whole = gpu.exclusive.then(|| Obstacle::Exclusive { by: gpu_occupants.alone() });
     // An exclusive GPU has nothing free: a shortage would say nothing more.
     let room = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
     let starting = demand.terms.engine && gpu.starting;
@@ -49,7 +49,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     let excluded_classes = gpu
         .excluded_classes
         .contains(demand.class)
-        .then(|| Obstacle::Barred { by: gpu_occupants.excluding(demand) });
+        .then(|| Obstacle::ClassExcluded { by: gpu_occupants.excluding(demand) });
     let all = [
         unhealthy,
         slice,
@@ -63,18 +63,18 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
 }
 
 fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
-    let (needs_bytes, free_bytes, capacity_bytes) = (demand.per_gpu, gpu.free(), gpu.capacity);
-    if needs_bytes > capacity_bytes {
-        let short_bytes = needs_bytes.minus(capacity_bytes);
-        return Some(Obstacle::TooSmall { needs_bytes, capacity_bytes, short_bytes });
+    let (needs_bytes, free_bytes, allocatable_bytes) = (demand.per_gpu, gpu.free(), gpu.capacity);
+    if needs_bytes > allocatable_bytes {
+        let short_bytes = needs_bytes.minus(allocatable_bytes);
+        return Some(Obstacle::TooSmall { needs_bytes, allocatable_bytes, short_bytes });
     }
     let short_bytes = needs_bytes.minus(free_bytes);
-    (needs_bytes > free_bytes).then_some(Obstacle::Short { needs_bytes, free_bytes, short_bytes })
+    (needs_bytes > free_bytes).then_some(Obstacle::InsufficientVram { needs_bytes, free_bytes, short_bytes })
 }
 
 fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
     let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
-    let names = || gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered);
+    let names = || gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved);
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
@@ -100,9 +100,9 @@ impl Obstacle {
             Self::EngineStarting { .. } => 1,
             Self::QueueLong { .. } => 2,
             Self::KvCacheFull { .. } => 3,
-            Self::Short { .. } => 4,
-            Self::NotEmpty { .. } | Self::TakenWhole { .. } => 5,
-            Self::Barred { .. } => 6,
+            Self::InsufficientVram { .. } => 4,
+            Self::NotEmpty { .. } | Self::Exclusive { .. } => 5,
+            Self::ClassExcluded { .. } => 6,
             Self::Unhealthy { .. } => 7,
             Self::TooSmall { .. } | Self::Slice => 8,
         }
@@ -110,7 +110,7 @@ impl Obstacle {
 
     pub fn short(&self) -> Bytes {
         match self {
-            Self::TooSmall { short_bytes, .. } | Self::Short { short_bytes, .. } => *short_bytes,
+            Self::TooSmall { short_bytes, .. } | Self::InsufficientVram { short_bytes, .. } => *short_bytes,
             _ => Bytes::ZERO,
         }
     }
@@ -122,25 +122,25 @@ impl fmt::Display for Obstacle {
             Self::Unhealthy { health: Health::Lost } => write!(f, "it is lost"),
             Self::Unhealthy { .. } => write!(f, "it is draining and takes no more pods"),
             Self::Slice => write!(f, "it is a MIG slice, and a pod over several GPUs gets whole ones"),
-            Self::TooSmall { needs_bytes, capacity_bytes, short_bytes } => write!(
+            Self::TooSmall { needs_bytes, allocatable_bytes, short_bytes } => write!(
                 f,
-                "needs {needs_bytes}, and it can promise {capacity_bytes} even if it is empty: {short_bytes} too small"
+                "needs {needs_bytes}, and it has {allocatable_bytes} allocatable even if it is empty: {short_bytes} too small"
             ),
-            Self::Short { needs_bytes, free_bytes, short_bytes } => {
+            Self::InsufficientVram { needs_bytes, free_bytes, short_bytes } => {
                 write!(f, "needs {needs_bytes}, {free_bytes} free: {short_bytes} short")
             }
-            Self::TakenWhole { by } => write!(f, "{} it to itself", have(by)),
+            Self::Exclusive { by } => write!(f, "{} it exclusively", have(by)),
             Self::NotEmpty { by } => {
-                write!(f, "the pod wants it to itself, and {} something on it", have(by))
+                write!(f, "the pod requests it exclusively, and {} VRAM on it", have(by))
             }
             Self::EngineStarting { by, opens_in_millis } => {
                 write!(f, "{} an engine that is starting there", have(by))?;
                 match opens_in_millis {
-                    Some(opens_in) => write!(f, "; its gate opens in at most {}", length(*opens_in)),
+                    Some(opens_in) => write!(f, "; its start gate opens in at most {}", length(*opens_in)),
                     None => Ok(()),
                 }
             }
-            Self::Barred { by } => write!(f, "{} a class that shares no GPU with the pod's", have(by)),
+            Self::ClassExcluded { by } => write!(f, "{} a class that shares no GPU with the pod's", have(by)),
             Self::KvCacheFull { percent, limit_percent, above_points } => write!(
                 f,
                 "its engines' KV cache is at {percent}, {above_points} points above the class's limit of {limit_percent}"
@@ -155,7 +155,7 @@ impl fmt::Display for Obstacle {
 /// The greatest number of pods that a sentence names.
 const NAMED: usize = 3;
 
-/// `a, b and 2 more have`; "someone", if the ledger does not know the pods.
+/// `a, b and 2 more have`; "another pod", if the ledger does not know the pods.
 fn have(names: &[String]) -> String {
     let verb = if names.len() > 1 { "have" } else { "has" };
     format!("{} {verb}", list(names))
@@ -163,7 +163,7 @@ fn have(names: &[String]) -> String {
 
 pub fn list(names: &[String]) -> String {
     match names {
-        [] => "someone".into(),
+        [] => "another pod".into(),
         [one] => one.clone(),
         _ if names.len() > NAMED => {
             format!("{} and {} more", names[..NAMED].join(", "), names.len() - NAMED)

@@ -8,7 +8,7 @@ use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Moment};
 
-pub fn place(facts: &Facts) -> PodStage {
+pub fn stage(facts: &Facts) -> PodStage {
     match &facts.entry.phase {
         PodPhase::Bound(bound) => bound_place(facts, bound),
         PodPhase::Assumed(assumed) => PodStage::Assumed {
@@ -27,7 +27,7 @@ pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
         PodPhase::Assumed(_) => PodVerdict::Assumed,
         // As soon as the VRAM is free, the pod fits.
         PodPhase::Waiting(_) if fitting > 0 => PodVerdict::Fits,
-        PodPhase::Waiting(waiting) if waiting.reservation.is_some() => PodVerdict::Holding,
+        PodPhase::Waiting(waiting) if waiting.reservation.is_some() => PodVerdict::Reserved,
         PodPhase::Waiting(_) => PodVerdict::DoesNotFit,
     }
 }
@@ -61,7 +61,7 @@ fn granted(facts: &Facts) -> Bytes {
 }
 
 fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
-    PodStage::Holding {
+    PodStage::Reserved {
         node: reservation.node.clone(),
         gpus: reservation.devices.to_vec(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
@@ -78,14 +78,14 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         unanswered_wakes: waiting.unanswered_wakes,
     };
     PodStage::Waiting {
-        offered: waiting.offered.clone(),
-        offer_lasts_millis: waiting
+        offered_node: waiting.offered.clone(),
+        soft_reservation_ends_in_millis: waiting
             .soft_reservation
             .as_ref()
             .map(|soft_reservation| soft_reservation.expires.since(facts.now)),
-        tries: waiting.tries,
+        attempts: waiting.tries,
         refused: waiting.refused.as_ref().map(refused),
-        offered_to_preempt: waiting.offered_to_preempt,
+        preemption_candidates: waiting.offered_to_preempt,
         gate: waiting.gate,
         failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.unanswered_wakes),
     }

@@ -110,8 +110,8 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
     let mut other = wanted.clone();
     let gpu_candidate = change.gpu_candidate()?;
     match change {
-        RemedyChange::AskLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
-        RemedyChange::OtherCount { gpus, .. } => other.gpus = Some(*gpus),
+        RemedyChange::RequestLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
+        RemedyChange::ChangeGpuCount { gpus, .. } => other.gpus = Some(*gpus),
         RemedyChange::Share { .. } => other.exclusive = false,
         RemedyChange::Preempt { victims, needs, .. } => {
             if let PreemptionNeeds::Priority(least) = needs {
@@ -126,12 +126,12 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             let calm = gpu_candidate.node.as_str();
             plan.report(&mut world, Some(calm));
         }
-        RemedyChange::WaitForGate { opens_in_millis, .. } => {
+        RemedyChange::WaitForStartGate { opens_in_millis, .. } => {
             world.pass((*opens_in_millis)?);
             plan.report(&mut world, None);
         }
-        RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
-        RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
+        RemedyChange::WaitForEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
+        RemedyChange::FreeVram { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
             // If nothing is free on a GPU, all of it is missing, and no pod requests nothing.
             let rest = asked.minus(*short_bytes);
@@ -140,7 +140,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             }
             other.vram = rest.0.to_string();
         }
-        RemedyChange::Empty { by, .. } => {
+        RemedyChange::WaitForEmptyGpu { by, .. } => {
             release(&mut world, by);
             plan.report(&mut world, Some(gpu_candidate.node.as_str()));
         }
@@ -174,10 +174,10 @@ proptest! {
                 let can_take = usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
                 prop_assert_eq!(gpu.obstacles.is_empty(), can_take, "{:?}", gpu);
                 prop_assert_eq!(gpu.chosen, verdict.is_ok_and(|gpus| gpus.contains(place)));
-                let left = gpu.total_bytes.minus(gpu.reserved_bytes).minus(gpu.headroom_bytes);
-                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.promised_bytes).minus(gpu.unaccounted_bytes));
+                let left = gpu.total_bytes.minus(gpu.driver_reserved_bytes).minus(gpu.headroom_bytes);
+                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.allocated_bytes).minus(gpu.unaccounted_bytes));
                 let named = |obstacle: &Obstacle| match obstacle {
-                    Obstacle::TakenWhole { by } | Obstacle::NotEmpty { by } | Obstacle::EngineStarting { by, .. } => !by.is_empty(),
+                    Obstacle::Exclusive { by } | Obstacle::NotEmpty { by } | Obstacle::EngineStarting { by, .. } => !by.is_empty(),
                     _ => true,
                 };
                 prop_assert!(gpu.obstacles.iter().all(named), "{:?}", gpu.obstacles);
@@ -201,7 +201,7 @@ proptest! {
         let (mut world, explanation) = explained(&plan, &wanted);
         let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
         let proposed = explanation.remedies.iter().find_map(|remedy| match remedy.change {
-            RemedyChange::AskLess { vram_bytes, .. } => Some(vram_bytes),
+            RemedyChange::RequestLess { vram_bytes, .. } => Some(vram_bytes),
             _ => None,
         });
         if explanation.verdict == PodVerdict::DoesNotFit {

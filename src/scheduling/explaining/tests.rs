@@ -73,7 +73,7 @@ fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed(
     world.pass(Millis::seconds(2));
     world.report("a", &[], &[]);
     let explanation = explained(&mut world, &pod("second", "10Gi"));
-    let [RemedyChange::WaitForGate { gpu_candidate, by, opens_in_millis: Some(opens_in) }] =
+    let [RemedyChange::WaitForStartGate { gpu_candidate, by, opens_in_millis: Some(opens_in) }] =
         changes(&explanation)[..]
     else {
         panic!("{:?}", explanation.remedies)
@@ -97,7 +97,7 @@ fn a_pool_that_does_not_accept_the_class_is_named() {
     let mut world = ExplainedCluster::new(policy).node("a", 1).labelled("a", "pool", "fraud");
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     let expected =
-        "let node pool fraud take class serving (nodePools[].classes in the policy): a GPU 0 fits then";
+        "admit class serving to node pool fraud (nodePools[].classes in the policy): a GPU 0 fits then";
     assert_eq!(explanation.remedies[0].text, expected);
 }
 
@@ -112,7 +112,10 @@ fn classes_that_do_not_share_are_named_with_the_pods_on_the_gpu() {
     let fraud = Sketch { namespace: "fraud", ..pod("f", "10Gi") };
     let mut world = ExplainedCluster::new(with_classes(vec![alone])).node("a", 1).runs(&fraud, "a", &[0]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    assert_eq!(explanation.nodes[0].gpus[0].obstacles, [Obstacle::Barred { by: vec!["fraud/f".into()] }]);
+    assert_eq!(
+        explanation.nodes[0].gpus[0].obstacles,
+        [Obstacle::ClassExcluded { by: vec!["fraud/f".into()] }]
+    );
     assert!(
         matches!(changes(&explanation)[0], RemedyChange::ShareClasses { by, .. } if by[..] == ["fraud/f"])
     );
@@ -132,7 +135,7 @@ fn a_limit_is_named_with_the_increase_that_would_be_enough() {
         _ => None,
     });
     assert_eq!(raised, Some(Bytes::gib(20)));
-    assert!(explanation.remedies[0].text.starts_with("ask for 20Gi"), "{}", explanation.remedies[0].text);
+    assert!(explanation.remedies[0].text.starts_with("request 20Gi"), "{}", explanation.remedies[0].text);
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     world.devices("a", &[Health::Draining]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; in order again, it holds the pod");
+    assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; once healthy, the pod fits");
 }
 
 #[test]
@@ -168,7 +171,9 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
         ExplainedCluster::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
     let high = pod("p", "60Gi");
     assert!(
-        explained(&mut world, &high).remedies[0].text.contains("could leave a GPU 0 for it: the scheduler")
+        explained(&mut world, &high).remedies[0]
+            .text
+            .contains("could be evicted from a GPU 0 for it: kube-scheduler")
     );
     world.ledger.note_ordered(&[job("two").uid()]);
     let text = explained(&mut world, &high).remedies[0].text.clone();
@@ -187,8 +192,8 @@ fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
     assert!(!score.contended);
-    assert_eq!(explanation.nodes[0].gpus[0].offered_bytes, Bytes::ZERO);
-    assert!(matches!(changes(&explanation)[..], [RemedyChange::NotBound { tries: 0, .. }]));
+    assert_eq!(explanation.nodes[0].gpus[0].soft_reserved_bytes, Bytes::ZERO);
+    assert!(matches!(changes(&explanation)[..], [RemedyChange::NotBound { attempts: 0, .. }]));
 }
 
 #[test]
@@ -205,8 +210,8 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
     };
     world.ledger.reserve(&uid, reservation).unwrap();
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
-    assert_eq!(explanation.verdict, PodVerdict::Holding);
-    let PodStage::Holding { victims, victims_left: 1, .. } = &explanation.place else { panic!() };
+    assert_eq!(explanation.verdict, PodVerdict::Reserved);
+    let PodStage::Reserved { victims, victims_left: 1, .. } = &explanation.stage else { panic!() };
     assert_eq!(victims[..], ["team/job".to_owned()]);
     world.ledger.release(&job.uid());
     world.report("a", &[], &[]);
@@ -234,7 +239,7 @@ fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Fits);
     assert!(
-        matches!(changes(&explanation)[0], RemedyChange::RuledOut { node, nodes: 1 } if node.as_str() == "b")
+        matches!(changes(&explanation)[0], RemedyChange::RejectedByOthers { node, nodes: 1 } if node.as_str() == "b")
     );
     let gpu_candidates: Vec<&str> =
         changes(&explanation)[1..].iter().filter_map(|c| Some(c.gpu_candidate()?.node.as_str())).collect();
@@ -258,7 +263,7 @@ fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
     assert_eq!(explanation.nodes.len(), 11);
     let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
     // The nearest node to fitting stands for all.
-    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
+    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("insufficient-vram", 13, "n12"));
     assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
     assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
     let unknown = world.explained(&wanted, &ShownNodes::Node(name("x")));
@@ -286,7 +291,7 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     let explanation = explained(&mut world, &Sketch { devices: Some("2"), ..pod("two", "") });
     assert_eq!(explanation.nodes[0].devices.map(|devices| (devices.allocatable, devices.left)), Some((4, 1)));
     let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
-    assert_eq!(texts[0], "ask for 1 of nvidia.com/gpu instead of 2: p fits then");
+    assert_eq!(texts[0], "request 1 of nvidia.com/gpu instead of 2: p fits then");
     assert!(texts[1].starts_with("wait until 1 more of nvidia.com/gpu is free on p"), "{texts:?}");
     let one = explained(&mut world, &Sketch { devices: Some("1"), ..pod("one", "") });
     assert_eq!(one.verdict, PodVerdict::Fits);

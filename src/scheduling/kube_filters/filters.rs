@@ -15,29 +15,29 @@ use std::sync::Arc;
 #[serde(rename_all = "kebab-case")]
 pub enum FilterVerdict {
     Accepts,
-    Refuses(FilterReason),
+    Rejects(FilterReason),
     /// No known filter refuses, but a rule is not understood here: no pod is evicted for this.
-    CannotJudge(UnsupportedRule),
+    Unsupported(UnsupportedRule),
 }
 
 /// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum FilterReason {
-    #[error("the API server has shown no node of this name")]
+    #[error("the API server has shown no node with this name")]
     UnknownNode,
     #[error("the node has the taint {key}:{effect}, which the pod does not tolerate")]
     Tainted { key: String, effect: Effect },
-    #[error("the node is not one that the pod's node selector or required node affinity takes")]
+    #[error("the node does not match the pod's node selector or required node affinity")]
     NotSelected,
     #[error("the pod asks for {asked} of {resource}, and the node has {allocatable} in all")]
-    TooSmall { resource: Arc<str>, asked: u64, allocatable: u64 },
-    #[error("the node takes {allowed} pods and has them")]
+    InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
+    #[error("the node allows {allowed} pods and has that many")]
     TooManyPods { allowed: u64 },
     #[error("the pod asks for {asked} of {resource}, and {left} are left")]
-    TooLittle { resource: Arc<str>, asked: u64, left: u64 },
-    #[error("the port {port} of the node is taken")]
-    PortTaken { port: HostPort },
+    InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
+    #[error("the host port {port} of the node is in use")]
+    HostPortInUse { port: HostPort },
 }
 
 /// The pods that are or will be on the node, as far as one verdict is concerned.
@@ -56,10 +56,10 @@ impl FilterReason {
             Self::UnknownNode => "unknown-node",
             Self::Tainted { .. } => "tainted",
             Self::NotSelected => "not-selected",
-            Self::TooSmall { .. } => "too-small",
+            Self::InsufficientAllocatable { .. } => "insufficient-allocatable",
             Self::TooManyPods { .. } => "too-many-pods",
-            Self::TooLittle { .. } => "too-little",
-            Self::PortTaken { .. } => "port-taken",
+            Self::InsufficientFree { .. } => "insufficient-free",
+            Self::HostPortInUse { .. } => "host-port-in-use",
         }
     }
 }
@@ -73,8 +73,8 @@ where
         .or_else(|| by_resources(pod, machine, taken))
         .or_else(|| by_ports(pod, ports));
     match (reason, pod.unjudged.or(unjudged)) {
-        (Some(reason), _) => FilterVerdict::Refuses(reason),
-        (None, Some(unjudged)) => FilterVerdict::CannotJudge(unjudged),
+        (Some(reason), _) => FilterVerdict::Rejects(reason),
+        (None, Some(unjudged)) => FilterVerdict::Unsupported(unjudged),
         (None, None) => FilterVerdict::Accepts,
     }
 }
@@ -90,7 +90,8 @@ fn by_the_node_alone(pod: &Requirements, machine: &FilterNode) -> Option<FilterR
     let mut asked = pod.amounts.named();
     asked.find_map(|(resource, asked)| {
         let allocatable = machine.allocatable.of_resource(resource);
-        let too_small = || FilterReason::TooSmall { resource: resource.into(), asked, allocatable };
+        let too_small =
+            || FilterReason::InsufficientAllocatable { resource: resource.into(), asked, allocatable };
         (asked > allocatable).then(too_small)
     })
 }
@@ -103,7 +104,7 @@ fn by_resources(pod: &Requirements, machine: &FilterNode, taken: &RequestedSums)
     let mut asked = pod.amounts.named();
     asked.find_map(|(resource, asked)| {
         let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
-        (asked > left).then(|| FilterReason::TooLittle { resource: resource.into(), asked, left })
+        (asked > left).then(|| FilterReason::InsufficientFree { resource: resource.into(), asked, left })
     })
 }
 
@@ -113,5 +114,5 @@ fn by_ports<'a>(
     taken: impl Iterator<Item = &'a HostPort> + Clone,
 ) -> Option<FilterReason> {
     let is_taken = |port: &&HostPort| taken.clone().any(|other| port.conflicts_with(other));
-    pod.ports.iter().find(is_taken).map(|port| FilterReason::PortTaken { port: port.clone() })
+    pod.ports.iter().find(is_taken).map(|port| FilterReason::HostPortInUse { port: port.clone() })
 }

@@ -268,11 +268,11 @@ impl<'a> FilterQuery<'a> {
     pub fn verdict(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> FilterVerdict {
         let page = self.view.pages.get(node);
         let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?))) else {
-            return FilterVerdict::Refuses(FilterReason::UnknownNode);
+            return FilterVerdict::Rejects(FilterReason::UnknownNode);
         };
         let (coming, unseen) = self.coming(page, beside.coming);
         let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
-        let unjudged = repelled.then_some(UnsupportedRule::RepelledByAnother).or(unseen);
+        let unjudged = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
         classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, unjudged })
     }
@@ -300,7 +300,7 @@ impl<'a> FilterQuery<'a> {
         let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
         let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).collect();
         let unseen = seen.len() < absent().count();
-        (seen, unseen.then_some(UnsupportedRule::UnseenNeighbour))
+        (seen, unseen.then_some(UnsupportedRule::UnknownNeighbour))
     }
 
     fn is_ruled_out(&self, machine: &FilterNode) -> bool {

@@ -238,12 +238,12 @@ impl FilterCluster {
             let has = i128::from(machine.allocatable.of_resource(resource));
             let taken = here.iter().map(|pod| &pod.amounts).chain(comers.iter().map(|pod| &pod.amounts));
             let taken: i128 = taken.map(|amounts| i128::from(amounts.of_resource(resource))).sum();
-            refuse("too-small", asked > 0 && asked > has);
-            refuse("too-little", asked > 0 && asked > has - taken);
+            refuse("insufficient-allocatable", asked > 0 && asked > has);
+            refuse("insufficient-free", asked > 0 && asked > has - taken);
         }
         let mut ports =
             here.iter().flat_map(|pod| pod.ports.iter()).chain(comers.iter().flat_map(|pod| &pod.ports));
-        refuse("port-taken", ports.any(|port| wants.ports.iter().any(|other| clashes(port, other))));
+        refuse("host-port-in-use", ports.any(|port| wants.ports.iter().any(|other| clashes(port, other))));
 
         let kept_away = self.bound.iter().any(|(_, pod)| self.keeps_away(pod, wants, machine));
         let by_comer =
@@ -351,8 +351,8 @@ proptest! {
         let (verdict, refusals, unjudged) = run(&case);
         match verdict {
             FilterVerdict::Accepts => prop_assert!(refusals.is_empty() && !unjudged, "{refusals:?} {unjudged}"),
-            FilterVerdict::Refuses(reason) => prop_assert!(refusals.contains(&reason.code()), "{reason:?} {refusals:?}"),
-            FilterVerdict::CannotJudge(why) => prop_assert!(refusals.is_empty() && unjudged, "{why:?} {refusals:?}"),
+            FilterVerdict::Rejects(reason) => prop_assert!(refusals.contains(&reason.code()), "{reason:?} {refusals:?}"),
+            FilterVerdict::Unsupported(why) => prop_assert!(refusals.is_empty() && unjudged, "{why:?} {refusals:?}"),
         }
     }
 
@@ -385,8 +385,8 @@ fn the_generated_cases_reach_every_verdict() {
         let (verdict, ..) = run(&case().new_tree(&mut runner).unwrap().current());
         let code = match verdict {
             FilterVerdict::Accepts => "accepts",
-            FilterVerdict::Refuses(reason) => reason.code(),
-            FilterVerdict::CannotJudge(unjudged) => unjudged.code(),
+            FilterVerdict::Rejects(reason) => reason.code(),
+            FilterVerdict::Unsupported(unjudged) => unjudged.code(),
         };
         *counts.entry(code).or_default() += 1;
     }
@@ -395,12 +395,12 @@ fn the_generated_cases_reach_every_verdict() {
         "unknown-node",
         "tainted",
         "not-selected",
-        "too-small",
+        "insufficient-allocatable",
         "too-many-pods",
-        "too-little",
-        "port-taken",
-        "repelled-by-another",
-        "unseen-neighbour",
+        "insufficient-free",
+        "host-port-in-use",
+        "anti-affinity-of-another-pod",
+        "unknown-neighbour",
         "volumes",
     ] {
         assert!(counts.get(code).is_some_and(|count| *count >= 3), "{code}: {counts:?}");

@@ -57,26 +57,28 @@ pub enum NamespaceScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnsupportedRule {
-    #[error("the pod requires pods near it or away from it (affinity.podAffinity, podAntiAffinity)")]
+    #[error("the pod has required pod affinity or anti-affinity")]
     InterPodAffinity,
-    #[error("a pod there, or in the same topology, requires pods like this one away from it")]
-    RepelledByAnother,
-    #[error("the pod requires to be spread (topologySpreadConstraints with DoNotSchedule)")]
+    #[error(
+        "another pod there, or in the same topology, has a required anti-affinity against pods like this one"
+    )]
+    AntiAffinityOfAnotherPod,
+    #[error("the pod has topologySpreadConstraints with DoNotSchedule")]
     TopologySpread,
-    #[error("the pod has a volume that may be bound to a place, such as a persistent volume claim")]
+    #[error("the pod has a volume that may be bound to nodes, such as a persistent volume claim")]
     Volumes,
     #[error("the pod has resource claims")]
     ResourceClaims,
-    #[error("the pod names its node itself")]
-    PresetNode,
-    #[error("another scheduling gate than stowage.dev/plan holds the pod back")]
+    #[error("the pod sets spec.nodeName")]
+    NodeNamePreset,
+    #[error("the pod has another scheduling gate than stowage.dev/plan")]
     SchedulingGate,
     #[error("the pod has a quantity or a rule that cannot be read")]
     Unreadable,
-    #[error("a pod planned for the node has not been seen yet")]
-    UnseenNeighbour,
+    #[error("the API server has not shown a pod that is planned for the node")]
+    UnknownNeighbour,
     #[error("the API server has not shown the pod yet")]
-    Unseen,
+    UnknownPod,
 }
 
 impl Requirements {
@@ -105,15 +107,15 @@ impl UnsupportedRule {
     pub fn code(self) -> &'static str {
         match self {
             Self::InterPodAffinity => "inter-pod-affinity",
-            Self::RepelledByAnother => "repelled-by-another",
+            Self::AntiAffinityOfAnotherPod => "anti-affinity-of-another-pod",
             Self::TopologySpread => "topology-spread",
             Self::Volumes => "volumes",
             Self::ResourceClaims => "resource-claims",
-            Self::PresetNode => "preset-node",
+            Self::NodeNamePreset => "node-name-preset",
             Self::SchedulingGate => "scheduling-gate",
             Self::Unreadable => "unreadable",
-            Self::UnseenNeighbour => "unseen-neighbour",
-            Self::Unseen => "unseen",
+            Self::UnknownNeighbour => "unknown-neighbour",
+            Self::UnknownPod => "unknown-pod",
         }
     }
 }

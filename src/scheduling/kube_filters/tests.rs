@@ -65,8 +65,8 @@ fn beside(view: &ClusterFilters, wants: &Requirements, leaving: &[&str], coming:
 fn code(verdict: &FilterVerdict) -> &'static str {
     match verdict {
         FilterVerdict::Accepts => "accepts",
-        FilterVerdict::Refuses(reason) => reason.code(),
-        FilterVerdict::CannotJudge(unjudged) => unjudged.code(),
+        FilterVerdict::Rejects(reason) => reason.code(),
+        FilterVerdict::Unsupported(unjudged) => unjudged.code(),
     }
 }
 
@@ -87,7 +87,7 @@ fn pods_observed_before_their_node_count_once_it_is_observed() {
     view.set_machine(machine("a"));
     assert_eq!(
         verdict(&view, &asking(50)),
-        FilterVerdict::Refuses(FilterReason::TooLittle { resource: CPU.into(), asked: 50, left: 40 })
+        FilterVerdict::Rejects(FilterReason::InsufficientFree { resource: CPU.into(), asked: 50, left: 40 })
     );
 }
 
@@ -96,11 +96,11 @@ fn resources_a_node_lacks_for_good_differ_from_resources_in_use() {
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), on("a", 60));
     let reason = |wants: &Requirements| match verdict(&view, wants) {
-        FilterVerdict::Refuses(reason) => reason,
+        FilterVerdict::Rejects(reason) => reason,
         other => panic!("{other:?}"),
     };
-    assert_eq!(reason(&asking(101)).code(), "too-small");
-    assert_eq!(reason(&asking(41)).code(), "too-little");
+    assert_eq!(reason(&asking(101)).code(), "insufficient-allocatable");
+    assert_eq!(reason(&asking(41)).code(), "insufficient-free");
 }
 
 #[test]
@@ -108,14 +108,14 @@ fn a_resource_that_the_pod_does_not_request_may_be_overcommitted() {
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), on("a", 1000));
     assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
-    assert_eq!(code(&verdict(&view, &asking(1))), "too-little");
+    assert_eq!(code(&verdict(&view, &asking(1))), "insufficient-free");
 }
 
 #[test]
 fn a_node_accepts_pods_up_to_its_pod_limit() {
     let mut view = view(&[machine("a")]);
     ["x", "y", "z"].iter().for_each(|name| view.set_pod(uid(name), on("a", 0)));
-    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Refuses(FilterReason::TooManyPods { allowed: 3 }));
+    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Rejects(FilterReason::TooManyPods { allowed: 3 }));
     view.remove_pod(&uid("y"));
     assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
 }
@@ -125,17 +125,17 @@ fn leaving_pods_free_their_resources_on_their_own_node_only() {
     let mut view = view(&[machine("a"), machine("b")]);
     view.set_pod(uid("x"), on("a", 60));
     view.set_pod(uid("y"), on("b", 60));
-    assert_eq!(code(&beside(&view, &asking(50), &["y"], &[])), "too-little");
+    assert_eq!(code(&beside(&view, &asking(50), &["y"], &[])), "insufficient-free");
     assert_eq!(beside(&view, &asking(50), &["x"], &[]), FilterVerdict::Accepts);
     // An evicted pod counts until it is gone.
-    assert_eq!(code(&beside(&view, &asking(50), &[], &[])), "too-little");
+    assert_eq!(code(&beside(&view, &asking(50), &[], &[])), "insufficient-free");
 }
 
 #[test]
 fn pods_placed_earlier_take_resources_unless_they_are_already_counted() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("first"), asking(60));
-    assert_eq!(code(&beside(&view, &asking(50), &[], &["first"])), "too-little");
+    assert_eq!(code(&beside(&view, &asking(50), &[], &["first"])), "insufficient-free");
     assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
     view.set_pod(uid("first"), on("a", 60));
     assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
@@ -152,7 +152,7 @@ fn a_pod_is_not_counted_ahead_of_itself() {
 #[test]
 fn an_unknown_neighbour_makes_the_verdict_unknown() {
     let view = view(&[machine("a")]);
-    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unseen-neighbour");
+    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unknown-neighbour");
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn a_host_port_is_in_use_until_its_pod_leaves() {
     let mut view = view(&[machine("a")]);
     view.set_pod(uid("x"), NodeFootprint { ports: [port.clone()].into(), ..on("a", 1) });
     let wants = Requirements { ports: vec![port.clone()], ..asking(1) };
-    assert_eq!(verdict(&view, &wants), FilterVerdict::Refuses(FilterReason::PortTaken { port }));
+    assert_eq!(verdict(&view, &wants), FilterVerdict::Rejects(FilterReason::HostPortInUse { port }));
     assert_eq!(beside(&view, &wants, &["x"], &[]), FilterVerdict::Accepts);
     view.set_waiting(uid("y"), wants.clone());
-    assert_eq!(code(&beside(&view, &wants, &["x"], &["y"])), "port-taken");
+    assert_eq!(code(&beside(&view, &wants, &["x"], &["y"])), "host-port-in-use");
 }
 
 fn repelling(scope: &[&str], app: &str, topology: &str) -> Arc<[Arc<AntiAffinity>]> {
@@ -223,8 +223,8 @@ fn a_pods_anti_affinity_makes_the_verdict_unknown_in_its_topology_only() {
     let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
     let on_b = |repels| NodeFootprint { repels, ..on("b", 1) };
     for (repels, expected) in [
-        (repelling(&["team"], "chat", "zone"), "repelled-by-another"),
-        (repelling(&["other", "team"], "chat", "zone"), "repelled-by-another"),
+        (repelling(&["team"], "chat", "zone"), "anti-affinity-of-another-pod"),
+        (repelling(&["other", "team"], "chat", "zone"), "anti-affinity-of-another-pod"),
         (repelling(&["team"], "chat", "host"), "accepts"),
         (repelling(&["team"], "chat", "rack"), "accepts"),
         (repelling(&["team"], "batch", "zone"), "accepts"),
@@ -243,7 +243,7 @@ fn a_pod_placed_earlier_applies_its_anti_affinity() {
     let mut view = view(&[machine("a")]);
     let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
     view.set_waiting(uid("y"), Requirements { repels: repelling(&["team"], "chat", "rack"), ..asking(1) });
-    assert_eq!(code(&beside(&view, &wants, &[], &["y"])), "repelled-by-another");
+    assert_eq!(code(&beside(&view, &wants, &[], &["y"])), "anti-affinity-of-another-pod");
     assert_eq!(beside(&view, &asking(1), &[], &["y"]), FilterVerdict::Accepts);
 }
 
@@ -252,7 +252,7 @@ fn a_certain_refusal_goes_before_an_unknown_verdict() {
     let view = view(&[machine("a")]);
     let wants = |amount| Requirements { unjudged: Some(UnsupportedRule::Volumes), ..asking(amount) };
     assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
-    assert_eq!(code(&verdict(&view, &wants(101))), "too-small");
+    assert_eq!(code(&verdict(&view, &wants(101))), "insufficient-allocatable");
 }
 
 #[test]
@@ -276,5 +276,5 @@ fn a_snapshot_does_not_change_with_the_live_state() {
         before.verdict(&uid("new"), wants, &node("a"), &AssumedNodeChange::default()),
         FilterVerdict::Accepts
     );
-    assert_eq!(code(&verdict(&view, wants)), "too-little");
+    assert_eq!(code(&verdict(&view, wants)), "insufficient-free");
 }

@@ -25,20 +25,20 @@ use std::sync::Arc;
 /// Why a pod could not be assumed or get a reservation. The scheduler retries from filter on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AssumeConflict {
-    #[error("no pod of this UID waits for a node")]
+    #[error("no pod with this UID is pending")]
     UnknownPod,
     #[error("the pod is already bound to {node}")]
     BoundElsewhere { node: NodeName },
     #[error("an earlier Binding of this pod to {node} is not settled yet")]
     Unsettled { node: NodeName },
-    #[error("the node does not fit any more: {0}")]
+    #[error("the node no longer fits: {0}")]
     NoLongerFits(#[from] Misfit),
-    #[error("a victim is not there any more")]
+    #[error("a victim is gone")]
     VictimGone,
-    #[error("a victim may not be evicted for this pod any more")]
-    VictimStays,
-    #[error("the pod already holds room on {node}")]
-    AlreadyHolds { node: NodeName },
+    #[error("a victim may no longer be evicted for this pod")]
+    VictimProtected,
+    #[error("the pod already has a reservation on {node}")]
+    AlreadyReserved { node: NodeName },
 }
 
 impl AssumeConflict {
@@ -50,8 +50,8 @@ impl AssumeConflict {
             Self::Unsettled { .. } => "unsettled",
             Self::NoLongerFits(misfit) => misfit.code(),
             Self::VictimGone => "victim-gone",
-            Self::VictimStays => "victim-stays",
-            Self::AlreadyHolds { .. } => "already-holds",
+            Self::VictimProtected => "victim-protected",
+            Self::AlreadyReserved { .. } => "already-reserved",
         }
     }
 
@@ -63,24 +63,26 @@ impl AssumeConflict {
             Self::Unsettled { .. } => "conflict: an earlier binding is not settled",
             Self::NoLongerFits(Misfit::UnknownNode) => "conflict: node unknown to Stowage",
             Self::NoLongerFits(Misfit::DevicePluginNode) => {
-                "conflict: a device plugin hands out the node's GPUs"
+                "conflict: a device plugin allocates the node's GPUs"
             }
-            Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage hands out the node's GPUs",
-            Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => "conflict: preempted pods have not left yet",
+            Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage allocates the node's GPUs",
+            Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => {
+                "conflict: preempted pods have not terminated yet"
+            }
             Self::NoLongerFits(Misfit::EngineStarting { .. }) => "conflict: another engine began to start",
-            Self::NoLongerFits(Misfit::BeyondLimit { .. } | Misfit::BeyondLimitHere { .. }) => {
+            Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::Miscut) => {
+            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
                 "conflict: the node's pool has changed"
             }
-            Self::NoLongerFits(Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::Unseen) => {
-                "conflict: what the node's agent reports has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
+            ) => "conflict: what the node's agent reports has changed",
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
-            Self::VictimGone => "conflict: a victim left meanwhile",
-            Self::VictimStays => "conflict: a victim is protected by now",
-            Self::AlreadyHolds { .. } => "conflict: pod already holds room",
+            Self::VictimGone => "conflict: a victim terminated meanwhile",
+            Self::VictimProtected => "conflict: a victim is protected by now",
+            Self::AlreadyReserved { .. } => "conflict: the pod already has a reservation",
         }
     }
 }
@@ -296,7 +298,7 @@ impl Ledger {
         chosen: GpuSet,
     ) -> Result<GpuSet, Misfit> {
         let is_within = is_allowed(left, gpus, demand, chosen);
-        is_within.then_some(chosen).ok_or(Misfit::BeyondLimitHere { left })
+        is_within.then_some(chosen).ok_or(Misfit::TenantLimitOnNode { left })
     }
 
     pub(super) fn placement_of_reservation(
@@ -309,7 +311,7 @@ impl Ledger {
         let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         match check_node_admission(node_state.view(), demand) {
             // The policy, or the node's pool, may have changed since. That no agent reports the node now changes nothing.
-            Ok(()) | Err(Misfit::Unseen) => {}
+            Ok(()) | Err(Misfit::NoFreshReport) => {}
             Err(misfit) => return Err(misfit),
         }
         let remaining = self.victims_on(reservation, node_state);
@@ -346,10 +348,10 @@ pub(super) fn forget_measured(gpus: &mut [Gpu]) {
 pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
     let expected = rank::ready(node, demand, &policy.loading)
         .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
-    let StartGate { at_least, at_most } = policy.class(demand.class).start_gate;
+    let StartGate { min, max } = policy.class(demand.class).start_gate;
     // Twice, because loading does not take exactly as long as predicted.
     let is_gated = demand.terms.engine && !demand.asks_plugin();
-    is_gated.then(|| now + expected.times(2).clamp(at_least.min(at_most), at_most))
+    is_gated.then(|| now + expected.times(2).clamp(min.min(max), max))
 }
 
 /// What the pod gets on these GPUs.

@@ -95,7 +95,7 @@ use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
 use owner_evictions::OwnerEvictions;
-use packing::LearnedPacking;
+use packing::PackingState;
 use pod_states::{PodMove, PodStates};
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
@@ -113,13 +113,13 @@ pub struct Ledger {
     evictions: RecentEvictions,
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
-    packing: LearnedPacking,
+    packing: PackingState,
     origin: ReservationOrigin,
 }
 
 impl Ledger {
     pub(in crate::scheduling) fn new(policy: Arc<Policy>) -> Self {
-        let packing = LearnedPacking::of_last(policy.packing.window);
+        let packing = PackingState::of_last(policy.packing.window);
         Self { policy, packing, ..Self::default() }
     }
 

@@ -60,7 +60,7 @@ pub enum PodWarning {
     /// Its checkpoint's time cannot be read; it counts as never having saved its work.
     CheckpointUnreadable,
     /// Its checkpoint's time is still to come; it counts as having saved its work just now.
-    CheckpointAhead,
+    CheckpointInFuture,
 }
 
 impl Ledger {
@@ -296,7 +296,7 @@ impl Ledger {
         let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.pod_states.get(uid) else {
             return;
         };
-        let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
+        let opens = bound.since + self.policy.class(demand.class).start_gate.min;
         if opens <= self.now {
             return self.edit_pod(uid, |pod_state| pod_state.open_start_gate(None));
         }
@@ -307,7 +307,7 @@ impl Ledger {
 fn warning_of(stamp: CheckpointAge) -> PodWarning {
     match stamp {
         CheckpointAge::Unreadable => PodWarning::CheckpointUnreadable,
-        stamp if stamp.is_ahead() => PodWarning::CheckpointAhead,
+        stamp if stamp.is_ahead() => PodWarning::CheckpointInFuture,
         _ => PodWarning::Nothing,
     }
 }

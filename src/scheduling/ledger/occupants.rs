@@ -41,9 +41,9 @@ pub enum OccupantPhase {
     /// Its Binding is on its way.
     Assumed,
     /// It has a reservation until its victims have left.
-    Held,
+    Reserved,
     /// It has a soft reservation.
-    Offered,
+    SoftlyReserved,
 }
 
 impl Ledger {
@@ -84,13 +84,14 @@ impl Ledger {
             let reservation = pod_state.reservation().filter(|reservation| reservation.node == *node);
             let held = reservation
                 .and_then(|reservation| node_state.resolve(&reservation.devices))
-                .map(|gpus| (gpus, OccupantPhase::Held));
+                .map(|gpus| (gpus, OccupantPhase::Reserved));
             let soft_reservation =
                 pod_state.soft_reservation().filter(|soft_reservation| soft_reservation.node == *node);
             [
                 charge,
                 held,
-                soft_reservation.map(|soft_reservation| (soft_reservation.gpus, OccupantPhase::Offered)),
+                soft_reservation
+                    .map(|soft_reservation| (soft_reservation.gpus, OccupantPhase::SoftlyReserved)),
             ]
             .into_iter()
             .flatten()

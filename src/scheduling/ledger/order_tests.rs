@@ -45,7 +45,7 @@ fn node() -> NodeName {
 fn assumed() -> Ledger {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {
-        class.start_gate = StartGate { at_least: Millis::seconds(60), at_most: Millis::seconds(600) };
+        class.start_gate = StartGate { min: Millis::seconds(60), max: Millis::seconds(600) };
     }
     let mut ledger = Ledger::new(Arc::new(Policy::default().with_classes(classes).unwrap()));
     ledger.set_now(Moment(1_000_000));

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 /// Recent demand, and the packing model in force. The history is shared with copies and with the learning thread.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct LearnedPacking {
+pub(super) struct PackingState {
     history: Arc<DemandHistory>,
     model: Arc<PackingModel>,
 }
 
-impl LearnedPacking {
+impl PackingState {
     /// Nothing is learned, and so many arrivals will be remembered.
     pub(super) fn of_last(window: u16) -> Self {
         Self { history: Arc::new(DemandHistory::of_last(window)), model: Arc::default() }
@@ -55,7 +55,7 @@ impl Ledger {
     /// Whether the policy packs by a learned model, and enough pods have come to learn it anew.
     fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
+        let is_wanted = policy == PackingPolicy::Learned && learning == LearningMode::Continuous;
         is_wanted && self.packing.history.is_due(self.packing.model.learned_at())
     }
 

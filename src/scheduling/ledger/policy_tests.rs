@@ -176,8 +176,8 @@ fn drain_time_comes_on_top_of_the_grace_period() {
 
 #[test]
 fn the_start_gate_stays_within_its_class_bounds() {
-    let gate = |at_least, at_most| {
-        let bounds = StartGate { at_least: Millis::seconds(at_least), at_most: Millis::seconds(at_most) };
+    let gate = |min, max| {
+        let bounds = StartGate { min: Millis::seconds(min), max: Millis::seconds(max) };
         let policy = with_class(Class { start_gate: bounds, ..Class::named("engines") });
         let policy = policy
             .clone()
@@ -199,7 +199,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let labels = |pool: &str| [("pool".to_owned(), pool.to_owned())].into();
     let pool = |name: &str| Pool { selector: labels(name), ..Pool::named(name) };
     let picky = Pool { classes: Some(vec!["batch".into()]), ..pool("picky") };
-    let plugin = Pool { nodes: NodeKind::DevicePlugin, ..pool("plugin") };
+    let plugin = Pool { allocator: NodeKind::DevicePlugin, ..pool("plugin") };
     let policy = Policy::default().with_pools(vec![picky, plugin]).unwrap();
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
@@ -223,9 +223,9 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
-    assert_eq!(says(&mut ledger), Some(Misfit::Miscut), "whole GPUs");
+    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch), "whole GPUs");
     ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
-    assert_eq!(says(&mut ledger), Some(Misfit::Miscut));
+    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
     ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
     assert_eq!(says(&mut ledger), None);
 }
@@ -338,12 +338,12 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     assert_eq!(taken_under(pool(Pool::named("all"))), None);
     let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
     assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
-    let plugins = Pool { nodes: NodeKind::DevicePlugin, ..Pool::named("plugins") };
+    let plugins = Pool { allocator: NodeKind::DevicePlugin, ..Pool::named("plugins") };
     assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
     let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
-    assert_eq!(taken_under(pool(cut)), Some(Misfit::Miscut));
+    assert_eq!(taken_under(pool(cut)), Some(Misfit::MigLayoutMismatch));
     assert_eq!(taken_under(limited(20)), None);
-    assert_eq!(taken_under(limited(19)), Some(Misfit::BeyondLimitHere { left: limit(19) }));
+    assert_eq!(taken_under(limited(19)), Some(Misfit::TenantLimitOnNode { left: limit(19) }));
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     wait(&mut ledger, "pod", shared.clone());
     reserve(&mut ledger, "pod").unwrap();
     wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
-    let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
+    let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
 }
 
@@ -380,7 +380,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
     let reservation = Reservation { node: name("n"), devices, victims, deadline };
-    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimStays));
+    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimProtected));
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
 
 #[test]
 fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_ready() {
-    let start_gate = StartGate { at_least: Millis::seconds(30), at_most: Millis::seconds(600) };
+    let start_gate = StartGate { min: Millis::seconds(30), max: Millis::seconds(600) };
     let policy =
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
     let mut ledger = ledger(policy.clone());

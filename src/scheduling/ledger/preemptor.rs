@@ -81,12 +81,12 @@ impl Preemptor {
 pub enum KeepReason {
     #[error("it is not bound yet")]
     NotBound,
-    #[error("nobody knows on which GPUs it is")]
+    #[error("its GPUs are unknown")]
     Unplaced,
-    #[error("it is leaving already")]
-    Leaving,
-    #[error("it is to leave for another pod")]
-    SpokenFor,
+    #[error("it is already being deleted")]
+    Deleting,
+    #[error("another pod's reservation already evicts it")]
+    VictimOfAnother,
     #[error("its priority is not lower")]
     Priority,
     #[error("its class is not preemptible")]
@@ -97,9 +97,9 @@ pub enum KeepReason {
     DoNotDisrupt,
     #[error("Kueue manages it")]
     QueueManaged,
-    #[error("its tenant keeps it")]
+    #[error("its tenant's guarantee protects it")]
     Tenant,
-    #[error("a member of its {0} stays, and a group leaves together or not at all")]
+    #[error("a member of its {0} cannot be evicted, and a group is evicted together or not at all")]
     Group(GroupKey),
 }
 
@@ -151,14 +151,16 @@ impl Ledger {
         by: &Preemptor,
     ) -> Option<KeepReason> {
         let keep_reason = self.own_keep_reason(pod_state, preemptor);
-        keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::SpokenFor)).or_else(|| {
-            let goes = match by.tenancy.bond(uid, pod_state) {
-                TenantHold::Loose => true,
-                TenantHold::Borrowed => by.tenancy.may_reclaim(wanted),
-                TenantHold::Kept => false,
-            };
-            (!goes).then_some(KeepReason::Tenant)
-        })
+        keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
+            || {
+                let goes = match by.tenancy.bond(uid, pod_state) {
+                    TenantHold::Loose => true,
+                    TenantHold::Borrowed => by.tenancy.may_reclaim(wanted),
+                    TenantHold::Kept => false,
+                };
+                (!goes).then_some(KeepReason::Tenant)
+            },
+        )
     }
 
     /// What the policy and the pod itself say.
@@ -167,7 +169,7 @@ impl Ledger {
         let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
         let reasons = [
-            (bound.leaving.is_some(), KeepReason::Leaving),
+            (bound.leaving.is_some(), KeepReason::Deleting),
             (class.eviction == Preemptibility::Never, KeepReason::Class),
             (pod_state.demand.priority >= preemptor.priority, KeepReason::Priority),
             (

@@ -121,7 +121,7 @@ impl Ledger {
             with_group: victim.disruption_info.group.clone().filter(|_| bound.node != reservation.node),
             is_protected: !matches!(
                 self.own_keep_reason(victim, &preemptor.demand),
-                None | Some(KeepReason::Leaving)
+                None | Some(KeepReason::Deleting)
             ),
             reclaimed_by: tenant
                 .and_then(|id| self.policy.tenant(id))

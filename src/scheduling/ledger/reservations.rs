@@ -57,11 +57,11 @@ impl Ledger {
     ) -> Result<(), AssumeConflict> {
         let pod_state = self.waiting(uid)?;
         if let Some(known) = pod_state.reservation() {
-            return Err(AssumeConflict::AlreadyHolds { node: known.node.clone() });
+            return Err(AssumeConflict::AlreadyReserved { node: known.node.clone() });
         }
         let node_state = self.node_states.get(&reservation.node).ok_or(Misfit::UnknownNode)?;
         match check_node_admission(node_state.view(), &pod_state.demand) {
-            Err(Misfit::Unseen) if preemptor.adopts() => {}
+            Err(Misfit::NoFreshReport) if preemptor.adopts() => {}
             admission => admission?,
         }
         let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
@@ -103,15 +103,15 @@ impl Ledger {
                 there.node().and_then(|node| self.node_states.get(node)).ok_or(AssumeConflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
             match self.keep_reason(victim, there, demand, wanted, preemptor) {
-                Some(KeepReason::SpokenFor | KeepReason::Leaving)
+                Some(KeepReason::VictimOfAnother | KeepReason::Deleting)
                     if preemptor.spoken_for().contains(victim) =>
                 {
                     return Err(AssumeConflict::VictimGone);
                 }
-                Some(KeepReason::Leaving) if is_soon || preemptor.adopts() => {}
+                Some(KeepReason::Deleting) if is_soon || preemptor.adopts() => {}
                 None if (demand.may_preempt || preemptor.moves())
                     && !self.would_break(there, &reservation.victims) => {}
-                _ => return Err(AssumeConflict::VictimStays),
+                _ => return Err(AssumeConflict::VictimProtected),
             }
             let is_here = there.node() == Some(&reservation.node);
             let resident = self.resident(victim, there, home).filter(|_| is_here);

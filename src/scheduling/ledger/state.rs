@@ -8,7 +8,7 @@ use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
 use super::owner_evictions::OwnerEvictions;
-use super::packing::LearnedPacking;
+use super::packing::PackingState;
 use super::pod_states::PodStates;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
@@ -31,7 +31,7 @@ pub struct LedgerState {
     evictions: RecentEvictions,
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
-    packing: LearnedPacking,
+    packing: PackingState,
     origin: ReservationOrigin,
 }
 

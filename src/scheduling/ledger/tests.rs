@@ -117,7 +117,7 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
     ledger.assume(&uid("a"), &node_name("n")).unwrap();
     ledger.assume(&uid("b"), &node_name("n")).unwrap();
     let lost = ledger.assume(&uid("c"), &node_name("n")).unwrap_err();
-    assert_eq!(lost.code(), "no-room");
+    assert_eq!(lost.code(), "insufficient-vram");
     assert_eq!(lost.phrase(), "conflict: the GPU was taken meanwhile");
 }
 
@@ -200,7 +200,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     assert_eq!(
         reserve(&mut ledger, "urgent", &["victim"]),
-        Err(AssumeConflict::AlreadyHolds { node: node_name("n") })
+        Err(AssumeConflict::AlreadyReserved { node: node_name("n") })
     );
     assert_eq!(free_gib(&mut ledger), [12, 2], "the reservation takes what its victim does not have already");
     let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
@@ -481,7 +481,7 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
         (PodWarning::CheckpointUnreadable, DisruptionInfo::default(), None)
     );
     let ahead = stamped(CheckpointAge::Ahead(Millis::seconds(600)));
-    assert_eq!(see(ahead), (PodWarning::CheckpointAhead, at(1_000_000), None));
+    assert_eq!(see(ahead), (PodWarning::CheckpointInFuture, at(1_000_000), None));
     let leaving = PodDeletion { asked_ago: Millis(10_000), grace: Millis(30_000) };
     let leaves = Some(ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() });
     assert_eq!(see(leaves).2, Some(Moment(1_020_000)));

@@ -18,7 +18,7 @@ pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: 
     }
     let used = share.map_or(0, |share| share.used).saturating_sub(leaving);
     let left = allocatable.saturating_sub(used);
-    if left < asked { Err(Misfit::NoDevice { left, allocatable, asked }) } else { Ok(()) }
+    if left < asked { Err(Misfit::DevicesInUse { left, allocatable, asked }) } else { Ok(()) }
 }
 
 /// The score's parts for a pod that asks for `count` devices of a node. KV headroom is that of the calmest GPU an agent reports,

@@ -9,14 +9,14 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::units::{Bytes, Percent};
+use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
 /// Why a node does not fit, with the numbers. "Does not fit" is an answer, not a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum Misfit {
-    #[error("Stowage knows no node of this name")]
+    #[error("Stowage knows no node with this name")]
     UnknownNode,
     #[error(
         "a device plugin hands out this node's GPUs (nvidia.com/* is allocatable there); take it off the \
@@ -28,17 +28,17 @@ pub enum Misfit {
          stowage.dev/vram, or give the node back to the plugin"
     )]
     StowageNode,
-    #[error("the pod asks a device plugin for {asked} device(s) of one node; this one has {allocatable}")]
+    #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
     TooFewDevices { allocatable: u32, asked: u32 },
     #[error(
-        "the pod asks a device plugin for {asked} device(s); of the node's {allocatable} {left} are free"
+        "the pod requests {} of the device plugin; of the node's {allocatable} {left} are free", plural(*asked, "device")
     )]
-    NoDevice { left: u32, allocatable: u32, asked: u32 },
+    DevicesInUse { left: u32, allocatable: u32, asked: u32 },
     #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
     NoGpus,
     #[error("none of the node's {gpus} GPUs is healthy")]
     NoHealthyGpu { gpus: u32 },
-    #[error("the pod wants {asked} GPUs of one node; this one has {usable} it could use")]
+    #[error("the pod requests {} of one node; this one has {usable} that it can use", plural(*asked, "GPU"))]
     TooFewGpus { usable: u32, asked: u32 },
     #[error(
         "the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that \
@@ -46,9 +46,9 @@ pub enum Misfit {
     )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
     #[error(
-        "nobody has seen this node's GPUs lately, and the policy places nothing on such a node; is its agent running?"
+        "the node's agent has not reported lately, and the policy refuses such nodes (telemetry.expired); is the agent running?"
     )]
-    Unseen,
+    NoFreshReport,
     #[error(
         "the pod wants {per_gpu} on each of {asked} GPU(s); what is used there beyond what pods were \
          granted leaves that much on {large_enough}, {most} at most"
@@ -64,28 +64,34 @@ pub enum Misfit {
          {kv_cache}, {queue} waiting on the calmest); it wants {asked}"
     )]
     EnginesBusy { busy: u32, asked: u32, kv_cache: Percent, queue: u32 },
-    #[error("the pod wants {asked} GPU(s) to itself; {empty} on this node are empty")]
+    #[error("the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU"))]
     NoEmptyGpu { empty: u32, asked: u32 },
     #[error(
-        "the pod wants {per_gpu} free on each of {asked} GPU(s); {fitting} on this node have that, the emptiest has {most_free}"
+        "the pod requests {per_gpu} on {}; {} of this node {} that much free, the most is {most_free}", each_of(*asked), plural(*fitting, "GPU"), have(*fitting)
     )]
-    NoRoom { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
-    #[error("the node's pool does not take the pod's class; see nodePools in the policy")]
+    InsufficientVram { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
+    #[error("the node's pool does not admit the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
+    #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
+    MigLayoutMismatch,
     #[error(
-        "the node's GPUs are not cut into the MIG slices that its pool expects; see nodePools in the policy"
+        "on {excluded_classes} of {} with enough free VRAM are pods whose classes share no GPU with the pod's; the pod requests {asked}", plural(*usable, "GPU")
     )]
-    Miscut,
-    #[error(
-        "of {usable} GPU(s) with room {excluded_classes} have tenants whose classes share no GPU with the pod's; it wants {asked}"
-    )]
-    ClassBarred { usable: u32, excluded_classes: u32, asked: u32 },
-    #[error("the pod wants {vram}, and its tenant's limit leaves {}", said(*left))]
-    BeyondLimit { vram: Bytes, left: TenantLimit },
-    #[error("on the GPUs it would get here the pod takes more than the {} that its tenant's limit leaves", said(*left))]
-    BeyondLimitHere { left: TenantLimit },
-    #[error("the pod's room on this node is held, and {remaining} victim(s) have not left it yet")]
+    ClassExcluded { usable: u32, excluded_classes: u32, asked: u32 },
+    #[error("the pod requests {vram}, and its tenant's limit leaves {}", said(*left))]
+    TenantLimit { vram: Bytes, left: TenantLimit },
+    #[error("on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", said(*left))]
+    TenantLimitOnNode { left: TenantLimit },
+    #[error("GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim"))]
     VictimsLeaving { remaining: u32 },
+}
+
+fn each_of(gpus: u32) -> String {
+    if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+fn have(gpus: u32) -> &'static str {
+    if gpus == 1 { "has" } else { "have" }
 }
 
 impl Misfit {
@@ -96,22 +102,22 @@ impl Misfit {
             Self::DevicePluginNode => "device-plugin-node",
             Self::StowageNode => "stowage-node",
             Self::TooFewDevices { .. } => "too-few-devices",
-            Self::NoDevice { .. } => "no-device",
+            Self::DevicesInUse { .. } => "devices-in-use",
             Self::NoGpus => "no-gpus",
             Self::NoHealthyGpu { .. } => "no-healthy-gpu",
             Self::TooFewGpus { .. } => "too-few-gpus",
             Self::TooLarge { .. } => "too-large",
-            Self::Unseen => "unseen",
+            Self::NoFreshReport => "no-fresh-report",
             Self::Occupied { .. } => "occupied",
             Self::EngineStarting { .. } => "engine-starting",
             Self::EnginesBusy { .. } => "engines-busy",
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
-            Self::NoRoom { .. } => "no-room",
+            Self::InsufficientVram { .. } => "insufficient-vram",
             Self::ClassNotAdmitted => "class-not-admitted",
-            Self::Miscut => "miscut",
-            Self::ClassBarred { .. } => "class-barred",
-            Self::BeyondLimit { .. } => "beyond-limit",
-            Self::BeyondLimitHere { .. } => "beyond-limit-here",
+            Self::MigLayoutMismatch => "mig-layout-mismatch",
+            Self::ClassExcluded { .. } => "class-excluded",
+            Self::TenantLimit { .. } => "tenant-limit",
+            Self::TenantLimitOnNode { .. } => "tenant-limit-on-node",
             Self::VictimsLeaving { .. } => "victims-leaving",
         }
     }
@@ -121,29 +127,29 @@ impl Misfit {
     pub fn phrase(&self) -> &'static str {
         match self {
             Self::UnknownNode => "node unknown to Stowage",
-            Self::DevicePluginNode => "a device plugin hands out the node's GPUs",
-            Self::StowageNode => "Stowage hands out the node's GPUs",
+            Self::DevicePluginNode => "a device plugin allocates the node's GPUs",
+            Self::StowageNode => "Stowage allocates the node's GPUs",
             Self::TooFewDevices { .. } => "the device plugin offers too few GPUs on the node",
-            Self::NoDevice { .. } => "the device plugin has no GPU left on the node now",
+            Self::DevicesInUse { .. } => "the device plugin has no GPU left on the node now",
             Self::NoGpus => "no GPU known on the node",
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
-            Self::ClassNotAdmitted => "the node's pool does not take the pod's class",
+            Self::ClassNotAdmitted => "the node's pool does not admit the pod's class",
             // Of all nodes or of none, so that it mixes with no other.
-            Self::BeyondLimit { .. } => "the limit of the pod's tenant is reached",
+            Self::TenantLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
             // would wake the pod as a figure would.
-            Self::Unseen
-            | Self::Miscut
-            | Self::ClassBarred { .. }
-            | Self::BeyondLimitHere { .. }
+            Self::NoFreshReport
+            | Self::MigLayoutMismatch
+            | Self::ClassExcluded { .. }
+            | Self::TenantLimitOnNode { .. }
             | Self::Occupied { .. }
             | Self::EngineStarting { .. }
             | Self::EnginesBusy { .. }
             | Self::NoEmptyGpu { .. }
-            | Self::NoRoom { .. } => "no single GPU has room now",
-            Self::VictimsLeaving { .. } => "waiting for preempted pods to leave",
+            | Self::InsufficientVram { .. } => "no GPU can take the pod now",
+            Self::VictimsLeaving { .. } => "waiting for preempted pods to terminate",
         }
     }
 }
@@ -177,8 +183,8 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
         (Ask::Plugin { .. }, ..) => Ok(()),
-        (Ask::Vram, true, _) => Err(Misfit::Unseen),
-        (Ask::Vram, _, true) => Err(Misfit::Miscut),
+        (Ask::Vram, true, _) => Err(Misfit::NoFreshReport),
+        (Ask::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
         (Ask::Vram, false, false) => Ok(()),
     }
 }
@@ -217,7 +223,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .max()
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
-    Misfit::NoRoom { per_gpu: demand.per_gpu, asked, fitting, most_free }
+    Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
@@ -265,7 +271,7 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
     if usable - excluded_classes < asked {
-        return Some(Misfit::ClassBarred { usable, excluded_classes, asked });
+        return Some(Misfit::ClassExcluded { usable, excluded_classes, asked });
     }
     Some(Misfit::EngineStarting { starting: count(&|gpu| gpu.starting), asked })
 }

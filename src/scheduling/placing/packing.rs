@@ -44,7 +44,7 @@ pub struct NodeEvaluation<'a> {
 /// The two ways to pack a node. A match on it, once for each node, leaves the comparison of its GPUs without dynamic calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum NodePacking<'a> {
-    BestFit(BestFit<'a>),
+    BestFit(BestFitPacking<'a>),
     Learned(LearnedPacking<'a>),
 }
 
@@ -71,14 +71,14 @@ impl<'a> NodeEvaluation<'a> {
     pub fn of(packing_model: &'a PackingModel, node_summary: &'a NodeSummary, demand: &'a Demand) -> Self {
         let gpus = EvaluatedGpus::Alike(node_summary);
         let learned = packing_model.learned_packing(node_summary).filter(|_| !demand.asks_plugin());
-        let packing = learned.map_or(NodePacking::BestFit(BestFit(gpus)), NodePacking::Learned);
+        let packing = learned.map_or(NodePacking::BestFit(BestFitPacking(gpus)), NodePacking::Learned);
         Self { demand, gpus, packing }
     }
 
     /// GPUs without a model.
     pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
         let gpus = EvaluatedGpus::Alone(gpus);
-        Self { demand, gpus, packing: NodePacking::BestFit(BestFit(gpus)) }
+        Self { demand, gpus, packing: NodePacking::BestFit(BestFitPacking(gpus)) }
     }
 
     pub fn demand(&self) -> &'a Demand {
@@ -157,9 +157,9 @@ impl<'a> EqualGpus<'a> {
 
 /// Best fit: the cost is the VRAM left over, so that GPUs with much free VRAM keep it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BestFit<'a>(EvaluatedGpus<'a>);
+pub(super) struct BestFitPacking<'a>(EvaluatedGpus<'a>);
 
-impl Packing for BestFit<'_> {
+impl Packing for BestFitPacking<'_> {
     type Base = ();
 
     fn base(&self, _: &Demand) -> Self::Base {}

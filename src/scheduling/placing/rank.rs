@@ -184,7 +184,7 @@ fn consider(
         None => score_node(place)?,
     };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
-        return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
+        return Err(Misfit::TenantLimitOnNode { left: attempt.allowance });
     }
     Ok(Candidate {
         asked,
@@ -212,7 +212,7 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
     };
     let least = TenantUsage { vram: demand.vram(), milli_gpus };
     let is_refused = attempt.reserved_placement.is_none() && !attempt.allowance.allows(least);
-    is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
+    is_refused.then(|| Misfit::TenantLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
 fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {

@@ -169,8 +169,8 @@ mod tests {
         let mut page = ScoreCache::default().take(&snapshot, &demand, &policy);
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
         // A result that the node does not give.
-        page.results[0] = Err(Misfit::Unseen);
-        assert_eq!(page.result(&snapshot, 0, &demand, &policy), Err(Misfit::Unseen));
+        page.results[0] = Err(Misfit::NoFreshReport);
+        assert_eq!(page.result(&snapshot, 0, &demand, &policy), Err(Misfit::NoFreshReport));
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(1));
         let changed = Node { generation: 9, ..snapshot.nodes()[0].clone() };
         snapshot.update(9, [changed]);

@@ -34,7 +34,7 @@ use super::placing::snapshot::Snapshot;
 use super::vocabulary::placement::Reservation;
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use state::{PlanReach, PlanningState};
 use step_budget::StepBudget;
@@ -76,28 +76,32 @@ pub enum EvictionRight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum WaitReason {
-    #[error("what the pod asks of its node cannot be judged by Stowage: {0}")]
-    CannotJudge(UnsupportedRule),
-    #[error("the pod asks a device plugin for its GPUs, and the kubelet picks them")]
-    ByPlugin,
-    #[error("in shadow mode Stowage places nobody")]
-    Shadowing,
-    #[error("the pod asks for no GPU, and the planner places nobody else")]
-    AsksForNoGpu,
-    #[error("what the pod asks for cannot be understood; the answer to its filter request says why")]
-    NotUnderstood,
-    #[error("no node is one that the pod could go to, whatever is free there")]
+    #[error("the planner does not support one of the pod's constraints: {0}")]
+    UnsupportedFilter(UnsupportedRule),
+    #[error("the pod requests devices of a device plugin, and the kubelet picks them")]
+    DevicePlugin,
+    #[error("in shadow mode Stowage places no pod")]
+    ShadowMode,
+    #[error("the pod requests no GPU, and the planner places only pods that do")]
+    NoGpuRequested,
+    #[error("the pod's request is invalid; the answer to its filter request says why")]
+    InvalidRequest,
+    #[error("no node matches the pod's constraints, whatever is free there")]
     NoNode,
-    #[error("of {nodes} node(s) that the pod could go to, none has room; on one of them {nearest}")]
-    NoRoom { nodes: u32, nearest: Misfit },
-    #[error("the pod wants {vram}, and its tenant has reached its limit")]
-    BeyondLimit { vram: Bytes },
-    #[error("others could leave for the pod, but {0}")]
+    #[error("{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", plural_match(*nodes))]
+    InsufficientVram { nodes: u32, nearest: Misfit },
+    #[error("the pod requests {vram}, and its tenant has reached its limit")]
+    TenantLimit { vram: Bytes },
+    #[error("other pods could be evicted for the pod, but {0}")]
     EvictionLimit(EvictionLimit),
-    #[error("{here} of the group's {wanted} pods are there")]
+    #[error("{here} of the group's {wanted} pods exist")]
     GroupIncomplete { here: u32, wanted: u32 },
-    #[error("for {placed} of the group's {wanted} pods there is room, and a group is placed whole")]
+    #[error("{placed} of the group's {wanted} pods can be placed, and a group is placed whole or not at all")]
     GroupTooLarge { placed: u32, wanted: u32 },
+}
+
+fn plural_match(nodes: u32) -> String {
+    format!("{} {}", plural(nodes, "node"), if nodes == 1 { "matches" } else { "match" })
 }
 
 impl PlannedPlacement {
@@ -120,33 +124,33 @@ impl WaitReason {
     /// Without figures, because what is written to a pod must not change with each run.
     pub fn describe(&self) -> String {
         match self {
-            Self::CannotJudge(_)
-            | Self::ByPlugin
-            | Self::Shadowing
-            | Self::AsksForNoGpu
-            | Self::NotUnderstood
+            Self::UnsupportedFilter(_)
+            | Self::DevicePlugin
+            | Self::ShadowMode
+            | Self::NoGpuRequested
+            | Self::InvalidRequest
             | Self::NoNode
-            | Self::BeyondLimit { .. }
+            | Self::TenantLimit { .. }
             | Self::EvictionLimit(_) => self.to_string(),
-            Self::NoRoom { nearest, .. } => {
-                format!("no node that the pod could go to has room: {}", nearest.phrase())
+            Self::InsufficientVram { nearest, .. } => {
+                format!("no node that matches the pod's constraints can take it: {}", nearest.phrase())
             }
-            Self::GroupIncomplete { .. } => "not all pods of its group are there".into(),
-            Self::GroupTooLarge { .. } => "there is no room for all of its group".into(),
+            Self::GroupIncomplete { .. } => "not all pods of its group exist".into(),
+            Self::GroupTooLarge { .. } => "not all pods of its group can be placed".into(),
         }
     }
 
     /// A short name for conditions and metrics.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::CannotJudge(_) => "cannot-judge",
-            Self::ByPlugin => "by-plugin",
-            Self::Shadowing => "shadowing",
-            Self::AsksForNoGpu => "asks-for-no-gpu",
-            Self::NotUnderstood => "not-understood",
+            Self::UnsupportedFilter(_) => "unsupported-filter",
+            Self::DevicePlugin => "device-plugin",
+            Self::ShadowMode => "shadow-mode",
+            Self::NoGpuRequested => "no-gpu-requested",
+            Self::InvalidRequest => "invalid-request",
             Self::NoNode => "no-node",
-            Self::NoRoom { .. } => "no-room",
-            Self::BeyondLimit { .. } => "beyond-limit",
+            Self::InsufficientVram { .. } => "insufficient-vram",
+            Self::TenantLimit { .. } => "tenant-limit",
             Self::EvictionLimit(_) => "eviction-limit",
             Self::GroupIncomplete { .. } => "group-incomplete",
             Self::GroupTooLarge { .. } => "group-too-large",

@@ -98,15 +98,15 @@ impl PodSignature {
             return Err(NodeFit::Shut);
         }
         let coming = seeing.ledger.coming_to(&node.name);
-        let verdict = question.map_or(FilterVerdict::CannotJudge(UnsupportedRule::Unseen), |question| {
+        let verdict = question.map_or(FilterVerdict::Unsupported(UnsupportedRule::UnknownPod), |question| {
             question.verdict(&node.name, &AssumedNodeChange { leaving, coming })
         });
         match verdict {
             FilterVerdict::Accepts => Ok(()),
-            FilterVerdict::Refuses(_) => Err(NodeFit::Shut),
+            FilterVerdict::Rejects(_) => Err(NodeFit::Shut),
             // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
-            FilterVerdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
-            FilterVerdict::CannotJudge(unjudged) => Err(NodeFit::Unjudged(unjudged)),
+            FilterVerdict::Unsupported(_) if asked.is_some() && leaving.is_empty() => Ok(()),
+            FilterVerdict::Unsupported(unjudged) => Err(NodeFit::Unjudged(unjudged)),
         }
     }
 }

@@ -49,7 +49,7 @@ impl PressureWatch {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let relief = (since + rules.lasts <= now)
+                let relief = (since + rules.evict_after <= now)
                     .then(|| relieve(ledger, name, &device.uuid, not_now))
                     .flatten();
                 still.insert(place, if relief.is_some() { now } else { since });
@@ -72,9 +72,9 @@ fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
         false => {
-            kv_cache.is_some_and(|kv| kv >= kv_limit.from) || queue.is_some_and(|n| n >= queue_limit.from)
+            kv_cache.is_some_and(|kv| kv >= kv_limit.high) || queue.is_some_and(|n| n >= queue_limit.high)
         }
-        true => kv_cache.is_some_and(|kv| kv > kv_limit.to) || queue.is_some_and(|n| n > queue_limit.to),
+        true => kv_cache.is_some_and(|kv| kv > kv_limit.low) || queue.is_some_and(|n| n > queue_limit.low),
     }
 }
 

@@ -128,7 +128,7 @@ impl<'a> PlanningState<'a> {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
+        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
         let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(signature));
         let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(signature));
         is_full && (reach == PlanReach::Free || is_hopeless())
@@ -140,7 +140,7 @@ impl<'a> PlanningState<'a> {
         match (pod.demand.asks_plugin(), group) {
             // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
-                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::ByPlugin }]);
+                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::DevicePlugin }]);
             }
             (true, _) => return PodResult::Done(self.devices(pod, signature).into_iter().collect()),
             (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
@@ -152,7 +152,7 @@ impl<'a> PlanningState<'a> {
         let step = match self.place(pod, signature, reach) {
             Ok(place) => PlanStep::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it retries where VRAM is free.
-            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, signature) => {
+            Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unjudged(pod, signature) => {
                 self.places += 1;
                 PlanStep::Wake { uid, key }
             }
@@ -341,10 +341,10 @@ impl<'a> PlanningState<'a> {
         let ranking = self.ranking(signature, &snapshot);
         match (ranking.first_full(), ranking.first_unjudged()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
-                WaitReason::BeyondLimit { vram: pod.demand.vram() }
+                WaitReason::TenantLimit { vram: pod.demand.vram() }
             }
-            (Some(nearest), _) => WaitReason::NoRoom { nodes: ranking.count_full(), nearest },
-            (None, Some(unjudged)) => WaitReason::CannotJudge(unjudged),
+            (Some(nearest), _) => WaitReason::InsufficientVram { nodes: ranking.count_full(), nearest },
+            (None, Some(unjudged)) => WaitReason::UnsupportedFilter(unjudged),
             (None, None) => WaitReason::NoNode,
         }
     }

@@ -109,7 +109,7 @@ impl LedgerCluster {
         self.ledger.expire(now);
     }
 
-    /// Each step in words: `a on n`, `a on n after b c`, `a waits: no-room`.
+    /// Each step in words: `a on n`, `a on n after b c`, `a waits: insufficient-vram`.
     fn plan(&mut self) -> Vec<String> {
         steps(&mut self.ledger, 64).into_iter().map(describe).collect()
     }
@@ -156,7 +156,7 @@ fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
     for name in ["a", "b", "c"] {
         cluster.gated(name, job(40));
     }
-    assert_eq!(cluster.plan(), ["a on m", "b on n", "c waits: no-room"]);
+    assert_eq!(cluster.plan(), ["a on m", "b on n", "c waits: insufficient-vram"]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_higher_priority_is_placed_first_whatever_the_arrival_order() {
     cluster.gated("early", job(60));
     cluster.pass(5);
     cluster.gated("late", shared(60, 100));
-    assert_eq!(cluster.plan(), ["late on n", "early waits: no-room"]);
+    assert_eq!(cluster.plan(), ["late on n", "early waits: insufficient-vram"]);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
         allocatable: Default::default(),
         pods: 110,
     });
-    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a waits: cannot-judge"]);
+    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a waits: unsupported-filter"]);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_pod_that_may_not_preempt_waits() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("polite", Demand { may_preempt: false, ..shared(50, 100) });
-    assert_eq!(cluster.plan(), ["polite waits: no-room"]);
+    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"]);
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn vram_reserved_for_one_pod_is_not_planned_for_another() {
     assert_eq!(placed(&mut cluster.ledger), [uid("first")]);
     cluster.gated("second", shared(50, 100));
     cluster.pass(1);
-    assert_eq!(cluster.plan(), ["second waits: no-room"]);
+    assert_eq!(cluster.plan(), ["second waits: insufficient-vram"]);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     cluster.bound("job", "n", 0, job(60));
     assert_eq!(
         cluster.plan_by(&kube_filters.snapshot()),
-        ["a waits: no-room"],
+        ["a waits: insufficient-vram"],
         "the victim may be what it came for"
     );
 }

@@ -32,7 +32,7 @@ pub struct Class {
     #[schemars(extend("items" = {"format": "name", "type": "string"}))]
     pub shares_with: Option<Vec<String>>,
     #[serde(default)]
-    pub limits: EngineLimits,
+    pub limits: ClassLimits,
     /// How long one of its engines may keep others from starting on its GPU.
     #[serde(default)]
     pub start_gate: StartGate,
@@ -56,13 +56,13 @@ pub struct Class {
     pub disruption_budgets: Protection,
     /// The maximum cost of the work that one of its pods loses since its last checkpoint.
     #[serde(with = "setting::Optional::<setting::Duration>", default)]
-    pub lost_work_at_most: Option<Millis>,
+    pub max_lost_work: Option<Millis>,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EngineLimits {
+pub struct ClassLimits {
     /// Maximum KV cache usage.
     #[serde(with = "setting::Optional::<setting::Percentage<100>>", default)]
     pub kv_cache: Option<Percent>,
@@ -76,10 +76,10 @@ pub struct EngineLimits {
 pub struct StartGate {
     /// It stays closed at least this long, however soon the engine is ready.
     #[serde(with = "setting::Duration")]
-    pub at_least: Millis,
+    pub min: Millis,
     /// It opens at the latest then, whatever the engine does.
     #[serde(with = "setting::Duration")]
-    pub at_most: Millis,
+    pub max: Millis,
 }
 
 /// Whether pods of higher priority may evict a class's pods.
@@ -149,8 +149,8 @@ pub struct Match {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PriorityRange {
-    at_least: Option<i32>,
-    at_most: Option<i32>,
+    min: Option<i32>,
+    max: Option<i32>,
 }
 
 impl PriorityRange {
@@ -158,7 +158,7 @@ impl PriorityRange {
         deserializer: D,
     ) -> Result<Option<RangeInclusive<i32>>, D::Error> {
         let range: Option<Self> = Deserialize::deserialize(deserializer)?;
-        Ok(range.map(|range| range.at_least.unwrap_or(i32::MIN)..=range.at_most.unwrap_or(i32::MAX)))
+        Ok(range.map(|range| range.min.unwrap_or(i32::MIN)..=range.max.unwrap_or(i32::MAX)))
     }
 
     fn serialize<S: Serializer>(
@@ -166,8 +166,8 @@ impl PriorityRange {
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         let range = range.as_ref().map(|range| Self {
-            at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
-            at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
+            min: Some(*range.start()).filter(|&least| least != i32::MIN),
+            max: Some(*range.end()).filter(|&most| most != i32::MAX),
         });
         Serialize::serialize(&range, serializer)
     }
@@ -215,14 +215,14 @@ impl Class {
             matches: Match::default(),
             eviction: Preemptibility::Never,
             engine: true,
-            limits: EngineLimits { kv_cache: Percent::new(90), queue: Some(32) },
+            limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
             drain_time: Millis::default(),
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
-            lost_work_at_most: None,
+            max_lost_work: None,
         }
     }
 
@@ -245,7 +245,7 @@ impl Class {
 impl Default for StartGate {
     /// Twice what loading should take, but no longer than ten minutes: by then an engine that is not ready never will be.
     fn default() -> Self {
-        Self { at_least: Millis::default(), at_most: Millis::seconds(600) }
+        Self { min: Millis::default(), max: Millis::seconds(600) }
     }
 }
 

@@ -26,7 +26,7 @@ pub struct EvictionCosts {
     pub per_pod: Millis,
     /// The maximum cost of the work lost since a victim's last checkpoint, unless its class sets one.
     #[serde(with = "setting::Duration")]
-    pub work_at_most: Millis,
+    pub max_lost_work: Millis,
     /// For each request that a victim's engine is processing.
     #[serde(with = "setting::Duration")]
     pub per_request: Millis,
@@ -87,7 +87,7 @@ impl Default for EvictionCosts {
     fn default() -> Self {
         Self {
             per_pod: Millis::seconds(60),
-            work_at_most: Millis::seconds(3600),
+            max_lost_work: Millis::seconds(3600),
             per_request: Millis::seconds(1),
             again_within: Millis::seconds(3600),
         }

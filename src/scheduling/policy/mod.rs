@@ -17,13 +17,13 @@ pub mod settings;
 mod stored;
 pub mod tenant;
 
-pub use class::{Class, EngineLimits, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
     Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
-    WhenBroken,
+    WhenIncomplete,
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
@@ -205,7 +205,7 @@ impl Policy {
 
     /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
-        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.nodes);
+        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
         if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
     }
 }
@@ -279,7 +279,7 @@ pub fn built_in_classes() -> Vec<Class> {
                 priority: Some(0..=i32::MAX),
                 ..Match::default()
             },
-            limits: EngineLimits::default(),
+            limits: ClassLimits::default(),
             ..Class::named("dedicated")
         },
         Class {
@@ -287,7 +287,7 @@ pub fn built_in_classes() -> Vec<Class> {
             eviction: Preemptibility::ForHigherPriority,
             engine: false,
             // If the engines have little to spare, opportunistic pods would slow them down.
-            limits: EngineLimits { kv_cache: Percent::new(80), queue: Some(8) },
+            limits: ClassLimits { kv_cache: Percent::new(80), queue: Some(8) },
             ..Class::named("opportunistic")
         },
         Class {

@@ -22,7 +22,7 @@ pub struct PackingRules {
 pub enum PackingPolicy {
     /// It loses the least of the learned value of free VRAM. Best fit until pods have arrived to learn from.
     #[default]
-    Worth,
+    Learned,
     /// It leaves the least VRAM free on the GPU.
     BestFit,
 }

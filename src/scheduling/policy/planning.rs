@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Planning {
     /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
     #[serde(with = "setting::Duration")]
-    pub gated_at_most: Millis,
+    pub max_gated_time: Millis,
     pub groups: GroupRules,
     // `None`: no pod is evicted because an engine is busy.
     #[serde(with = "setting::Switch::<PressureRules, true>")]
@@ -27,7 +27,7 @@ pub struct GroupRules {
     /// How close together they are placed.
     pub placement: GroupPlacement,
     /// What happens to the bound pods of a group if the others could not be bound in time.
-    pub when_broken: WhenBroken,
+    pub when_incomplete: WhenIncomplete,
 }
 
 /// How close together a group's pods are placed.
@@ -46,12 +46,12 @@ pub enum GroupPlacement {
 /// What happens to a group's bound pods if the others could not be bound in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum WhenBroken {
+pub enum WhenIncomplete {
     /// They stay.
     #[default]
-    Stay,
+    Keep,
     /// They are evicted: a part of a group that keeps GPUs and does no work is waste.
-    Leave,
+    Evict,
 }
 
 /// Preemptible pods are evicted from a GPU whose engine is this busy.
@@ -64,7 +64,7 @@ pub struct PressureRules {
     pub queue: CountThreshold,
     /// How long the pressure must last before a pod is evicted, and before the next one is.
     #[serde(with = "setting::Duration")]
-    pub lasts: Millis,
+    pub evict_after: Millis,
 }
 
 /// Two thresholds, so that it does not begin and end with each report.
@@ -73,10 +73,10 @@ pub struct PressureRules {
 pub struct PercentageThreshold {
     /// At this value or more it begins.
     #[serde(with = "setting::Percentage::<100>")]
-    pub from: Percent,
+    pub high: Percent,
     /// At this value or less it ends.
     #[serde(with = "setting::Percentage::<100>")]
-    pub to: Percent,
+    pub low: Percent,
 }
 
 /// Two thresholds, so that it does not begin and end with each report.
@@ -84,9 +84,9 @@ pub struct PercentageThreshold {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct CountThreshold {
     /// At this value or more it begins.
-    pub from: u32,
+    pub high: u32,
     /// At this value or less it ends.
-    pub to: u32,
+    pub low: u32,
 }
 
 /// Preemptible pods are evicted to run elsewhere if that makes a pod fit that did not fit before.
@@ -102,7 +102,7 @@ impl Default for Planning {
     /// Autoscalers check pending pods every thirty seconds or less, and see only those that the scheduler refused.
     fn default() -> Self {
         Self {
-            gated_at_most: Millis::seconds(30),
+            max_gated_time: Millis::seconds(30),
             groups: GroupRules::default(),
             pressure: Some(PressureRules::default()),
             consolidation: None,
@@ -116,7 +116,7 @@ impl Default for PressureRules {
         Self {
             kv_cache: PercentageThreshold::default(),
             queue: CountThreshold::default(),
-            lasts: Millis::seconds(10),
+            evict_after: Millis::seconds(10),
         }
     }
 }
@@ -124,14 +124,14 @@ impl Default for PressureRules {
 impl Default for PercentageThreshold {
     /// Of a KV cache: an engine preempts its own requests when the cache is full; just before that its neighbors are evicted.
     fn default() -> Self {
-        Self { from: const { Percent::new(95).unwrap() }, to: const { Percent::new(80).unwrap() } }
+        Self { high: const { Percent::new(95).unwrap() }, low: const { Percent::new(80).unwrap() } }
     }
 }
 
 impl Default for CountThreshold {
     /// Of waiting requests.
     fn default() -> Self {
-        Self { from: 64, to: 16 }
+        Self { high: 64, low: 16 }
     }
 }
 

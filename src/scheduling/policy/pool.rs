@@ -12,7 +12,7 @@ pub struct Pool {
     pub name: String,
     /// Labels of its nodes, all of them. Empty takes every node.
     pub selector: BTreeMap<String, String>,
-    pub nodes: NodeKind,
+    pub allocator: NodeKind,
     /// Names of the classes that may be placed here; `None` for all.
     pub classes: Option<Vec<String>>,
     /// The MIG profiles of each GPU, such as `3g.40gb` twice: empty for whole GPUs, `None` for any.
@@ -50,7 +50,7 @@ impl Pool {
         Self {
             name: name.into(),
             selector: BTreeMap::new(),
-            nodes: NodeKind::Stowage,
+            allocator: NodeKind::Stowage,
             classes: None,
             mig: None,
             capacity: None,

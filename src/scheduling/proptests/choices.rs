@@ -180,7 +180,7 @@ proptest! {
             Err(misfit) => {
                 prop_assert!(!possible, "{}", misfit);
                 prop_assert_eq!(evictions_could_resolve(&gpus, &demand), possible_if_empty, "{:?}", misfit);
-                let is_about_pods = matches!(misfit, Misfit::NoRoom { .. } | Misfit::NoEmptyGpu { .. });
+                let is_about_pods = matches!(misfit, Misfit::InsufficientVram { .. } | Misfit::NoEmptyGpu { .. });
                 prop_assert!(possible_if_empty || !is_about_pods, "{:?}", misfit);
             }
         }
@@ -231,7 +231,7 @@ proptest! {
 fn a_refusal_phrase_never_contains_a_figure() {
     let misfits = [
         Misfit::NoGpus,
-        Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
+        Misfit::InsufficientVram { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
         Misfit::TooLarge { per_gpu: Bytes(7), asked: 3, large_enough: 1, largest: Bytes(5) },
         Misfit::VictimsLeaving { remaining: 4 },
     ];

@@ -107,7 +107,7 @@ pub enum NotReserved {
 pub struct LeftToPlanner(pub PodUid);
 
 /// The preempting pod, and the state that its candidates are assessed by.
-struct CandidateSurvey<'a> {
+struct OfferedSurvey<'a> {
     ledger: &'a Ledger,
     uid: &'a PodUid,
     preemptor: Preemptor,
@@ -150,7 +150,7 @@ impl Change for PreemptAsked {
         ledger.note_offered_to_preempt(&request.uid, offered.len());
         let (uid, violate_budgets) = (&request.uid, ledger.policy().preemption.violate_budgets);
         let query = kube_filters.ask(None, &wants);
-        let survey = CandidateSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
+        let survey = OfferedSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
         let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
         for (candidate, others) in offered.iter().filter_map(|node| survey.candidate(node)) {
             others_by_node.insert(candidate.node.clone(), others);
@@ -161,7 +161,7 @@ impl Change for PreemptAsked {
     }
 }
 
-impl CandidateSurvey<'_> {
+impl OfferedSurvey<'_> {
     /// The node as a candidate, and kube-scheduler's victims there that request no VRAM.
     fn candidate(&self, offered: &OfferedNode) -> Option<(PreemptionCandidate, Vec<String>)> {
         let Self { ledger, uid, preemptor, query } = self;

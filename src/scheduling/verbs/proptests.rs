@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 /// What happens to a cluster from outside.
 #[derive(Debug, Clone)]
-enum Event {
+enum OutsideEvent {
     Arrive(u8, u64, i32),
     Schedule(u8),
     Preempt(u8),
@@ -44,7 +44,7 @@ enum Event {
     Pass(u64),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = OutsideEvent> {
     let (pod, node) = (0u8..8, 0u8..3);
     let answer = prop_oneof![
         3 => Just(BindingAnswer::Written),
@@ -53,17 +53,17 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(BindingAnswer::Unknown),
     ];
     prop_oneof![
-        4 => (pod.clone(), 1u64..90, -3i32..3).prop_map(|(pod, vram, priority)| Event::Arrive(pod, vram, priority)),
-        6 => pod.clone().prop_map(Event::Schedule),
-        3 => pod.clone().prop_map(Event::Preempt),
-        6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| Event::Bind(pod, node, answer)),
-        2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| Event::Read(pod, what)),
-        2 => pod.prop_map(Event::Delete),
-        2 => (node.clone(), 0u64..100).prop_map(|(node, used)| Event::Report(node, used)),
-        1 => node.prop_map(Event::NodeGone),
-        2 => Just(Event::Plan),
-        1 => (1u16..9).prop_map(Event::SetPolicy),
-        3 => (1u64..40_000).prop_map(Event::Pass),
+        4 => (pod.clone(), 1u64..90, -3i32..3).prop_map(|(pod, vram, priority)| OutsideEvent::Arrive(pod, vram, priority)),
+        6 => pod.clone().prop_map(OutsideEvent::Schedule),
+        3 => pod.clone().prop_map(OutsideEvent::Preempt),
+        6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| OutsideEvent::Bind(pod, node, answer)),
+        2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| OutsideEvent::Read(pod, what)),
+        2 => pod.prop_map(OutsideEvent::Delete),
+        2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
+        1 => node.prop_map(OutsideEvent::NodeGone),
+        2 => Just(OutsideEvent::Plan),
+        1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
+        3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
 }
 
@@ -127,9 +127,9 @@ impl RecordedCluster {
         Some(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting: ObservedWaiting::default() })
     }
 
-    fn happens(&mut self, event: &Event) {
+    fn happens(&mut self, event: &OutsideEvent) {
         match *event {
-            Event::Arrive(pod, vram, priority) => {
+            OutsideEvent::Arrive(pod, vram, priority) => {
                 let demand = demand_of(vram, 1, Sharing::Shared, priority);
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation =
@@ -140,12 +140,12 @@ impl RecordedCluster {
                     pod: FilterPod::Waiting(Requirements::default()),
                 });
             }
-            Event::Schedule(pod) => self.schedule(pod),
-            Event::Preempt(pod) => self.preempt(pod),
-            Event::Bind(pod, node, answer) => self.bind(pod, node, answer),
-            Event::Read(pod, what) => self.read(pod, what),
-            Event::Delete(pod) => self.apply(PodDeleted(uid(pod))),
-            Event::Report(node, used) => {
+            OutsideEvent::Schedule(pod) => self.schedule(pod),
+            OutsideEvent::Preempt(pod) => self.preempt(pod),
+            OutsideEvent::Bind(pod, node, answer) => self.bind(pod, node, answer),
+            OutsideEvent::Read(pod, what) => self.read(pod, what),
+            OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
                     uuid: device(node, index).uuid,
                     used: Some(Bytes(used)),
@@ -155,17 +155,17 @@ impl RecordedCluster {
                 let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
                 self.apply(ReadingReported { node: name(node), reading });
             }
-            Event::NodeGone(node) => {
+            OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(name(node)));
                 self.show_node(node);
             }
-            Event::Plan => self.plan(),
-            Event::SetPolicy(shortlist) => {
+            OutsideEvent::Plan => self.plan(),
+            OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = Policy::default();
                 policy.scoring.shortlist = shortlist;
                 self.apply(PolicySet { policy, classified: Default::default() });
             }
-            Event::Pass(millis) => {
+            OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
                 let ended = self.apply(Tick { now, is_leading: true });
                 self.decisions.push(format!("{ended:?}"));

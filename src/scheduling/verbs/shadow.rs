@@ -22,7 +22,7 @@ pub enum ShadowOutcome {
     /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
     Different,
     /// It would have rejected every node.
-    WouldRefuse,
+    WouldReject,
     /// It would have ranked the nodes; kube-scheduler ranked them itself.
     WouldRank,
     /// Of the nodes to preempt on it would have kept one.
@@ -57,7 +57,7 @@ impl ShadowOutcome {
         match self {
             Self::Same => "same",
             Self::Different => "different",
-            Self::WouldRefuse => "would-refuse",
+            Self::WouldReject => "would-reject",
             Self::WouldRank => "would-rank",
             Self::WouldNarrow => "would-narrow",
             Self::WouldNotPreempt => "would-not-preempt",
@@ -75,14 +75,14 @@ impl ShadowOutcome {
     pub fn of_filter(view: &DecisionView, list: &Shortlist) -> Self {
         match (&view.request.demand.ask, list.best.is_empty(), list.refused.is_empty()) {
             (Ask::Vram, ..) => Self::Refused,
-            (_, true, _) => Self::WouldRefuse,
+            (_, true, _) => Self::WouldReject,
             (_, _, true) => Self::Same,
             _ => Self::Different,
         }
     }
 
     pub fn of_prioritize(list: &Shortlist) -> Self {
-        if list.best.is_empty() { Self::WouldRefuse } else { Self::WouldRank }
+        if list.best.is_empty() { Self::WouldReject } else { Self::WouldRank }
     }
 
     /// Of a choice among `offered` candidates.
@@ -114,7 +114,7 @@ impl Expected {
         match &self.first {
             ExpectedNode::Node(first) if first == bound_to => (ShadowOutcome::Same, Some(first)),
             ExpectedNode::Node(first) => (ShadowOutcome::Different, Some(first)),
-            ExpectedNode::None => (ShadowOutcome::WouldRefuse, None),
+            ExpectedNode::None => (ShadowOutcome::WouldReject, None),
             ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, None),
         }
     }

@@ -45,8 +45,8 @@ fn on_a_bare_machine_every_missing_source_is_reported_with_its_remedy() {
     };
     says("Missing: GPUs: no NVIDIA driver", &[&library, "--nvml-lib"]);
     says("Missing: pods of this node: there is no kubeconfig", &["--kubeconfig"]);
-    says("Missing: whose a process is: there is no socket of a kubelet", &[&socket, "--pod-resources"]);
-    says("Missing: whose a process is: there is no ", &[&proc, "--proc"]);
+    says("Missing: the pods of processes: there is no socket of a kubelet", &[&socket, "--pod-resources"]);
+    says("Missing: the pods of processes: there is no ", &[&proc, "--proc"]);
     let longest = lines.iter().map(|line| line.len()).max().unwrap();
     assert!(longest < LONGEST_LINE + folder.path().as_os_str().len(), "{printed}");
     let report: Value = serde_json::from_slice(&runs(&[&bare[..], &["--json"]].concat()).stdout).unwrap();
@@ -110,8 +110,8 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
-    let cases: [(i32, &[&str], &[&str]); 14] = [
-        (1, &[], &["nobody to report to", "--extender https://HOST:PORT"]),
+    let cases: [(i32, &[&str], &[&str]); 15] = [
+        (1, &[], &["no extender to report to", "--extender https://HOST:PORT"]),
         (2, &["--extender", "stowage:9446"], &["neither https:// nor http://", "such as https://"]),
         (2, &["--extender", "https://stowage/v1"], &["more than a host and a port"]),
         (1, &["--extender", "https://stowage"], &["https://stowage:9446", "give --ca FILE"]),
@@ -120,7 +120,8 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
         (1, &["--once", "--node", "Node_A"], &["--node", "\"Node_A\"", "kubectl get nodes"]),
         (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
         (1, &["--once", "--kubeconfig", nowhere], &["--kubeconfig", nowhere, "No such file"]),
-        (2, &["--every", "5"], &["--every", "100..=4000"]),
+        (2, &["--interval", "5"], &["--interval", "`5s`"]),
+        (2, &["--interval", "5s"], &["--interval", "from 100ms to 4s"]),
         (2, &["--gpu-memory", "much"], &["--gpu-memory", "much"]),
         (2, &["--json"], &["--once"]),
         (2, &["--once", "--json", "--print"], &["--json", "--print"]),
@@ -152,7 +153,7 @@ fn a_single_report_that_no_server_accepts_fails_with_the_reason() {
     let lines: Vec<&str> = error.lines().collect();
     let [why, end] = &lines[..] else { panic!("{error}") };
     assert!(why.contains(&dead), "{error}");
-    assert_eq!(*end, "error: nobody took the report");
+    assert_eq!(*end, "error: no extender accepted the report");
 }
 
 #[test]
@@ -164,7 +165,7 @@ fn help_names_every_source_the_agent_has() {
         "--extender",
         "--ca",
         "--token-file",
-        "--every",
+        "--interval",
         "--nvml-lib",
         "--gpu-memory",
         "--pod-resources",
@@ -197,5 +198,5 @@ fn the_tables_name_pods_and_unowned_memory() {
         printed = tables();
         printed.contains("default/llama 10.0 GiB")
     });
-    assert!(printed.contains("nobody in Kubernetes 2.0 GiB") && !printed.contains("Missing"), "{printed}");
+    assert!(printed.contains("no pod 2.0 GiB") && !printed.contains("Missing"), "{printed}");
 }

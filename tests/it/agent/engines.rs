@@ -85,7 +85,7 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
         is_serving(report, &good) && !problem(report, &hung).is_empty() && !problem(report, &dead).is_empty()
     });
     assert!(problem(&report, &hung).contains("has not answered in full"), "{report:#}");
-    assert!(problem(&report, &dead).contains("nobody listens"), "{report:#}");
+    assert!(problem(&report, &dead).contains("nothing listens"), "{report:#}");
     for pod in [&hung, &dead] {
         let shown = engine_of(&report, pod);
         assert_eq!((&shown["state"], &shown["kvCacheUsage"]), (&json!("starting"), &Value::Null));

@@ -115,7 +115,7 @@ fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
     eventually("its pod is told", || !extender.events().is_empty());
     let events = extender.events();
     let [(name, PodEventReason::GpuLost, told)] = &events[..] else { panic!("{events:?}") };
-    assert!(name == "llama" && told.contains("GPU-a is out of order"), "{told}");
+    assert!(name == "llama" && told.contains("GPU-a is unhealthy"), "{told}");
     assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
     assert_eq!(bound(&extender, &small), "GPU-b");
 }

@@ -70,7 +70,7 @@ fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
     let (extender, recorded) = (world.extender(), Recorded::default());
     let record = format!("http://{}", recorded.start(&world));
     let start = || -> RunningAgent {
-        let both = ["--every", "100", "--extender", &agents_at(&extender), "--extender", &record];
+        let both = ["--interval", "100ms", "--extender", &agents_at(&extender), "--extender", &record];
         RunningAgent::start(&mut world.agent(&both))
     };
     let first = start();
@@ -141,7 +141,7 @@ fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
         assert_eq!(look.status.code(), Some(1));
         text(&look.stderr).contains("which cannot speak for node-a")
     });
-    let agent = RunningAgent::start(&mut world.agent(&[&["--every", "100"], &flags[..]].concat()));
+    let agent = RunningAgent::start(&mut world.agent(&[&["--interval", "100ms"], &flags[..]].concat()));
     agent.line_with("refused (403)");
     assert_eq!(Client::connect(served.operators).get_page("/debug/reports").json(), serde_json::json!({}));
     // As the kubelet does when it renews one.

@@ -165,7 +165,7 @@ impl AgentNode {
 
     /// The agent as it runs on a node, but ten times a second; it reports to `extender`.
     pub fn start(&self, extender: &str) -> RunningAgent {
-        RunningAgent::start(&mut self.agent(&["--every", "100", "--extender", extender]))
+        RunningAgent::start(&mut self.agent(&["--interval", "100ms", "--extender", extender]))
     }
 }
 

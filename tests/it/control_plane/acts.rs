@@ -169,11 +169,11 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
         deadline: cluster.service.now() + Millis::seconds(60),
     };
     let change = StatusChange {
-        eviction: Some(EvictionCondition::CalledOff),
+        eviction: Some(EvictionCondition::Cancelled),
         ..StatusChange::reservation(reservation)
             .and_nominate(node.clone())
             .and_touch()
-            .and_plan(PlanState::Placed { node })
+            .and_plan(PlanState::Nominated { node })
     };
     cluster.write("waits", &uid, change).await.unwrap();
     let pod = cluster.pod("waits").await;
@@ -232,7 +232,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     };
     allow(0);
     assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
-    let told = cluster.condition("victim", objects::EVICTED_CONDITION).await.unwrap();
+    let told = cluster.condition("victim", objects::DISRUPTION_TARGET_CONDITION).await.unwrap();
     assert_eq!((&told["status"], &told["reason"]), (&json!("True"), &json!("Preempted")));
     let version = cluster.pod("victim").await["metadata"]["resourceVersion"].clone();
     cluster.evict("victim", &uid).await;
@@ -253,7 +253,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
 async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
     let uid = cluster.create("forged", &[]).await;
     let owner = &cluster.owner;
-    for kind in [HOLD, objects::PLAN_CONDITION] {
+    for kind in [HOLD, objects::PLACED_CONDITION] {
         let refused = cluster.status_by(owner, "forged", condition(kind)).await.unwrap_err();
         assert!(refused.contains(OURS_ALONE), "{refused}");
     }

@@ -82,7 +82,7 @@ impl Fenced {
 
     async fn hold_as(&self, epoch: &str) -> Result<(), String> {
         let message = json!({ "node": "n", "devices": ["GPU-1"], "victims": [], "epoch": epoch }).to_string();
-        self.condition(json!({ "type": "stowage.dev/Hold", "status": "True", "message": message })).await
+        self.condition(json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message })).await
     }
 }
 
@@ -121,7 +121,7 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
     // Earlier reservations stand, and can be ended and written beside.
     let beside = json!({ "type": "PodScheduled", "status": "False" });
     fenced.condition(beside.clone()).await.unwrap();
-    fenced.condition(json!({ "type": "stowage.dev/Hold", "status": "False" })).await.unwrap();
+    fenced.condition(json!({ "type": "stowage.dev/Reserved", "status": "False" })).await.unwrap();
     fenced.bind_as(&second).await.unwrap();
     fenced.hold_as(&second).await.unwrap();
 

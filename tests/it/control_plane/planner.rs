@@ -128,16 +128,16 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     let planned = all_bound(&mut world, 32).await;
     let plan = |pod: &Pod| {
         let conditions = pod.status.as_ref().unwrap().conditions.as_ref().unwrap().iter();
-        let plan = conditions.clone().find(|condition| condition.type_ == objects::PLAN_CONDITION);
+        let plan = conditions.clone().find(|condition| condition.type_ == objects::PLACED_CONDITION);
         plan.and_then(|condition| condition.reason.clone())
     };
-    assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Placed")));
+    assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Nominated")));
     let calls = async |world: &RealControlPlane, verb: &str| {
         world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
     };
     assert_eq!((calls(&world, "filter").await, calls(&world, "prioritize").await), (32, 0));
     let written = async |world: &RealControlPlane, kind: &str| {
-        world.count("stowage_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
+        world.count("stowage_api_server_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
     };
     for kind in ["nomination", "gate"] {
         // They are counted when their answers are in.
@@ -169,7 +169,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
     // A pod whose back-off ends just then is retried by itself, and a pod whose refusal is in flight loses its nomination to it.
-    let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "wake").await);
+    let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "requeue").await);
     assert!(
         (32..=35).contains(&nominations) && wakes == 0,
         "{nominations} and {wakes}: a few are touched at most"

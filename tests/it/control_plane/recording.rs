@@ -110,7 +110,7 @@ async fn a_pod_is_evicted_for_another(
         |pod: &Pod| ReservationMessage::read(pod).is_some_and(|message| !message.victims.is_empty());
     let reserved = versions.first("has a reservation with victims", "preemptor", waits_for_it).await;
     let leaves = |pod: &Pod| {
-        pod.metadata.deletion_timestamp.is_some() && has_condition(pod, objects::EVICTED_CONDITION)
+        pod.metadata.deletion_timestamp.is_some() && has_condition(pod, objects::DISRUPTION_TARGET_CONDITION)
     };
     let victim = versions.first("is evicted", "victim", leaves).await;
     recording.insert("pod-reserved-for-victims".into(), reserved);
@@ -132,10 +132,10 @@ async fn pods_are_planned(world: &RealControlPlane, versions: &PodVersions, reco
     let serving = |name, gib| gated(on(pod(name, gib, &json!({}), "stowage-serving"), "node-a"));
     submit(&world.client, &[serving("planned", 10), serving("without-a-place", 75)]).await;
     let is_nominated =
-        |pod: &Pod| objects::nominated(pod).is_some() && has_condition(pod, objects::PLAN_CONDITION);
+        |pod: &Pod| objects::nominated(pod).is_some() && has_condition(pod, objects::PLACED_CONDITION);
     recording.insert("pod-nominated".into(), versions.first("is nominated", "planned", is_nominated).await);
     recording.insert("pod-bound-planned".into(), versions.first("is bound", "planned", is_bound).await);
-    let is_told = |pod: &Pod| has_condition(pod, objects::PLAN_CONDITION);
+    let is_told = |pod: &Pod| has_condition(pod, objects::PLACED_CONDITION);
     recording.insert(
         "pod-without-a-place".into(),
         versions.first("is told that it has no place", "without-a-place", is_told).await,
@@ -157,14 +157,14 @@ async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recordin
         victims: [].into(),
         deadline: service.now() + Millis::seconds(60),
     };
-    let why = || "no node that the pod could go to has free VRAM for it".into();
+    let why = || "no GPU can take the pod now".into();
     for (name, changes) in [
         ("reservation-ended", vec![StatusChange::reservation(reservation), StatusChange::end_reservation()]),
-        ("eviction-called-off", vec![StatusChange::eviction(EvictionCondition::CalledOff)]),
-        ("plan-making-room", vec![StatusChange::plan(PlanState::MakingRoom { node: node.clone() })]),
-        ("plan-released", vec![StatusChange::plan(PlanState::Released { why: why() })]),
-        ("plan-refused", vec![StatusChange::plan(PlanState::Refused { node, why: why() })]),
-        ("woken", vec![StatusChange::touch()]),
+        ("eviction-cancelled", vec![StatusChange::eviction(EvictionCondition::Cancelled)]),
+        ("plan-preempting", vec![StatusChange::plan(PlanState::Preempting { node: node.clone() })]),
+        ("plan-gate-removed", vec![StatusChange::plan(PlanState::GateRemoved { why: why() })]),
+        ("plan-rejected", vec![StatusChange::plan(PlanState::Rejected { node, why: why() })]),
+        ("requeued", vec![StatusChange::touch()]),
     ] {
         let uid = waits(&world.client, name).await;
         for change in changes {

@@ -113,7 +113,7 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
         (shadow.count("bind", &["same", "different"]) == 4).then_some(())
     })
     .await;
-    assert_eq!(shadow.count("bind", &["would-refuse", "not-asked", "refused"]), 0);
+    assert_eq!(shadow.count("bind", &["would-reject", "not-asked", "refused"]), 0);
     assert!(shadow.count("filter", &["same"]) >= 1 && shadow.count("filter", &["refused"]) >= 1);
     let totals = shadow.service.cluster().totals();
     assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (4, 0, 0, 0));

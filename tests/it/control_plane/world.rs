@@ -185,8 +185,8 @@ impl RealControlPlane {
         command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
         command.arg("--admin").arg(format!("127.0.0.1:{}", ports.admin)).args(arguments);
         // The agents of most tests have no tokens.
-        if !arguments.contains(&"--agent-auth") {
-            command.args(["--agent-auth", "none"]);
+        if !arguments.contains(&"--agents-auth") {
+            command.args(["--agents-auth", "none"]);
         }
         TestProcess::start(name, &mut command, self.folder.path())
     }

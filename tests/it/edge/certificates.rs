@@ -59,9 +59,9 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
     assert!(is_answered(&running, &new, &new), "the last good one goes on");
     let metrics = crate::client::Client::connect(running.operators).get("/metrics");
     for line in [
-        "stowage_tls_refused{address=\"scheduler\"} 1",
-        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"in-force\"} 1",
-        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"refused\"} 1",
+        "stowage_tls_reload_failed{address=\"scheduler\"} 1",
+        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"applied\"} 1",
+        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"rejected\"} 1",
     ] {
         assert!(metrics.text().lines().any(|found| found == line), "no {line}");
     }

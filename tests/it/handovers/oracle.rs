@@ -81,7 +81,8 @@ pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
 
 fn held(pod: &Value) -> Option<Vec<String>> {
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
-    let reservation = conditions.find(|one| one["type"] == "stowage.dev/Hold" && one["status"] == "True")?;
+    let reservation =
+        conditions.find(|one| one["type"] == "stowage.dev/Reserved" && one["status"] == "True")?;
     if pod["spec"]["nodeName"].is_string() {
         return None;
     }

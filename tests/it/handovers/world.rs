@@ -183,7 +183,7 @@ impl HandoverCluster {
         let twice = promised_twice(&self.api.list("pods"));
         let audits = self
             .acting()
-            .map(|host| audit(self.replicas[host].as_ref().expect("it acts"), "stowage_conflicts"));
+            .map(|host| audit(self.replicas[host].as_ref().expect("it acts"), "stowage_gpu_conflicts"));
         if self.broken.is_empty() && !twice.is_empty() && audits.is_none_or(|found| found == 0) {
             self.broken.push(format!("promised twice, and not reported: {twice:?}"));
         }

@@ -33,7 +33,7 @@ async fn one_leaves(newcomer: Value) {
     assert_eq!(world.pods().len(), 12, "eleven jobs and the one who asked");
     assert!(world.leaving().is_empty(), "{:?}", world.leaving());
     // One, until the pod was bound.
-    world.wrote("hold", 2).await;
+    world.wrote("reservation", 2).await;
     world.stop().await;
 }
 

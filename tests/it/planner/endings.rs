@@ -156,10 +156,10 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
     set_leading(first_leads, false);
     let leaving = world.let_go();
-    assert_eq!(["evict", "hold", "nomination", "gate"].map(written), [0; 4]);
+    assert_eq!(["evict", "reservation", "nomination", "gate"].map(written), [0; 4]);
     set_leading(second_leads, true);
     world.until_so("the pod is let through", |world| !world.is_gated("serving")).await;
-    assert_eq!(world.planned("serving").as_deref(), Some("Placed"));
+    assert_eq!(world.planned("serving").as_deref(), Some("Nominated"));
     assert_eq!(world.writes("gate"), 0, "it was the second that did it");
     let stays: Vec<&str> = ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
     assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");

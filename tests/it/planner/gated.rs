@@ -12,7 +12,7 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     for name in &pods {
         world.bound(name).await;
         assert_eq!(world.calls(name), [(Verb::Filter, 1), (Verb::Bind, 1)], "{name}");
-        assert_eq!(world.planned(name).as_deref(), Some("Placed"));
+        assert_eq!(world.planned(name).as_deref(), Some("Nominated"));
         assert!(!world.is_gated(name));
     }
     world.wrote("nomination", 16).await;
@@ -95,10 +95,12 @@ async fn no_pod_is_evicted_for_a_pod_with_a_volume_and_its_gate_is_removed_witho
         json!([{ "name": "weights", "persistentVolumeClaim": { "claimName": "weights" } }]);
     pod["spec"]["preemptionPolicy"] = json!("Never");
     world.create(pod);
-    world.until_so("it is released", |world| world.planned("serving").as_deref() == Some("Released")).await;
+    world
+        .until_so("it is released", |world| world.planned("serving").as_deref() == Some("GateRemoved"))
+        .await;
     world.until_so("the scheduler refuses it", |world| world.is_refused("serving")).await;
     world.some_reports_later().await;
     assert_eq!((world.pods(), world.leaving()), (names(["cheap", "dear", "serving"]), names([])));
-    assert_eq!((world.writes("nomination"), world.writes("hold"), world.holds()), (0, 0, 0));
+    assert_eq!((world.writes("nomination"), world.writes("reservation"), world.holds()), (0, 0, 0));
     world.stop().await;
 }

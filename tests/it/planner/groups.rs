@@ -41,7 +41,7 @@ async fn a_group_of_three_waits_for_all_its_pods_and_places_and_reserves_nothing
         world.setup().api.delete(&format!("pods/default/{name}")).unwrap();
     }
     world.until_so("all three are bound", all_bound).await;
-    assert!(TRIO.iter().all(|name| world.planned(name).as_deref() == Some("Placed")));
+    assert!(TRIO.iter().all(|name| world.planned(name).as_deref() == Some("Nominated")));
     world.stop().await;
 }
 

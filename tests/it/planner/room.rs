@@ -22,7 +22,7 @@ async fn the_cheapest_leaves_and_nobody_else(world: PlannerCluster, newcomer: Va
     world.some_reports_later().await;
     assert_eq!(world.pods(), names(["large", "medium", "serving"]));
     assert_eq!(world.leaving(), names([]));
-    world.wrote("hold", 2).await;
+    world.wrote("reservation", 2).await;
     assert_eq!(world.holds(), 0);
     world.stop().await;
 }

@@ -36,7 +36,7 @@ async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     world.until_so("all are refused", |world| late.iter().all(|name| world.is_refused(name))).await;
     world.until_the_scheduler_rests().await;
     world.some_reports_later().await;
-    let told = |world: &PlannerCluster| (world.writes("wake"), world.writes("nomination"));
+    let told = |world: &PlannerCluster| (world.writes("requeue"), world.writes("nomination"));
     assert_eq!(told(&world), (0, 0), "what was full stays full");
     let filters = |world: &PlannerCluster| world.setup().scheduler.observations().count(Verb::Filter);
     let asked = filters(&world);

@@ -126,7 +126,7 @@ impl PlannerCluster {
 
     /// The reason in the condition that says how far the planner is with a gated pod.
     pub fn planned(&self, name: &str) -> Option<String> {
-        Some(self.condition(name, objects::PLAN_CONDITION)?["reason"].as_str()?.to_owned())
+        Some(self.condition(name, objects::PLACED_CONDITION)?["reason"].as_str()?.to_owned())
     }
 
     pub fn holds(&self) -> u64 {

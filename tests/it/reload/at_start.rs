@@ -56,7 +56,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("policy.yaml"), "scorring: {shortlist: 8}\n").unwrap();
     let running = start(&folder, &[]);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     // With its diagnostics, each with its place.
     running.line_with("scorring");
     let mut client = Client::connect(running.operators);
@@ -66,10 +66,10 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
         assert!(ready.text().contains(part), "{}", ready.text());
     }
     assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
-    assert!(client.get("/metrics").text().contains("stowage_policy_refused 1"));
+    assert!(client.get("/metrics").text().contains("stowage_policy_reload_failed 1"));
     // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
-    running.line_with("another policy is in force");
+    running.line_with("policy applied");
     assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));
 }
 
@@ -82,14 +82,14 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     {
         let running = start(&folder, &kept);
         replace(&policy, &one_sided("b"));
-        running.line_with("another policy is in force");
+        running.line_with("policy applied");
         // The copy is on disk before that is said; a file that is refused changes nothing of it.
         replace(&policy, "");
-        running.line_with("the policy's files are refused");
+        running.line_with("policy files rejected");
     }
     let last_good = json!(digest_of(&one_sided("b")).to_string());
     let running = start(&folder, &kept);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     let ready = Client::connect(running.operators).get("/readyz");
     assert!(ready.text().contains("the file is empty (the last good policy decides)"), "{}", ready.text());
     assert_eq!(in_force(&running), last_good);
@@ -103,7 +103,7 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     fs::write(&copy, &whole[..whole.len() - 20]).unwrap();
     fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
     let running = start(&folder, &kept);
-    running.line_with("the policy's files are refused");
+    running.line_with("policy files rejected");
     let page = Client::connect(running.operators).get("/debug/policy").json();
     assert_eq!(page["policy"]["mode"], "shadow", "what was to be watched only is not enforced");
 }
@@ -115,7 +115,7 @@ fn a_service_logs_that_it_took_over_a_changed_file() {
     fs::write(&policy, one_sided("a")).unwrap();
     let running = RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
     replace(&policy, &one_sided("b"));
-    let line = running.line_with("another policy is in force");
+    let line = running.line_with("policy applied");
     for side in SIDES {
         assert!(line.contains(&digest_of(&one_sided(side)).to_string()), "{line}");
     }

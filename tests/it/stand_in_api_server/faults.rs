@@ -90,7 +90,7 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
     let reason =
         |api: &ApiServer| api.get("pods/default/a").unwrap()["status"]["conditions"][0]["reason"].clone();
     let write = async |reason: &str| {
-        let condition = json!({ "type": "stowage.dev/Hold", "status": "True", "reason": reason });
+        let condition = json!({ "type": "stowage.dev/Reserved", "status": "True", "reason": reason });
         let patch = json!([{ "op": "add", "path": "/status/conditions", "value": [condition] }]);
         send(&client, "PATCH", STATUS, patch).await.unwrap()
     };

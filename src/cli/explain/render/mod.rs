@@ -9,6 +9,7 @@ use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::units::plural;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use owo_colors::{OwoColorize, Style};
@@ -53,23 +54,23 @@ pub fn text(explanation: &Explanation, paint: Paint) -> String {
 
 fn headline(explanation: &Explanation) -> String {
     let (pod, counts) = (&explanation.pod, explanation.counts);
-    match (&explanation.place, explanation.verdict) {
+    match (&explanation.stage, explanation.verdict) {
         (PodStage::Bound { node, .. }, _) => format!("{pod} is on {node}."),
         (PodStage::Assumed { node, .. }, _) => format!("{pod} is on its way to {node}."),
-        (PodStage::Holding { node, .. }, PodVerdict::Holding) => {
-            format!("{pod} has room of its own on {node}, and waits for others to leave it.")
+        (PodStage::Reserved { node, .. }, PodVerdict::Reserved) => {
+            format!("{pod} has a reservation on {node}, and waits for its victims to terminate.")
         }
         (_, PodVerdict::Fits) => {
-            format!("{pod} fits on {} of {} nodes, and waits.", counts.fit, counts.nodes)
+            format!("{pod} fits on {} of {}, and is pending.", counts.fit, plural(counts.nodes, "node"))
         }
-        _ => format!("{pod} fits on none of {} nodes.", counts.nodes),
+        _ => format!("{pod} fits on none of {}.", plural(counts.nodes, "node")),
     }
 }
 
 fn headline_style(verdict: PodVerdict) -> Style {
     match verdict {
         PodVerdict::Bound | PodVerdict::Assumed | PodVerdict::Fits => Style::new().bold().green(),
-        PodVerdict::Holding => Style::new().bold().yellow(),
+        PodVerdict::Reserved => Style::new().bold().yellow(),
         PodVerdict::DoesNotFit => Style::new().bold().red(),
     }
 }
@@ -80,8 +81,8 @@ fn title(text: &str, paint: Paint) -> String {
 
 fn remedies_title(verdict: PodVerdict) -> &'static str {
     match verdict {
-        PodVerdict::DoesNotFit => "What would have to change, the easiest first; one is enough",
-        _ => "What to look at next",
+        PodVerdict::DoesNotFit => "What would have to change: the easiest first, one is enough",
+        _ => "What to check next",
     }
 }
 
@@ -89,13 +90,18 @@ fn nodes_title(explanation: &Explanation) -> String {
     let counts = explanation.counts;
     match explanation.verdict {
         PodVerdict::Bound | PodVerdict::Assumed => "Its node".into(),
-        _ => format!("Nodes: {} fit, {} do not; {} GPUs in all", counts.fit, counts.refused, counts.gpus),
+        _ => format!(
+            "Nodes: {} fit, {} do not; {} in all",
+            counts.fit,
+            counts.refused,
+            plural(counts.gpus, "GPU")
+        ),
     }
 }
 
 fn about(explanation: &Explanation) -> Vec<(String, String)> {
     let mut rows = vec![
-        ("asks".into(), asks(explanation)),
+        ("requests".into(), requests(explanation)),
         ("class".into(), class(&explanation.class)),
         ("tenant".into(), explanation.tenant.as_ref().map_or("none has its namespace".into(), tenant)),
         ("policy".into(), policy(explanation)),
@@ -108,29 +114,34 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     rows
 }
 
-fn asks(explanation: &Explanation) -> String {
-    let asks = &explanation.asks;
-    let mut text = match asks.gpus {
-        count if asks.device_resource.is_some() => {
-            format!("{count} of {} from a device plugin", asks.device_resource.as_deref().unwrap_or_default())
+fn requests(explanation: &Explanation) -> String {
+    let request = &explanation.request;
+    let mut text = match request.gpus {
+        count if request.device_resource.is_some() => {
+            format!(
+                "{count} of {} from a device plugin",
+                request.device_resource.as_deref().unwrap_or_default()
+            )
         }
-        1 => format!("{} of one GPU", asks.vram_bytes),
-        gpus => format!("{} over {gpus} GPUs of one node, {} on each", asks.vram_bytes, asks.bytes_per_gpu),
+        1 => format!("{} of one GPU", request.vram_bytes),
+        gpus => {
+            format!("{} over {gpus} GPUs of one node, {} on each", request.vram_bytes, request.bytes_per_gpu)
+        }
     };
-    text += match (&asks.device_resource, asks.sharing) {
+    text += match (&request.device_resource, request.sharing) {
         (Some(_), _) => "",
-        (None, Sharing::Exclusive) => ", to itself",
+        (None, Sharing::Exclusive) => ", exclusive",
         (None, Sharing::Shared) => ", shared",
     };
-    if let Some(kv_cache) = asks.kv_cache_bytes {
+    if let Some(kv_cache) = request.kv_cache_bytes {
         write!(text, "; {kv_cache} of it KV cache").expect(TAKES_TEXT);
     }
-    if let Some(model) = &asks.model {
+    if let Some(model) = &request.model {
         write!(text, "; model {model}").expect(TAKES_TEXT);
     }
-    write!(text, "; priority {}", asks.priority).expect(TAKES_TEXT);
-    if !asks.may_preempt {
-        text += ", evicts nobody (preemptionPolicy: Never)";
+    write!(text, "; priority {}", request.priority).expect(TAKES_TEXT);
+    if !request.may_preempt {
+        text += ", never preempts (preemptionPolicy: Never)";
     }
     text
 }
@@ -138,13 +149,13 @@ fn asks(explanation: &Explanation) -> String {
 fn class(class: &ClassPart) -> String {
     let met = |condition: &Condition| format!("{} is {}", condition.field, condition.wants);
     let because = match &class.because[..] {
-        [] => "it takes every pod that no class before it takes".into(),
+        [] => "it takes every pod that no earlier class takes".into(),
         conditions => conditions.iter().map(met).collect::<Vec<_>>().join(", "),
     };
     let mut text = format!("{}: {because}\n{}", class.name, terms(class));
     for passed in &class.passed_over {
         let Condition { field, wants, has } = &passed.unmet;
-        write!(text, "\nnot {}: it wants {field} {wants}; the pod has {has}", passed.class)
+        write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class)
             .expect(TAKES_TEXT);
     }
     text
@@ -157,8 +168,8 @@ fn terms(class: &ClassPart) -> String {
         [] => "shares a GPU with no class".into(),
         names => format!("shares a GPU with {}", names.join(", ")),
     });
-    let kind = class.engine.then(|| "an engine, no other starts beside it".to_owned());
-    let leaves = class.preemptible.then(|| "may be evicted for higher priority".to_owned());
+    let kind = class.engine.then(|| "an engine: one starts at a time on a GPU".to_owned());
+    let leaves = class.preemptible.then(|| "preemptible".to_owned());
     let all: Vec<String> = [kind, kv, queue, sharing, leaves].into_iter().flatten().collect();
     if all.is_empty() { "no limits".into() } else { all.join("; ") }
 }
@@ -181,72 +192,82 @@ fn policy(explanation: &Explanation) -> String {
     let policy = &explanation.policy;
     let mode = match policy.mode {
         Mode::Enforce => "enforced",
-        Mode::Shadow => "in shadow: decisions are recorded, and the scheduler's own stand",
+        Mode::Shadow => "in shadow mode: decisions are recorded, and kube-scheduler's own apply",
     };
     format!("digest {}, version {}, {mode}", policy.digest, policy.version)
 }
 
 fn state(explanation: &Explanation) -> String {
-    match &explanation.place {
-        PodStage::Bound { node, running_for_millis, .. } if explanation.asks.device_resource.is_some() => {
-            format!("bound to {node} for {}; its GPUs are the kubelet's to pick", length(*running_for_millis))
+    match &explanation.stage {
+        PodStage::Bound { node, running_for_millis, .. } if explanation.request.device_resource.is_some() => {
+            format!("bound to {node} for {}; the kubelet picks its GPUs", length(*running_for_millis))
         }
         PodStage::Bound { node, gpus, granted_bytes, running_for_millis, start_gate_opens_in_millis } => {
-            let on = gpus.as_ref().map_or("nobody knows on which GPUs".into(), |gpus| join(gpus));
+            let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
-                    "; its engine is starting, and keeps others from starting there for {} at most",
+                    "; its engine is starting, and no other starts there for {} at most",
                     length(opens_in)
                 )
             });
             format!(
-                "bound to {node} for {}: {on}; counts for {granted_bytes}{gate}",
+                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}",
                 length(*running_for_millis)
             )
         }
         PodStage::Assumed { node, gpus, granted_bytes } => {
-            format!("{granted_bytes} on {node} promised ({}), and the Binding is on its way", join(gpus))
+            format!("assumed: {granted_bytes} on {node} ({}); the Binding is being written", join(gpus))
         }
-        PodStage::Holding { node, gpus, victims_left, deadline_in_millis, victims } => format!(
-            "holds {} of {node} for {} more; {victims_left} of {} victim(s) have not left",
+        PodStage::Reserved { node, gpus, victims_left, deadline_in_millis, victims } => format!(
+            "reserved: {} of {node} for {} more; {victims_left} of {} not terminated yet",
             join(gpus),
             length(*deadline_in_millis),
-            victims.len(),
+            plural(victims.len(), "victim"),
         ),
         PodStage::Waiting { gate: SchedulingGate::Planned, failed_attempts, .. } => match failed_attempts {
-            0 => "waits behind the gate stowage.dev/plan for the planner's look".into(),
-            times => format!("waits behind the gate stowage.dev/plan; the planner found no place {times} time(s) in a row"),
-        },
-        PodStage::Waiting { gate: SchedulingGate::Others, .. } => {
-            "waits behind a scheduling gate that is not Stowage's; nobody looks for a place until it is lifted".into()
-        }
-        PodStage::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
-            (Some(refused), _) => refused_text(refused, *offered_to_preempt),
-            (None, Some(node)) => format!("waits; was offered {node}, {tries} earlier attempt(s) failed"),
-            (None, None) => {
-                "waits; the scheduler has not asked about it since this process knows of it".into()
+            0 => "gated by stowage.dev/plan; the planner has not tried it yet".into(),
+            attempts => {
+                format!(
+                    "gated by stowage.dev/plan; {} of the planner failed in a row",
+                    plural(*attempts, "attempt")
+                )
             }
         },
+        PodStage::Waiting { gate: SchedulingGate::Others, .. } => {
+            "gated by a scheduling gate that is not Stowage's".into()
+        }
+        PodStage::Waiting { offered_node, attempts, refused, preemption_candidates, .. } => {
+            match (refused, offered_node) {
+                (Some(refused), _) => refused_text(refused, *preemption_candidates),
+                (None, Some(node)) => {
+                    format!("pending; was offered {node} after {}", plural(*attempts, "failed attempt"))
+                }
+                (None, None) => {
+                    "pending; kube-scheduler has not asked about it since this process started".into()
+                }
+            }
+        }
     }
 }
 
-fn refused_text(refused: &RefusedPart, offered_to_preempt: Option<u32>) -> String {
-    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes: in_vain } = refused;
-    let woken = match woken {
+fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> String {
+    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes } = refused;
+    let woken = match *woken {
         0 => String::new(),
-        woken => format!("; woken {woken} time(s) since, without asking again"),
+        woken => format!("; requeued {} since without being asked about", plural(woken, "time")),
     };
-    let in_vain = match in_vain {
+    let unanswered = match *unanswered_wakes {
         0 => String::new(),
-        times => format!("; woken and refused again {times} time(s) in a row before"),
+        times => format!("; before that requeued and rejected {} in a row", plural(times, "time")),
     };
-    let preempt = match offered_to_preempt {
+    let preempt = match preemption_candidates {
         None => String::new(),
-        Some(nodes) => format!("; the scheduler offered {nodes} node(s) to make room on"),
+        Some(nodes) => format!("; kube-scheduler asked for victims on {}", plural(nodes, "node")),
     };
     format!(
-        "waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}{preempt}",
-        length(*ago_millis)
+        "pending; rejected {} ago, asked about {}{woken}{unanswered}{preempt}",
+        length(*ago_millis),
+        plural(*asked_about, "node")
     )
 }
 
@@ -258,7 +279,7 @@ fn join(gpus: &[crate::ids::GpuUuid]) -> String {
 fn more(explanation: &Explanation) -> String {
     let shown = explanation.nodes.iter().filter(|node| node.score.is_some()).count() as u32;
     match explanation.counts.fit.saturating_sub(shown) {
-        more if more > 0 && shown > 1 => format!("\n{more} more nodes fit; --all shows them.\n"),
+        more if more > 0 && shown > 1 => format!("\n{} more fit; --all shows them.\n", plural(more, "node")),
         _ => String::new(),
     }
 }
@@ -276,7 +297,7 @@ fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
             )
         })
         .collect();
-    title("All that do not fit, by reason (--all or --node NAME shows them)", paint) + &pairs(&rows, 1)
+    title("Nodes that do not fit, by reason (--all or --node NAME shows them)", paint) + &pairs(&rows, 1)
 }
 
 /// Two columns, the second as wide as the terminal allows.

@@ -20,14 +20,14 @@ const INDENT: usize = 3;
 pub fn text(node: &NodePart, paint: Paint) -> String {
     let (verdict, style) = match (&node.misfit, &node.score) {
         (Some(misfit), _) => (format!("does not fit ({})", misfit.code), Style::new().red()),
-        (None, Some(score)) => (format!("fits, place {}", score.rank), Style::new().green()),
-        (None, None) if node.is_own => ("holds the pod".into(), Style::new().green()),
+        (None, Some(score)) => (format!("fits, rank {}", score.rank), Style::new().green()),
+        (None, None) if node.is_own => ("has the pod".into(), Style::new().green()),
         (None, None) => ("fits".into(), Style::new().green()),
     };
     let mut text = format!("\n{}\n", paint.put(&format!("{}: {verdict}", node.name), style.bold()));
     let mut rows: Vec<(String, String)> = Vec::new();
     rows.extend(node.misfit.as_ref().map(|misfit| ("why".into(), misfit.text.clone())));
-    rows.push(("seen".into(), seen(node)));
+    rows.push(("report".into(), seen(node)));
     rows.extend(node.devices.map(|DevicesPart { allocatable, used, left }| {
         ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
     }));
@@ -44,14 +44,14 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
 fn seen(node: &NodePart) -> String {
     let age = node.report_age_millis.map(length).unwrap_or_default();
     let report = match node.freshness {
-        Freshness::Unreported => "no agent has reported: by labels and promises only".into(),
-        Freshness::Fresh => format!("report {age} old"),
-        Freshness::Stale => format!("report {age} old, stale: promises count, less a margin"),
-        Freshness::Expired => format!("report {age} old, expired: promises count, less a margin"),
+        Freshness::Unreported => "no agent has reported: by labels and the ledger only".into(),
+        Freshness::Fresh => format!("{age} old"),
+        Freshness::Stale => format!("{age} old, stale: the ledger counts, less a margin"),
+        Freshness::Expired => format!("{age} old, expired: the ledger counts, less a margin"),
     };
     let asked = match node.was_asked {
         Some(false) => {
-            "; the scheduler did not ask about it: another plugin rules it out (taints, affinity, CPU, …)"
+            "; kube-scheduler did not ask about it: another plugin rejects it (taints, affinity, CPU, …)"
         }
         _ => "",
     };
@@ -74,7 +74,7 @@ fn models(gpus: &[GpuPart]) -> String {
 fn model(node: &NodePart) -> Option<String> {
     let ready = length(node.ready_in_millis?);
     let tier = match node.tier {
-        None => "not here, to be fetched",
+        None => "not on the node",
         Some(ModelTier::Partial) => "on disk, in part",
         Some(ModelTier::Disk) => "on disk",
         Some(ModelTier::PageCache) => "in page cache",
@@ -90,13 +90,13 @@ fn score_text(score: &ScorePart) -> String {
     let said = |part: &&WeightedPart| part.weighted > 0;
     let part = |part: &WeightedPart| format!("{} {} × {}", part.name, part.part, part.weight);
     let parts: Vec<String> = score.parts.iter().filter(said).map(part).collect();
-    let sum = if parts.is_empty() { "nothing is said against it".into() } else { parts.join(" + ") };
-    let contended = if score.contended { "; another pod was just offered these GPUs" } else { "" };
-    let left = score.leftover_bytes;
-    let useless = match score.useless_bytes {
+    let sum = if parts.is_empty() { "no cost".into() } else { parts.join(" + ") };
+    let contended = if score.contended { "; another pod has a soft reservation of these GPUs" } else { "" };
+    let left = score.free_after_bytes;
+    let useless = match score.unusable_after_bytes {
         Some(bytes) if bytes == Bytes::ZERO || left == Bytes::ZERO => String::new(),
-        Some(bytes) if bytes == left => ", which nothing in your mix of pods can use".into(),
-        Some(bytes) => format!(", of which nothing in your mix of pods can use {bytes}"),
+        Some(bytes) if bytes == left => ", which no recent kind of pod can use".into(),
+        Some(bytes) => format!(", of which no recent kind of pod can use {bytes}"),
         None => String::new(),
     };
     format!("{} = {sum} (less is better); {left} would stay free{useless}{contended}", score.cost)
@@ -104,8 +104,19 @@ fn score_text(score: &ScorePart) -> String {
 
 /// `total − reserved − headroom − allocated − unaccounted = free`.
 fn figures(gpus: &[GpuPart]) -> Table {
-    let header =
-        ["", "GPU", "Total", "Driver", "Headroom", "Promised", "Beyond", "Free", "Offered", "KV", "Waiting"];
+    let header = [
+        "",
+        "GPU",
+        "Total",
+        "Driver",
+        "Headroom",
+        "Allocated",
+        "Unaccounted",
+        "Free",
+        "Soft res.",
+        "KV",
+        "Waiting",
+    ];
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_header(header);
@@ -121,12 +132,16 @@ fn figures(gpus: &[GpuPart]) -> Table {
             if gpu.chosen { "→".into() } else { String::new() },
             format!("{slice}{}", gpu.index),
             gpu.total_bytes.to_string(),
-            taken(gpu.reserved_bytes),
+            taken(gpu.driver_reserved_bytes),
             taken(gpu.headroom_bytes),
-            taken(gpu.promised_bytes),
+            taken(gpu.allocated_bytes),
             taken(gpu.unaccounted_bytes),
             gpu.free_bytes.to_string(),
-            if gpu.offered_bytes > Bytes::ZERO { gpu.offered_bytes.to_string() } else { String::new() },
+            if gpu.soft_reserved_bytes > Bytes::ZERO {
+                gpu.soft_reserved_bytes.to_string()
+            } else {
+                String::new()
+            },
             gpu.kv_cache_percent.map_or("?".into(), |kv| kv.to_string()),
             gpu.queue.map_or("?".into(), |queue| queue.to_string()),
         ]);
@@ -147,7 +162,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
-        let stay = stay.filter_map(|one| Some(format!("{} stays: {}", one.pod, one.keep_reason.as_ref()?)));
+        let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
         let said: Vec<String> = health.into_iter().chain(against).chain(on_it).chain(stay).collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
@@ -160,9 +175,9 @@ fn occupant(occupant: &OccupantPart) -> String {
     let presence = match occupant.presence {
         OccupantPhase::Bound => "",
         OccupantPhase::Somewhere => ", somewhere on the node",
-        OccupantPhase::Assumed => ", on its way",
-        OccupantPhase::Held => ", held for it",
-        OccupantPhase::Offered => ", offered a moment ago",
+        OccupantPhase::Assumed => ", assumed",
+        OccupantPhase::Reserved => ", reserved",
+        OccupantPhase::SoftlyReserved => ", soft reservation",
     };
     let gate = occupant
         .start_gate_opens_in_millis

@@ -41,7 +41,7 @@ pub struct PackingArgs {
     variant: String,
 
     /// Policies to run, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these],
-    /// and stowage-told, which knows beforehand how often each pod will come
+    /// and stowage-known-demand, which knows beforehand how often each pod will come
     #[arg(long, value_name = "P", value_delimiter = ',')]
     policy: Vec<PlayedPolicy>,
 
@@ -62,7 +62,7 @@ pub struct PackingArgs {
     through_extender: bool,
 
     /// How pods without GPUs are placed beside Stowage: by the learned packing, or best fit
-    #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPodPolicy::Worth)]
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPodPolicy::Learned)]
     cpu_pods: CpuPodPolicy,
 
     /// Print upper bounds of the allocation: for policies that begin like the last one to reject a pod, and for any policy
@@ -108,14 +108,14 @@ struct PackingSetup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CpuPodPolicy {
-    Worth,
+    Learned,
     BestFit,
 }
 
 impl From<CpuPodPolicy> for CpuRule {
     fn from(pods: CpuPodPolicy) -> Self {
         match pods {
-            CpuPodPolicy::Worth => Self::Worth,
+            CpuPodPolicy::Learned => Self::Learned,
             CpuPodPolicy::BestFit => Self::BestFit,
         }
     }
@@ -157,12 +157,12 @@ impl PackingArgs {
             None => PackingTrace::built_in(),
         };
         let setting = PlayedTrace::of(&source.trace);
-        if self.churn.is_some() && self.policy.contains(&PlayedPolicy::StowageTold) {
-            bail!("stowage-told is told who comes and not who ends; leave it or --churn out");
+        if self.churn.is_some() && self.policy.contains(&PlayedPolicy::StowageKnownDemand) {
+            bail!("stowage-known-demand knows which pods come and not which end; leave it or --churn out");
         }
         if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
             bail!(
-                "no pod of {} has a qos that says it serves (LS, Guaranteed), so nobody would be evicted; leave --preempt-best-effort out",
+                "no pod of {} has a qos that says it serves (LS, Guaranteed), so no pod would be evicted; leave --preempt-best-effort out",
                 source.variant
             );
         }
@@ -247,7 +247,7 @@ impl PackingSetup {
     fn placer<'s>(&'s self, policy: PlayedPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
         let Self { setting, typical, cpu_rule, .. } = self;
         Ok(match (policy, self.way) {
-            (PlayedPolicy::Stowage | PlayedPolicy::StowageTold, StowageDriver::ThroughExtender) => {
+            (PlayedPolicy::Stowage | PlayedPolicy::StowageKnownDemand, StowageDriver::ThroughExtender) => {
                 Box::new(ThroughExtender::new(setting, arrivals, *cpu_rule, policy.knowledge(setting))?)
             }
             _ => policy.placer(setting, typical, arrivals, self.eviction, *cpu_rule),

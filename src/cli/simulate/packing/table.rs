@@ -14,7 +14,7 @@ fragmented: free, and of no use to a pod drawn from the typical ones, at 130 %";
 const ADMISSION: &str = "\
 admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they got; evicted: best-effort pods that left for them";
 const CHURN: &str = "\
-turned away: of the GPUs that pods asked for, the part that found no room, in per cent; mean over seeds";
+rejected: of the GPUs that pods asked for, the part that found no place, in per cent; mean over seeds";
 
 pub fn allocation(
     source: &PackingTrace,
@@ -92,7 +92,7 @@ pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -
         "{}; pods end, and would keep {load:.1} % of the GPUs busy{}\n\n{}\n\n{CHURN}\n",
         title(source, setting, seeds),
         never_placed(&source.trace),
-        table(&["policy", "turned away"], rows)
+        table(&["policy", "rejected"], rows)
     )
 }
 

@@ -111,7 +111,7 @@ fn eviction_for_serving_pods_needs_a_trace_with_serving_pods() {
 
 #[test]
 fn the_policy_that_knows_all_arrivals_is_refused_with_churn() {
-    let error = args(&["--policy", "stowage-told", "--churn", "0.9"]).unwrap().stage().err().unwrap();
+    let error = args(&["--policy", "stowage-known-demand", "--churn", "0.9"]).unwrap().stage().err().unwrap();
     assert!(error.to_string().contains("leave it or --churn out"), "{error}");
 }
 
@@ -180,7 +180,7 @@ fn the_error_for_an_invalid_trace_has_file_line_and_remedy() {
     let cases = [
         (PODS.replace("num_gpu,", "gpus,"), "line 1: there is no column \"num_gpu\""),
         (PODS.replace("460", "-460"), "line 2: gpu_milli is -460, less than nothing; write 0 or more"),
-        (PODS.replace("2,1000", "16,1000"), "line 3: pod p1 wants 16 GPU(s)"),
+        (PODS.replace("2,1000", "16,1000"), "line 3: pod p1 wants 16 GPUs"),
         (String::new(), "is empty; it should begin with a line of column names"),
     ];
     for (pods, said) in cases {

@@ -114,7 +114,7 @@ impl<'s> ThroughExtender<'s> {
     /// The pod runs, as the watch would show, and its engine answers at once.
     fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
         let mut ledger = self.service.cluster();
-        let entry = ledger.pod_state(uid).context("a pod that was bound is in the books")?;
+        let entry = ledger.pod_state(uid).context("a pod that was bound is in the ledger")?;
         let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
         let seat = ledger::seat(&ledger, &self.names, &node, &devices);
@@ -219,7 +219,7 @@ impl ControlPlane for AlwaysWritten {
         _: &'a PodUid,
         _: &'a EvictionReason,
     ) -> BoxFuture<'a, EvictionOutcome> {
-        let message = "nobody is evicted here".into();
+        let message = "no pod is evicted here".into();
         Box::pin(ready(EvictionOutcome::Refused { message }))
     }
 

@@ -180,7 +180,7 @@ fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
         (volume("projected"), None),
         (json!({ "schedulingGates": [{ "name": "stowage.dev/plan" }] }), None),
         (json!({ "schedulingGates": [{ "name": "other" }] }), Some(UnsupportedRule::SchedulingGate)),
-        (json!({ "nodeName": "a" }), Some(UnsupportedRule::PresetNode)),
+        (json!({ "nodeName": "a" }), Some(UnsupportedRule::NodeNamePreset)),
     ] {
         assert_eq!(unjudged(spec.clone()), expected, "{spec}");
     }
@@ -258,5 +258,5 @@ fn objects_as_a_cluster_shows_them_make_a_verdict() {
     bound.spec.as_mut().unwrap().node_name = Some("a".into());
     view.set_pod(uid("old"), footprint(&bound).unwrap());
     assert_eq!(verdict(&view, "2500m"), FilterVerdict::Accepts);
-    assert!(matches!(verdict(&view, "2501m"), FilterVerdict::Refuses(_)));
+    assert!(matches!(verdict(&view, "2501m"), FilterVerdict::Rejects(_)));
 }

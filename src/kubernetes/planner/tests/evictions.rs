@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::{EvictionRates, WhenBroken};
+use crate::scheduling::policy::{EvictionRates, WhenIncomplete};
 use crate::scheduling::verbs::observe::ReadingReported;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
@@ -112,7 +112,7 @@ fn of_a_pair(name: &str, pod: Value) -> Value {
 /// One of two is bound, and the other was not bound in time.
 async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
-    policy.planning.groups.when_broken = WhenBroken::Leave;
+    policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
     policy.preemption.evictions_per_minute = rates;
     let mut bench = PlannerFixture::by(policy, &["n", "m"]);
     bench.show(member("a", 50, "pair", 2));

@@ -24,7 +24,7 @@ async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_d
     }
     bench.pass(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);
-    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageEvictionLimit"]);
+    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageEvictionLimit"]);
     assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
     bench.pass(65);
     let written = bench.tick().await;

@@ -12,7 +12,8 @@ async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once()
     bench.pass(3);
     let told = bench.tick().await;
     assert!(
-        told.len() == 1 && told[0].starts_with("a: waits: no node that the pod could go to has room"),
+        told.len() == 1
+            && told[0].starts_with("a: waits: no node that matches the pod's constraints can take it"),
         "{told:?}"
     );
     for _ in 0..4 {
@@ -26,12 +27,12 @@ async fn the_condition_of_a_group_changes_with_the_reason_and_at_most_twice_a_mi
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(member("a", 50, "pair", 2));
     bench.pass(3);
-    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group are there"]);
+    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group exist"]);
     bench.show(member("b", 50, "pair", 2));
     bench.pass(5);
-    assert_eq!(bench.tick().await, ["b: waits: there is no room for all of its group"]);
+    assert_eq!(bench.tick().await, ["b: waits: not all pods of its group can be placed"]);
     bench.pass(26);
-    assert_eq!(bench.tick().await, ["a: waits: there is no room for all of its group"]);
+    assert_eq!(bench.tick().await, ["a: waits: not all pods of its group can be placed"]);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::table::{Column, CsvRow, Table};
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
 use crate::ids::{GpuModel, InvalidName, NodeName};
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
-use crate::units::{Bytes, MilliCpu, Millis};
+use crate::units::{Bytes, MilliCpu, Millis, plural};
 use std::collections::BTreeSet;
 
 /// More CPU, memory or time than any machine has; small enough that sums do not overflow.
@@ -120,7 +120,7 @@ fn could_be_served(file: &str, line: usize, pod: &TracePod, nodes: &[TraceNode])
 }
 
 fn wants(pod: &TracePod) -> String {
-    format!("{} GPU(s), {} thousandths of a CPU and {}", pod.gpus, pod.cpu.0, pod.memory)
+    format!("{}, {} thousandths of a CPU and {}", plural(pod.gpus, "GPU"), pod.cpu.0, pod.memory)
 }
 
 fn named(pod: &TracePod) -> String {

@@ -84,8 +84,8 @@ fn the_error_for_an_invalid_field_names_its_line_and_the_remedy() {
             "p1,1,1,1,460,V100|P4,BE,Running,0,1,0",
             "line 3: pod p1 wants a GPU of V100 or P4, and no node has one",
         ),
-        ("p1,1,1,9,1000,T4,BE,Running,0,1,0", "line 3: pod p1 wants 9 GPU(s), 1 thousandths"),
-        ("p1,97000,1,8,1000,,BE,Running,0,1,0", "line 3: pod p1 wants 8 GPU(s), 97000 thousandths of a CPU"),
+        ("p1,1,1,9,1000,T4,BE,Running,0,1,0", "line 3: pod p1 wants 9 GPUs, 1 thousandths"),
+        ("p1,97000,1,8,1000,,BE,Running,0,1,0", "line 3: pod p1 wants 8 GPUs, 97000 thousandths of a CPU"),
     ];
     for (row, said) in cases {
         let error = pods_error(&format!("{good}\n{row}"));

@@ -26,7 +26,7 @@ pub enum PlayedPolicy {
     /// Stowage: what the extender would do.
     Stowage,
     /// The same, knowing beforehand how often each kind of pod will arrive.
-    StowageTold,
+    StowageKnownDemand,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,12 +44,12 @@ impl PlayedPolicy {
         Self::BestFit,
         Self::Fgd,
         Self::Stowage,
-        Self::StowageTold,
+        Self::StowageKnownDemand,
     ];
 
     /// Policies that know no more than a scheduler can.
     pub fn usual() -> Vec<Self> {
-        Self::ALL.into_iter().filter(|policy| *policy != Self::StowageTold).collect()
+        Self::ALL.into_iter().filter(|policy| *policy != Self::StowageKnownDemand).collect()
     }
 
     pub fn name(self) -> &'static str {
@@ -61,7 +61,7 @@ impl PlayedPolicy {
             Self::BestFit => "best-fit",
             Self::Fgd => "fgd",
             Self::Stowage => "stowage",
-            Self::StowageTold => "stowage-told",
+            Self::StowageKnownDemand => "stowage-known-demand",
         }
     }
 
@@ -74,7 +74,7 @@ impl PlayedPolicy {
             Self::Packing => Some("GpuPacking"),
             Self::BestFit => Some("BestFit"),
             Self::Fgd => Some("FGD"),
-            Self::Stowage | Self::StowageTold => None,
+            Self::Stowage | Self::StowageKnownDemand => None,
         }
     }
 
@@ -94,7 +94,7 @@ impl PlayedPolicy {
             Self::Packing => Box::new(Scored::new(setting, PackingBaseline)),
             Self::BestFit => Box::new(Scored::new(setting, BestFit)),
             Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
-            Self::Stowage | Self::StowageTold => {
+            Self::Stowage | Self::StowageKnownDemand => {
                 let knowledge = self.knowledge(setting);
                 Box::new(Shipped::new(setting, &arrivals.ranks, eviction, cpu_rule, knowledge))
             }
@@ -104,7 +104,7 @@ impl PlayedPolicy {
     /// What Stowage knows about the pods to come.
     pub fn knowledge(self, setting: &PlayedTrace) -> Knowledge {
         match self {
-            Self::StowageTold => Knowledge::of_all(setting),
+            Self::StowageKnownDemand => Knowledge::of_all(setting),
             _ => Knowledge::Learned,
         }
     }

@@ -58,8 +58,8 @@ impl VictimOrder {
     pub fn said(self) -> &'static str {
         match self {
             Self::Stowage => "stowage",
-            Self::Stock => "stock scheduler",
-            Self::StockOnGpus => "stock scheduler, told of single GPUs",
+            Self::Stock => "kube-scheduler",
+            Self::StockOnGpus => "kube-scheduler, with single GPUs",
             Self::YoungestFirst => "youngest first",
             Self::LowestPriorityFirst => "lowest priority first",
         }

@@ -55,7 +55,7 @@ pub enum JobRole {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     #[error(
-        "the trace's pods have neither qos nor times, so nobody knows who is preemptible and how long they run; give openb_pod_list_default.csv"
+        "the trace's pods have neither qos nor times, so it is unknown which are preemptible and how long they run; give openb_pod_list_default.csv"
     )]
     NoHistory,
     #[error("no pod of the trace is {what}, on GPUs that the part that is played has; give a larger trace")]

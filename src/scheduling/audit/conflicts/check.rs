@@ -126,7 +126,7 @@ fn held(
     let is_exclusive = reservations.iter().any(|party| party.role.is_exclusive());
     let kept: Bytes = reservations.iter().map(|party| party.bytes).sum();
     if reservations.len() > 1 && (is_exclusive || kept > capacity) {
-        let kind = GpuConflictKind::HoldsOverlap;
+        let kind = GpuConflictKind::ReservationsOverlap;
         return Some(FoundConflict {
             kind,
             gpu: name.clone(),
@@ -146,7 +146,7 @@ fn held(
     let mut parties = [reservations, stay].concat();
     parties.sort_by(|a, b| a.uid.cmp(&b.uid));
     Some(FoundConflict {
-        kind: GpuConflictKind::HoldOverBound,
+        kind: GpuConflictKind::ReservationOverBound,
         gpu: name.clone(),
         parties,
         capacity: Some(capacity),

@@ -27,9 +27,9 @@ pub enum GpuConflictKind {
     /// A pod that has the GPU exclusively is not alone on it.
     ExclusiveShared,
     /// Reservations keep more than the GPU has, or one of several keeps it whole.
-    HoldsOverlap,
+    ReservationsOverlap,
     /// A reservation keeps VRAM of a bound pod that is not its victim.
-    HoldOverBound,
+    ReservationOverBound,
     /// A bound pod records a GPU that its node does not have.
     UnknownGpu,
 }
@@ -60,8 +60,8 @@ impl GpuConflictKind {
     pub const ALL: [Self; 5] = [
         Self::Overcommitted,
         Self::ExclusiveShared,
-        Self::HoldsOverlap,
-        Self::HoldOverBound,
+        Self::ReservationsOverlap,
+        Self::ReservationOverBound,
         Self::UnknownGpu,
     ];
 
@@ -70,8 +70,8 @@ impl GpuConflictKind {
         match self {
             Self::Overcommitted => "overcommitted",
             Self::ExclusiveShared => "exclusive-shared",
-            Self::HoldsOverlap => "holds-overlap",
-            Self::HoldOverBound => "hold-over-bound",
+            Self::ReservationsOverlap => "reservations-overlap",
+            Self::ReservationOverBound => "reservation-over-bound",
             Self::UnknownGpu => "unknown-gpu",
         }
     }
@@ -99,16 +99,15 @@ impl fmt::Display for GpuConflict {
             }
             GpuConflictKind::ExclusiveShared => write!(
                 f,
-                "GPU {gpu} of node {node} is exclusively one pod's and has {} pods on it: {pods}.",
+                "GPU {gpu} of node {node} is exclusive to one pod and has {} pods: {pods}.",
                 parties.len()
             ),
-            GpuConflictKind::HoldsOverlap => {
-                write!(f, "Holds on GPU {gpu} of node {node} overlap: {pods} keep {sum}{has}.")
+            GpuConflictKind::ReservationsOverlap => {
+                write!(f, "Reservations on GPU {gpu} of node {node} overlap: {pods} reserve {sum}{has}.")
             }
-            GpuConflictKind::HoldOverBound => write!(
-                f,
-                "GPU {gpu} of node {node} is held although it is in use: {pods} add up to {sum}{has}."
-            ),
+            GpuConflictKind::ReservationOverBound => {
+                write!(f, "GPU {gpu} of node {node} is reserved and in use: {pods} add up to {sum}{has}.")
+            }
             GpuConflictKind::UnknownGpu => {
                 write!(f, "Node {node} has no GPU {gpu}, which its Binding granted to {pods}.")
             }
@@ -126,8 +125,8 @@ impl fmt::Display for NamedPods<'_> {
             match role {
                 PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
                 PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
-                PartyRole::Holds => write!(f, "{between}{key} (holds {bytes})")?,
-                PartyRole::HoldsExclusive => write!(f, "{between}{key} (holds it exclusively)")?,
+                PartyRole::Holds => write!(f, "{between}{key} ({bytes}, reserved)")?,
+                PartyRole::HoldsExclusive => write!(f, "{between}{key} (reserved exclusively)")?,
             }
         }
         match self.0.len().saturating_sub(NAMED) {

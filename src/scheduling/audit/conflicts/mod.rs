@@ -42,7 +42,7 @@ impl GpuConflictKind {
     pub fn stands_for(self) -> Millis {
         match self {
             Self::Overcommitted | Self::ExclusiveShared | Self::UnknownGpu => Millis::seconds(2),
-            Self::HoldsOverlap | Self::HoldOverBound => Millis::seconds(10),
+            Self::ReservationsOverlap | Self::ReservationOverBound => Millis::seconds(10),
         }
     }
 }

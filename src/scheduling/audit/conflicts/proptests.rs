@@ -137,14 +137,14 @@ impl Plain {
             let mut rows = vec![row(GpuConflictKind::ExclusiveShared, all_victims(), sum)];
             rows.extend(
                 self.overlap(device, &reservations)
-                    .map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum)),
+                    .map(|(pods, sum)| row(GpuConflictKind::ReservationsOverlap, pods, sum)),
             );
             return rows;
         }
         let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else { return vec![] };
         let overlap = self
             .overlap(device, &reservations)
-            .map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum));
+            .map(|(pods, sum)| row(GpuConflictKind::ReservationsOverlap, pods, sum));
         if !is_whole && sum > has {
             return [Some(row(GpuConflictKind::Overcommitted, all_victims(), sum)), overlap]
                 .into_iter()
@@ -173,7 +173,7 @@ impl Plain {
                 .map(|(pod, _)| *pod)
                 .chain(keep_reason.iter().map(|(pod, _)| *pod))
                 .collect();
-            return vec![row(GpuConflictKind::HoldOverBound, pods, kept + stay)];
+            return vec![row(GpuConflictKind::ReservationOverBound, pods, kept + stay)];
         }
         vec![]
     }

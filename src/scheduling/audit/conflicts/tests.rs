@@ -131,7 +131,7 @@ fn a_second_pod_on_an_exclusive_gpu_is_a_conflict_whatever_its_vram() {
     assert_eq!(
         bench.settled(),
         [
-            "GPU GPU-0 of node n is exclusively one pod's and has 2 pods on it: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
+            "GPU GPU-0 of node n is exclusive to one pod and has 2 pods: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
         ]
     );
     let elsewhere =
@@ -174,7 +174,7 @@ fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
     assert_eq!(
         bench.settled(),
         [
-            "Holds on GPU GPU-0 of node n overlap: team/a (holds 50.0 GiB), team/b (holds 50.0 GiB) keep 100.0 GiB of 80.0 GiB."
+            "Reservations on GPU GPU-0 of node n overlap: team/a (50.0 GiB, reserved), team/b (50.0 GiB, reserved) reserve 100.0 GiB of 80.0 GiB."
         ]
     );
     assert_eq!(bench.look(130).ended.len(), 1, "the deadline of one has passed, and no pod changed");
@@ -191,7 +191,7 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
-    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::HoldOverBound);
+    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::ReservationOverBound);
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn free_some(
     asked: u32,
 ) -> Option<RemedyChange> {
     let lacking = |(place, misfit): (usize, Misfit)| match misfit {
-        Misfit::NoDevice { left, .. } => Some((asked - left, place)),
+        Misfit::DevicesInUse { left, .. } => Some((asked - left, place)),
         _ => None,
     };
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;

@@ -18,21 +18,21 @@ use crate::units::{Bytes, Millis, Percent};
 enum LiftedObstacle {
     Gate,
     Pressure,
-    Bars,
+    ClassExclusions,
     Pool,
-    Cut,
+    MigLayout,
     Health,
-    Crowd,
+    Residents,
 }
 
 const ALL: [LiftedObstacle; 7] = [
     LiftedObstacle::Gate,
     LiftedObstacle::Pressure,
-    LiftedObstacle::Bars,
+    LiftedObstacle::ClassExclusions,
     LiftedObstacle::Pool,
-    LiftedObstacle::Cut,
+    LiftedObstacle::MigLayout,
     LiftedObstacle::Health,
-    LiftedObstacle::Crowd,
+    LiftedObstacle::Residents,
 ];
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
@@ -87,13 +87,13 @@ impl LiftedObstacle {
                 let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
                 is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
             }
-            Self::Bars => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
+            Self::ClassExclusions => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
             Self::Pool if node.classes.contains(demand.class) => None,
             Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
-            Self::Cut if !node.miscut => None,
-            Self::Cut => opened(Node { miscut: false, ..node.clone() }),
+            Self::MigLayout if !node.miscut => None,
+            Self::MigLayout => opened(Node { miscut: false, ..node.clone() }),
             Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
-            Self::Crowd => edited(&empty),
+            Self::Residents => edited(&empty),
         }
     }
 
@@ -119,7 +119,7 @@ impl LiftedObstacle {
         Some(match self {
             Self::Gate => return earliest_start_gate(cluster, facts, found),
             Self::Pressure => return calmest(cluster, facts, found),
-            Self::Bars => {
+            Self::ClassExclusions => {
                 let excluding =
                     |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
                 RemedyChange::ShareClasses {
@@ -130,16 +130,16 @@ impl LiftedObstacle {
                 }
             }
             Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
-            Self::Cut => RemedyChange::Recut { gpu_candidate, pool: known.pool, nodes },
+            Self::MigLayout => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
                 let health =
                     health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
-                RemedyChange::Heal { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
+                RemedyChange::RepairGpu { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
             }
-            Self::Crowd => RemedyChange::Empty {
+            Self::Residents => RemedyChange::WaitForEmptyGpu {
                 gpu_candidate,
-                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered),
+                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved),
                 nodes,
             },
         })
@@ -181,7 +181,7 @@ fn earliest_start_gate(
     };
     let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
     let nearest_models = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
-    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForGate {
+    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForStartGate {
         gpu_candidate,
         by,
         opens_in_millis,
@@ -206,12 +206,13 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
     let known = cluster.look(|ledger| NodeDetails::take(ledger, &node.name));
     let engines = |place: usize| {
         let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
-        gpu_occupants
-            .named(|gpu_occupant| gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::Offered)
+        gpu_occupants.named(|gpu_occupant| {
+            gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::SoftlyReserved
+        })
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
     let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
-    Some(RemedyChange::CalmEngines {
+    Some(RemedyChange::WaitForEngines {
         by: busy.flat_map(engines).collect(),
         gpu_candidate: gpu_candidate(node, calmest.1),
         kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
@@ -231,7 +232,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, GpuOccupants::nobody(facts))[..]
         {
             [] => Some((Bytes::ZERO, place)),
-            [Obstacle::Short { short_bytes, .. }] => Some((*short_bytes, place)),
+            [Obstacle::InsufficientVram { short_bytes, .. }] => Some((*short_bytes, place)),
             _ => None,
         };
         let mut short: Vec<(Bytes, usize)> = node.gpus.iter().enumerate().filter_map(short).collect();
@@ -245,12 +246,12 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
     let is_allowed = crate::scheduling::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
-    is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
+    is_allowed.then(|| RemedyChange::FreeVram { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 
 /// Nodes without a report, or without one that is recent enough for the policy.
 fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
-    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
+    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport);
     let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
     let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
     let first = &facts.snapshot.nodes()[*all.iter().min()?];

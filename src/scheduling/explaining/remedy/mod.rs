@@ -53,22 +53,22 @@ pub enum RemedyChange {
     /// The pod fits, and the scheduler has not asked about it since this process observed it.
     NotAsked,
     /// The pod fits, and was offered a node that it was not bound to.
-    NotBound { node: NodeName, tries: u32 },
+    NotBound { node: NodeName, attempts: u32 },
     /// The pod fits now; it was refused before that.
-    AskAgain { woken: u32, ago_millis: Millis },
+    Requeued { woken: u32, ago_millis: Millis },
     /// The pod fits only on nodes that the scheduler did not ask about when it was refused.
-    RuledOut { node: NodeName, nodes: u32 },
+    RejectedByOthers { node: NodeName, nodes: u32 },
     /// The pod has a reservation, and these victims have not left yet.
-    VictimsLeave { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
+    WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
 
     /// No GPU would fit the pod even if it were empty.
     NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
     /// A starting engine is the only obstacle.
-    WaitForGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
+    WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
     /// Other pods are evicted for it.
     Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
     /// The engines there have less load.
-    CalmEngines {
+    WaitForEngines {
         gpu_candidate: GpuCandidate,
         by: Vec<String>,
         kv_cache_percent: Option<Percent>,
@@ -77,9 +77,9 @@ pub enum RemedyChange {
         queue_limit: Option<u32>,
     },
     /// The pod asks for less VRAM.
-    AskLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
+    RequestLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
     /// The pod is spread over more GPUs, or fewer.
-    OtherCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
+    ChangeGpuCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
     /// The pod does not require exclusive GPUs.
     Share { gpu_candidate: GpuCandidate },
     /// Its tenant may use more, by so much.
@@ -89,15 +89,15 @@ pub enum RemedyChange {
     /// The node's pool accepts the pod's class.
     AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
     /// The node's GPUs are partitioned as its pool expects.
-    Recut { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
+    Repartition { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
     /// Both classes share GPUs with each other.
     ShareClasses { gpu_candidate: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
     /// The GPU accepts pods again.
-    Heal { gpu_candidate: GpuCandidate, health: Health, nodes: u32 },
+    RepairGpu { gpu_candidate: GpuCandidate, health: Health, nodes: u32 },
     /// This much more VRAM is free there.
-    FreeMore { gpu_candidate: GpuCandidate, short_bytes: Bytes },
+    FreeVram { gpu_candidate: GpuCandidate, short_bytes: Bytes },
     /// All other pods leave these GPUs.
-    Empty { gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
+    WaitForEmptyGpu { gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
     /// The pod requests fewer devices.
     FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
     /// This many more devices are free there.
@@ -146,7 +146,7 @@ pub fn remedies(
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
         PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
         PodVerdict::Fits => ruled_out(cluster, facts, outline),
-        PodVerdict::Holding => victims_leave(facts).into_iter().collect(),
+        PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
         PodVerdict::DoesNotFit => changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));
@@ -158,7 +158,7 @@ pub fn remedies(
 fn ruled_out(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
-    let best = outline.best().map(|place| RemedyChange::RuledOut { node: node(place), nodes });
+    let best = outline.best().map(|place| RemedyChange::RejectedByOthers { node: node(place), nodes });
     best.into_iter().chain(changes(cluster, facts, outline)).collect()
 }
 
@@ -178,14 +178,18 @@ fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutlin
     }
     // Emptying a GPU is proposed only where nothing smaller helps there.
     let is_smaller = |change: &RemedyChange| {
-        use RemedyChange::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
+        use RemedyChange::{FreeVram, Preempt, ShareClasses, WaitForEngines, WaitForStartGate};
         matches!(
             change,
-            FreeMore { .. } | Preempt { .. } | ShareClasses { .. } | CalmEngines { .. } | WaitForGate { .. }
+            FreeVram { .. }
+                | Preempt { .. }
+                | ShareClasses { .. }
+                | WaitForEngines { .. }
+                | WaitForStartGate { .. }
         )
     };
     if changes.iter().any(is_smaller) {
-        changes.retain(|change| !matches!(change, RemedyChange::Empty { .. }));
+        changes.retain(|change| !matches!(change, RemedyChange::WaitForEmptyGpu { .. }));
     }
     changes
 }
@@ -198,25 +202,25 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
     match change {
         RemedyChange::NotAsked
         | RemedyChange::NotBound { .. }
-        | RemedyChange::AskAgain { .. }
-        | RemedyChange::VictimsLeave { .. } => 0,
+        | RemedyChange::Requeued { .. }
+        | RemedyChange::WaitForVictims { .. } => 0,
         RemedyChange::NoGpuLargeEnough { .. }
         | RemedyChange::NoNodeWithDevices { .. }
-        | RemedyChange::RuledOut { .. } => 1,
-        RemedyChange::WaitForGate { .. } => 2,
+        | RemedyChange::RejectedByOthers { .. } => 1,
+        RemedyChange::WaitForStartGate { .. } => 2,
         RemedyChange::Preempt { needs: PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_), .. } => 3,
-        RemedyChange::CalmEngines { .. } => 4,
-        RemedyChange::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
-        RemedyChange::OtherCount { .. } | RemedyChange::FewerDevices { .. } => 6,
+        RemedyChange::WaitForEngines { .. } => 4,
+        RemedyChange::RequestLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
+        RemedyChange::ChangeGpuCount { .. } | RemedyChange::FewerDevices { .. } => 6,
         RemedyChange::Share { .. } => 7,
         RemedyChange::Preempt { .. } => 8,
-        RemedyChange::FreeMore { .. } | RemedyChange::FreeDevices { .. } => 9,
+        RemedyChange::FreeVram { .. } | RemedyChange::FreeDevices { .. } => 9,
         RemedyChange::RaiseLimit { .. } => 10,
         RemedyChange::StartAgent { .. } => 11,
         RemedyChange::AdmitClass { .. } | RemedyChange::ShareClasses { .. } => 12,
-        RemedyChange::Heal { .. } | RemedyChange::Recut { .. } => 13,
-        RemedyChange::Empty { .. } => 14,
-        RemedyChange::AskLess { .. } => MUCH_LESS,
+        RemedyChange::RepairGpu { .. } | RemedyChange::Repartition { .. } => 13,
+        RemedyChange::WaitForEmptyGpu { .. } => 14,
+        RemedyChange::RequestLess { .. } => MUCH_LESS,
         RemedyChange::AddGpu { .. } => 16,
     }
 }
@@ -225,21 +229,21 @@ impl RemedyChange {
     /// Where the pod would fit.
     pub fn gpu_candidate(&self) -> Option<&GpuCandidate> {
         match self {
-            Self::WaitForGate { gpu_candidate, .. }
+            Self::WaitForStartGate { gpu_candidate, .. }
             | Self::Preempt { gpu_candidate, .. }
-            | Self::CalmEngines { gpu_candidate, .. }
-            | Self::AskLess { gpu_candidate, .. }
-            | Self::OtherCount { gpu_candidate, .. }
+            | Self::WaitForEngines { gpu_candidate, .. }
+            | Self::RequestLess { gpu_candidate, .. }
+            | Self::ChangeGpuCount { gpu_candidate, .. }
             | Self::Share { gpu_candidate }
             | Self::RaiseLimit { gpu_candidate, .. }
             | Self::AdmitClass { gpu_candidate, .. }
-            | Self::Recut { gpu_candidate, .. }
+            | Self::Repartition { gpu_candidate, .. }
             | Self::ShareClasses { gpu_candidate, .. }
-            | Self::Heal { gpu_candidate, .. }
+            | Self::RepairGpu { gpu_candidate, .. }
             | Self::FewerDevices { gpu_candidate, .. }
             | Self::FreeDevices { gpu_candidate, .. }
-            | Self::FreeMore { gpu_candidate, .. }
-            | Self::Empty { gpu_candidate, .. } => Some(gpu_candidate),
+            | Self::FreeVram { gpu_candidate, .. }
+            | Self::WaitForEmptyGpu { gpu_candidate, .. } => Some(gpu_candidate),
             _ => None,
         }
     }
@@ -272,16 +276,16 @@ fn next_step(facts: &Facts) -> Option<RemedyChange> {
     let PodPhase::Waiting(waiting) = &facts.entry.phase else { return None };
     Some(match (&waiting.refused, &waiting.offered) {
         (Some(refused), _) => {
-            RemedyChange::AskAgain { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
+            RemedyChange::Requeued { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
         }
-        (None, Some(node)) => RemedyChange::NotBound { node: node.clone(), tries: waiting.tries },
+        (None, Some(node)) => RemedyChange::NotBound { node: node.clone(), attempts: waiting.tries },
         (None, None) => RemedyChange::NotAsked,
     })
 }
 
 fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
     let reservation = facts.entry.reservation()?;
-    Some(RemedyChange::VictimsLeave {
+    Some(RemedyChange::WaitForVictims {
         node: reservation.node.clone(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
         left: facts.victims_left,

@@ -41,7 +41,7 @@ fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
     let node = &facts.snapshot.nodes()[place];
     let gpus = gpu_candidates(node, &less, facts.allowance)?;
-    Some(RemedyChange::AskLess {
+    Some(RemedyChange::RequestLess {
         gpu_candidate: gpu_candidate(node, gpus),
         vram_bytes: vram,
         instead_of_bytes: asked,
@@ -77,7 +77,7 @@ fn other_count(facts: &Facts) -> Option<RemedyChange> {
         let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
         let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
         let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], chosen);
-        Some(RemedyChange::OtherCount { gpu_candidate, gpus, instead_of: demand.gpus })
+        Some(RemedyChange::ChangeGpuCount { gpu_candidate, gpus, instead_of: demand.gpus })
     })
 }
 

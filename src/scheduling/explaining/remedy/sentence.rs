@@ -6,7 +6,7 @@ use crate::scheduling::explaining::units::{amount, gpu_list, length, quantity};
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Millis, Percent};
+use crate::units::{Millis, Percent, plural};
 use std::fmt;
 
 impl fmt::Display for GpuCandidate {
@@ -24,69 +24,77 @@ impl fmt::Display for RemedyChange {
         match self {
             Self::NotAsked
             | Self::NotBound { .. }
-            | Self::AskAgain { .. }
-            | Self::RuledOut { .. }
-            | Self::VictimsLeave { .. } => self.say_next_step(f),
-            Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
+            | Self::Requeued { .. }
+            | Self::RejectedByOthers { .. }
+            | Self::WaitForVictims { .. } => self.say_next_step(f),
+            Self::RequestLess { .. } | Self::ChangeGpuCount { .. } | Self::Share { .. } => {
+                self.say_request(f)
+            }
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
-            | Self::Recut { .. }
+            | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
-            Self::WaitForGate { .. }
-            | Self::CalmEngines { .. }
-            | Self::FreeMore { .. }
-            | Self::Empty { .. } => self.say_occupancy(f),
+            Self::WaitForStartGate { .. }
+            | Self::WaitForEngines { .. }
+            | Self::FreeVram { .. }
+            | Self::WaitForEmptyGpu { .. } => self.say_occupancy(f),
             Self::FewerDevices { .. } | Self::FreeDevices { .. } | Self::NoNodeWithDevices { .. } => {
                 self.say_devices(f)
             }
             Self::NoGpuLargeEnough { .. }
             | Self::StartAgent { .. }
-            | Self::Heal { .. }
+            | Self::RepairGpu { .. }
             | Self::AddGpu { .. } => self.say_hardware(f),
         }
     }
 }
 
-const DESCRIBE: &str = "the scheduler's own words are under Events in `kubectl describe pod`";
+const DESCRIBE: &str = "kube-scheduler's own reasons are under Events in `kubectl describe pod`";
+
+fn times(count: u32) -> String {
+    plural(count, "time")
+}
 
 impl RemedyChange {
     fn say_next_step(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAsked => write!(
                 f,
-                "it fits, and the scheduler has not asked: look whether spec.schedulerName is the profile with Stowage's \
-                 extender, whether scheduling gates stand, and whether a volume or quota is awaited; {DESCRIBE}"
+                "it fits, and kube-scheduler has not asked: check that spec.schedulerName is the profile with Stowage's \
+                 extender, and look for scheduling gates, unbound volumes and quotas; {DESCRIBE}"
             ),
-            Self::NotBound { node, tries: 0 } => {
-                write!(f, "it was offered {node} a moment ago, and its Binding should follow")
+            Self::NotBound { node, attempts: 0 } => {
+                write!(f, "kube-scheduler was offered {node} a moment ago; the Binding should follow")
             }
-            Self::NotBound { node, tries } => write!(
+            Self::NotBound { node, attempts } => write!(
                 f,
-                "it was offered nodes ({node} first) and came back unbound {tries} time(s): another plugin refuses them, by \
-                 taints, affinity, CPU, memory or volumes; {DESCRIBE}"
+                "kube-scheduler was offered nodes ({node} first) and did not bind the pod {}: another plugin rejects them, for \
+                 taints, affinity, CPU, memory or volumes; {DESCRIBE}",
+                times(*attempts)
             ),
-            Self::AskAgain { woken: 0, ago_millis } => write!(
+            Self::Requeued { woken: 0, ago_millis } => write!(
                 f,
-                "it was refused {} ago and fits now: it is woken within seconds, and the scheduler asks again",
+                "it was rejected {} ago and fits now: it is requeued within seconds, and kube-scheduler asks again",
                 length(*ago_millis)
             ),
-            Self::AskAgain { woken, ago_millis } => write!(
+            Self::Requeued { woken, ago_millis } => write!(
                 f,
-                "it fits now and was woken {woken} time(s), last {} ago, but the scheduler has not asked: something that \
-                 Stowage does not see keeps it back; {DESCRIBE}",
+                "it fits now and was requeued {}, last {} ago, but kube-scheduler has not asked: something that Stowage \
+                 does not see holds it back; {DESCRIBE}",
+                times(*woken),
                 length(*ago_millis)
             ),
-            Self::RuledOut { node, nodes } => write!(
+            Self::RejectedByOthers { node, nodes } => write!(
                 f,
-                "it fits on {node}{}, and the scheduler does not ask about it: another plugin rules it out, by taints, \
+                "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, \
                  affinity, CPU, memory or volumes; {DESCRIBE}",
                 others(*nodes)
             ),
-            Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
+            Self::WaitForVictims { node, victims, left, deadline_in_millis } => write!(
                 f,
-                "wait: {left} of {} victim(s) ({}) have not left {node} yet; its room is held for {} more",
-                victims.len(),
+                "wait: {left} of {} ({}) on {node} not terminated yet; the reservation lasts for {} more",
+                plural(victims.len(), "victim"),
                 list(victims),
                 length(*deadline_in_millis)
             ),
@@ -96,19 +104,19 @@ impl RemedyChange {
 
     fn say_request(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AskLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
+            Self::RequestLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
                 f,
-                "ask for {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
+                "request {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
                 quantity(*vram_bytes),
                 quantity(*instead_of_bytes),
                 fits(gpu_candidate)
             ),
-            Self::OtherCount { gpu_candidate, gpus: 1, .. } => write!(
+            Self::ChangeGpuCount { gpu_candidate, gpus: 1, .. } => write!(
                 f,
                 "put it on one GPU (leave the annotation stowage.dev/gpus out): {gpu_candidate} {} then",
                 fits(gpu_candidate)
             ),
-            Self::OtherCount { gpu_candidate, gpus, .. } => write!(
+            Self::ChangeGpuCount { gpu_candidate, gpus, .. } => write!(
                 f,
                 "split it over {gpus} GPUs (annotation stowage.dev/gpus: \"{gpus}\", and tell the engine, such as with \
                  --tensor-parallel-size {gpus}): {gpu_candidate} {} then",
@@ -128,20 +136,20 @@ impl RemedyChange {
             Self::RaiseLimit { gpu_candidate, tenant, by } => write!(
                 f,
                 "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have \
-                 ended: {gpu_candidate} {} then",
+                 terminated: {gpu_candidate} {} then",
                 amount(*by, "nothing"),
                 fits(gpu_candidate)
             ),
             Self::AdmitClass { gpu_candidate, class, pool, nodes } => write!(
                 f,
-                "let {} take class {class} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
+                "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
                 fits(gpu_candidate),
                 others(*nodes)
             ),
-            Self::Recut { gpu_candidate, pool, nodes } => write!(
+            Self::Repartition { gpu_candidate, pool, nodes } => write!(
                 f,
-                "cut the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
+                "partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
                 gpu_candidate.node,
                 pool_name(pool.as_deref()),
                 gpu_list(&gpu_candidate.gpus),
@@ -151,7 +159,7 @@ impl RemedyChange {
             Self::ShareClasses { gpu_candidate, class, by, nodes } => write!(
                 f,
                 "let class {class} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until \
-                 they have ended: {gpu_candidate} {} then{}",
+                 those pods have terminated: {gpu_candidate} {} then{}",
                 list(by),
                 fits(gpu_candidate),
                 others(*nodes)
@@ -162,11 +170,11 @@ impl RemedyChange {
 
     fn say_occupancy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaitForGate { gpu_candidate, by, opens_in_millis } => {
+            Self::WaitForStartGate { gpu_candidate, by, opens_in_millis } => {
                 write!(f, "wait: the engine of {} is starting on {gpu_candidate}; ", list(by))?;
                 say_gate(f, *opens_in_millis)
             }
-            Self::CalmEngines { gpu_candidate, by, .. } => {
+            Self::WaitForEngines { gpu_candidate, by, .. } => {
                 write!(f, "no VRAM is missing on {gpu_candidate}, but ")?;
                 self.say_pressure(f)?;
                 write!(
@@ -175,10 +183,10 @@ impl RemedyChange {
                     list(by)
                 )
             }
-            Self::FreeMore { gpu_candidate, short_bytes } => {
+            Self::FreeVram { gpu_candidate, short_bytes } => {
                 write!(f, "free {short_bytes} more on {gpu_candidate}: nothing else is missing there")
             }
-            Self::Empty { gpu_candidate, by, nodes } => write!(
+            Self::WaitForEmptyGpu { gpu_candidate, by, nodes } => write!(
                 f,
                 "wait until {} {} left {gpu_candidate}: empty, {}{}",
                 list(by),
@@ -191,7 +199,7 @@ impl RemedyChange {
     }
 
     fn say_pressure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::CalmEngines { kv_cache_percent, kv_cache_limit_percent, queue, queue_limit, .. } = self
+        let Self::WaitForEngines { kv_cache_percent, kv_cache_limit_percent, queue, queue_limit, .. } = self
         else {
             return Ok(());
         };
@@ -210,19 +218,19 @@ impl RemedyChange {
             Self::FewerDevices { gpu_candidate, resource, devices, instead_of } => {
                 write!(
                     f,
-                    "ask for {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
+                    "request {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
                 )
             }
             Self::FreeDevices { gpu_candidate, resource, missing } => write!(
                 f,
-                "wait until {missing} more of {resource} is free on {gpu_candidate}; the scheduler evicts for it what priorities and \
-                 the policy let it"
+                "wait until {missing} more of {resource} is free on {gpu_candidate}; kube-scheduler preempts pods for it as far as \
+                 priorities and the policy allow"
             ),
             Self::NoNodeWithDevices { resource, asked, most, node } => {
                 write!(f, "waiting will not help: no node's device plugin offers {asked} of {resource}")?;
                 match node {
                     Some(node) => write!(f, "; {node} offers most, {most}"),
-                    None => write!(f, "; is the plugin running, and the resource's name right?"),
+                    None => write!(f, "; check that the plugin is running and the resource's name is right"),
                 }
             }
             _ => Ok(()),
@@ -235,29 +243,28 @@ impl RemedyChange {
                 let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
                 write!(
                     f,
-                    "waiting will not help: no GPU of this cluster can promise {needs_bytes}; the largest ({node}{model}) can \
-                     promise {largest_bytes}"
+                    "waiting will not help: no GPU of this cluster can allocate {needs_bytes}; the largest ({node}{model}) can \
+                     allocate {largest_bytes}"
                 )
             }
             Self::StartAgent { node, nodes, freshness: Freshness::Unreported } => write!(
                 f,
-                "start the agent on {node}: nobody has seen its GPUs; what fits there is known as soon as it reports{}",
+                "start the agent on {node}: its GPUs are unknown until it reports{}",
                 others(*nodes)
             ),
             Self::StartAgent { node, nodes, .. } => write!(
                 f,
-                "look after the agent on {node}: its last report shows no GPU that can be used, or is too old for the \
+                "check the agent on {node}: its last report shows no GPU that can be used, or is too old for the \
                  policy{}",
                 others(*nodes)
             ),
-            Self::Heal { gpu_candidate, health, nodes } => write!(
+            Self::RepairGpu { gpu_candidate, health, nodes } => write!(
                 f,
-                "{gpu_candidate} {}; in order again, {} the pod{}",
+                "{gpu_candidate} {}; once healthy, the pod fits{}",
                 match health {
                     Health::Lost => "is lost",
                     Health::Draining | Health::Healthy => "is draining",
                 },
-                if gpu_candidate.gpus.len() > 1 { "they hold" } else { "it holds" },
                 others(*nodes)
             ),
             // A device plugin hands out whole devices, whatever their memory.
@@ -291,19 +298,22 @@ fn say_preempt(
         PreemptionNeeds::Nothing => {
             write!(
                 f,
-                "{names} could leave {gpu_candidate} for it: the scheduler sees to that when it next asks"
+                "{names} could be evicted from {gpu_candidate} for it: kube-scheduler preempts when it next asks"
             )
         }
         PreemptionNeeds::Allowance(limit) => {
-            write!(f, "{names} could leave {gpu_candidate} for it, but {limit}")
+            write!(f, "{names} could be evicted from {gpu_candidate} for it, but {limit}")
         }
         PreemptionNeeds::PreemptionPolicy => {
-            write!(f, "{names} could leave {gpu_candidate} for it, were its preemptionPolicy not Never")
+            write!(
+                f,
+                "{names} could be evicted from {gpu_candidate} for it if its preemptionPolicy were not Never"
+            )
         }
         PreemptionNeeds::Priority(least) => {
             write!(
                 f,
-                "{names} could leave {gpu_candidate} for it, had it a PriorityClass of priority {least} or more"
+                "{names} could be evicted from {gpu_candidate} for it if its priority were {least} or more"
             )
         }
     }
@@ -369,7 +379,7 @@ mod tests {
     #[test]
     fn several_gpus_are_named_and_counted() {
         let gpu_candidate = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
-        let text = RemedyChange::OtherCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
+        let text = RemedyChange::ChangeGpuCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
         assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
     }
 }

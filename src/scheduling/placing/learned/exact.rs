@@ -5,7 +5,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A value of floating-point figures.
-pub(super) trait Figures: Sized {
+pub(super) trait ExactFigures: Sized {
     type Bits: Serialize + DeserializeOwned;
 
     fn to_bits(&self) -> Self::Bits;
@@ -14,7 +14,7 @@ pub(super) trait Figures: Sized {
     fn from_bits(bits: Self::Bits) -> Option<Self>;
 }
 
-impl Figures for f64 {
+impl ExactFigures for f64 {
     type Bits = u64;
 
     fn to_bits(&self) -> u64 {
@@ -26,7 +26,7 @@ impl Figures for f64 {
     }
 }
 
-impl<T: Figures> Figures for Vec<T> {
+impl<T: ExactFigures> ExactFigures for Vec<T> {
     type Bits = Vec<T::Bits>;
 
     fn to_bits(&self) -> Self::Bits {
@@ -38,7 +38,7 @@ impl<T: Figures> Figures for Vec<T> {
     }
 }
 
-impl<const N: usize> Figures for [f64; N] {
+impl<const N: usize> ExactFigures for [f64; N] {
     type Bits = Vec<u64>;
 
     fn to_bits(&self) -> Vec<u64> {
@@ -51,7 +51,7 @@ impl<const N: usize> Figures for [f64; N] {
 }
 
 /// A figure beside what it belongs to.
-impl<T: Clone + Serialize + DeserializeOwned> Figures for (T, f64) {
+impl<T: Clone + Serialize + DeserializeOwned> ExactFigures for (T, f64) {
     type Bits = (T, u64);
 
     fn to_bits(&self) -> (T, u64) {
@@ -63,11 +63,16 @@ impl<T: Clone + Serialize + DeserializeOwned> Figures for (T, f64) {
     }
 }
 
-pub(super) fn serialize<T: Figures, S: Serializer>(figures: &T, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize<T: ExactFigures, S: Serializer>(
+    figures: &T,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     figures.to_bits().serialize(serializer)
 }
 
-pub(super) fn deserialize<'de, T: Figures, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+pub(super) fn deserialize<'de, T: ExactFigures, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     T::from_bits(T::Bits::deserialize(deserializer)?)
         .ok_or_else(|| D::Error::custom("another number of figures"))
 }

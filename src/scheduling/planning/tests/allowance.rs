@@ -29,7 +29,7 @@ fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
     cluster.gated("zz", shared(73, 50));
     assert_eq!(
         cluster.plan(),
-        ["y on m after job-m", "z waits: eviction-limit", "zz waits: no-room"],
+        ["y on m after job-m", "z waits: eviction-limit", "zz waits: insufficient-vram"],
         "no eviction frees 73 GiB"
     );
 }
@@ -120,7 +120,7 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     let plan = plan_within(cluster.ledger.clone(), &roomy, &pending, bounds);
     assert_eq!(
         plan.steps.into_iter().map(describe).collect::<Vec<_>>(),
-        ["pod-0 waits: no-room", "pod-3 waits: no-room"]
+        ["pod-0 waits: insufficient-vram", "pod-3 waits: insufficient-vram"]
     );
     assert_eq!(plan.left_over, ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid));
 }

@@ -13,7 +13,7 @@ fn halves(policy: Policy) -> LedgerCluster {
 
 #[test]
 fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
-    assert_eq!(halves(Policy::default()).plan(), ["polite waits: no-room"], "off by default");
+    assert_eq!(halves(Policy::default()).plan(), ["polite waits: insufficient-vram"], "off by default");
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = steps(&mut cluster.ledger, 64);
     let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
@@ -32,9 +32,9 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
 
 #[test]
 fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
-    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: no-room"]);
+    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: insufficient-vram"]);
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     cluster.bound("l", "n", 0, job(20));
     cluster.bound("o", "m", 0, job(20));
-    assert_eq!(cluster.plan(), ["polite waits: no-room"], "a moved pod would have no place");
+    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "a moved pod would have no place");
 }

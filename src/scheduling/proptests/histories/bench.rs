@@ -341,7 +341,7 @@ impl LedgerHistory {
         if self.ledger.pod_state(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
             let known = matches!(
                 result,
-                Ok(()) | Err(crate::scheduling::ledger::AssumeConflict::AlreadyHolds { .. })
+                Ok(()) | Err(crate::scheduling::ledger::AssumeConflict::AlreadyReserved { .. })
             );
             assert!(known, "what the search found can be held: {result:?}");
         }

@@ -4,7 +4,7 @@ use super::*;
 
 impl HandoverCluster {
     pub(super) fn note_audit(&mut self, replica: &RacingReplica) {
-        let found = audit(replica, "stowage_conflicts_found_total");
+        let found = audit(replica, "stowage_gpu_conflicts_detected_total");
         if !self.proxy && found > 0 {
             self.broken.push(format!(
                 "{} reports {found} conflicts between bound pods that are none",

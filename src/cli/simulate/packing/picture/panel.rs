@@ -102,7 +102,7 @@ fn colour(policy: PlayedPolicy) -> &'static str {
         PlayedPolicy::BestFit => "#cc79a7",
         PlayedPolicy::Fgd => "#0072b2",
         PlayedPolicy::Stowage => "#d55e00",
-        PlayedPolicy::StowageTold => "#e69f00",
+        PlayedPolicy::StowageKnownDemand => "#e69f00",
     }
 }
 

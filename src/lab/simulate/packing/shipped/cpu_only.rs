@@ -21,7 +21,7 @@ pub enum CpuRule {
     /// The lowest packing cost by the learned packing. A pod that stays is scored by what would be free without the evictable
     /// pods. Best fit until something was learned.
     #[default]
-    Worth,
+    Learned,
     /// The least CPU and GPU left over.
     BestFit,
 }
@@ -61,11 +61,11 @@ impl<'s> CpuOnly<'s> {
         let kind = &self.setting.kinds[arrival.kind];
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         let placed = match self.rule {
-            CpuRule::Worth if ledger.snapshot().packing_model().is_learned() => {
+            CpuRule::Learned if ledger.snapshot().packing_model().is_learned() => {
                 let node = self.cheapest(ledger, cluster, kind, standing)?;
                 Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
             }
-            CpuRule::Worth | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
+            CpuRule::Learned | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
         };
         if standing == PodTier::BestEffort {
             self.evictable.put(placed.seat.node, arrival.number, kind);
@@ -131,7 +131,7 @@ mod tests {
         setting.pods.extend([setting.pods[1]; 9]);
         let mut world = PackingRun::new(&setting, &[0, 1], None);
         let mut shipped =
-            Shipped::new(&setting, &[0, 1], eviction, CpuRule::Worth, Knowledge::of_all(&setting));
+            Shipped::new(&setting, &[0, 1], eviction, CpuRule::Learned, Knowledge::of_all(&setting));
         let mut admit = |number, kind| world.admit(PodArrival { number, pod: kind, kind }, &mut shipped).node;
         assert!((0..4).all(|number| admit(number, 0).is_some()));
         admit(4, 2).unwrap()

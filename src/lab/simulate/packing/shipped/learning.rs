@@ -23,7 +23,7 @@ pub enum Knowledge {
     Learned,
     /// How often each kind will arrive. The packing model depends on the nodes too, and so is computed again after some
     /// arrivals.
-    Told { demand_history: Arc<DemandHistory>, next_at: u64 },
+    Known { demand_history: Arc<DemandHistory>, next_at: u64 },
 }
 
 impl Knowledge {
@@ -42,7 +42,7 @@ impl Knowledge {
             .iter()
             .filter_map(|pod| demand_shapes[pod.kind].clone())
             .for_each(|demand_shape| demand_history.arrive(demand_shape));
-        Self::Told { demand_history: Arc::new(demand_history), next_at: 0 }
+        Self::Known { demand_history: Arc::new(demand_history), next_at: 0 }
     }
 }
 
@@ -82,11 +82,13 @@ impl SimulatedUpkeep {
                 Some(demand_history) => Arc::new(demand_history),
                 None => return,
             },
-            Knowledge::Told { demand_history, next_at } if *next_at <= ledger.demand_history().arrivals() => {
+            Knowledge::Known { demand_history, next_at }
+                if *next_at <= ledger.demand_history().arrivals() =>
+            {
                 *next_at = ledger.demand_history().arrivals() + EVERY;
                 demand_history.clone()
             }
-            Knowledge::Told { .. } => return,
+            Knowledge::Known { .. } => return,
         };
         let snapshot = ledger.snapshot();
         let packing_model =

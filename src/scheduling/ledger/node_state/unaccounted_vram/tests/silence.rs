@@ -24,14 +24,14 @@ fn a_policy_may_refuse_a_node_that_nobody_sees() {
     policy.telemetry.expired = ExpiredRule::Refuse;
     let mut bench = MeasurementFixture::with(policy);
     let pod = bench.wait("pod", 10, 0);
-    assert_eq!(bench.verdict(&pod), Err(Misfit::Unseen));
-    assert_eq!(bench.ledger.assume(&uid("pod"), &node()), Err(Misfit::Unseen.into()));
+    assert_eq!(bench.verdict(&pod), Err(Misfit::NoFreshReport));
+    assert_eq!(bench.ledger.assume(&uid("pod"), &node()), Err(Misfit::NoFreshReport.into()));
     bench.read([(0, &[]), (0, &[])]);
     assert_eq!(bench.verdict(&pod), Ok(()));
     bench.pass(29);
     assert_eq!(bench.verdict(&pod), Ok(()), "stale is not expired");
     bench.pass(1);
-    assert_eq!(bench.verdict(&pod), Err(Misfit::Unseen));
+    assert_eq!(bench.verdict(&pod), Err(Misfit::NoFreshReport));
 }
 
 #[test]

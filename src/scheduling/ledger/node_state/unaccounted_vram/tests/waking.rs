@@ -11,7 +11,7 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
     (0..3).for_each(|_| bench.read([(70, &[]), (85, &[("other", 85)])]));
     for name in ["a", "b", "c"] {
         let demand = bench.wait(name, 40, if name == "c" { 7 } else { 0 });
-        assert_eq!(bench.verdict(&demand).unwrap_err().code(), "no-room");
+        assert_eq!(bench.verdict(&demand).unwrap_err().code(), "insufficient-vram");
         let snapshot = bench.ledger.snapshot();
         bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
