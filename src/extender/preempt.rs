@@ -72,7 +72,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         PreemptDecision::Evict { victims, others } => (victims, others),
     };
     if !reserve(extender, &request, &victims).await {
-        return left_to_planner("not-held");
+        return left_to_planner("not-reserved");
     }
     if victims.victims.is_empty() && others.is_empty() {
         // kube-scheduler treats a node without victims as an error of the whole preemption.

@@ -19,6 +19,7 @@ use crate::scheduling::verbs::preempt::OfferedNode;
 use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::scheduling::verbs::shadow::{Expected, LetThrough, ShadowOutcome, decided};
+use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
@@ -140,7 +141,7 @@ pub fn preempt(
         None => format!("no candidate: {}", narrowed.code),
         Some(place) => offered[place].node.clone(),
     };
-    record(extender, subject, outcome, would, format!("{} candidates as offered", offered.len()));
+    record(extender, subject, outcome, would, format!("{} as offered", plural(offered.len(), "candidate")));
     as_offered(offered)
 }
 
@@ -153,7 +154,7 @@ pub fn preempt_unclear(
 ) -> Option<PreemptionResult> {
     let UnreadablePod { uid, key, error } = unclear;
     let subject = ShadowSubject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
-    let did = format!("{} candidates as offered", offered.len());
+    let did = format!("{} as offered", plural(offered.len(), "candidate"));
     record(extender, subject, ShadowOutcome::WouldNotPreempt, error.to_string(), did);
     Some(as_offered(offered))
 }
@@ -162,7 +163,7 @@ pub fn preempt_unclear(
 pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
     let (outcome, first) = expected.compare(node);
     let would = match (outcome, first) {
-        (ShadowOutcome::NotAsked, _) => "nobody asked".to_owned(),
+        (ShadowOutcome::NotAsked, _) => "not asked".to_owned(),
         (_, None) => "no node".to_owned(),
         (_, Some(first)) => first.to_string(),
     };
@@ -198,10 +199,10 @@ fn as_offered(offered: &[OfferedNode]) -> PreemptionResult {
 }
 
 fn passed_on(nodes: &AskedNodes<'_>) -> String {
-    format!("{} nodes passed on", nodes.len())
+    format!("{} passed on", plural(nodes.len(), "node"))
 }
 
-/// `a, b; refused: 3 × no-device`.
+/// `a, b; refused: 3 × devices-in-use`.
 fn placed(snapshot: &Snapshot, list: &Shortlist) -> String {
     let names = list.best.iter().take(NAMED).map(|c| snapshot.nodes()[c.node].name.as_str());
     let mut text = names.collect::<Vec<_>>().join(", ");

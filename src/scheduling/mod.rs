@@ -30,3 +30,5 @@ pub mod vocabulary;
 
 #[cfg(test)]
 mod proptests;
+#[cfg(test)]
+pub(crate) mod testkit;

@@ -123,7 +123,7 @@ fn the_explain_command_prints_the_services_answer() {
 fn a_missing_server_and_a_missing_pod_have_different_errors() {
     let output = command(&["x", "--server", &format!("http://127.0.0.1:{NOBODYS}")]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("nobody answers at http://") && stderr(&output).contains("--admin"));
+    assert!(stderr(&output).contains("no answer from http://") && stderr(&output).contains("--admin"));
     let output = command(&["x", "--server", "127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("write http://HOST:PORT"), "{}", stderr(&output));

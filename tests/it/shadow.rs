@@ -76,10 +76,10 @@ fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused(
     assert_eq!((&answer["Nodes"]["items"], &answer["NodeNames"]), (&json!(whole), &Value::Null));
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}));
     let expected = [
-        ["filter", "different", "a; refused: 1 × no-device, 1 × unknown-node", "3 nodes passed on"],
-        ["filter", "same", "a", "1 nodes passed on"],
+        ["filter", "different", "a; refused: 1 × devices-in-use, 1 × unknown-node", "3 nodes passed on"],
+        ["filter", "same", "a", "1 node passed on"],
         ["filter", "would-reject", "no node; refused: 2 × too-few-devices", "2 nodes passed on"],
-        ["filter", "different", "a; refused: 1 × no-device", "2 nodes passed on"],
+        ["filter", "different", "a; refused: 1 × devices-in-use", "2 nodes passed on"],
     ];
     assert_eq!(served.journal(), expected);
     let counts = ["different", "same", "would-reject"].map(|outcome| served.shadow("filter", outcome));
@@ -114,8 +114,8 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     served.post("/scheduler/preempt", preempt_args(&equal, &offered[1..]));
     let expected = [
         ["preempt", "would-narrow", "b", "2 candidates as offered"],
-        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidates as offered"],
-        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidates as offered"],
+        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidate as offered"],
+        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidate as offered"],
     ];
     assert_eq!(served.journal(), expected);
     assert!(served.control_plane.holds.lock().is_empty());

@@ -28,7 +28,7 @@ pub enum Unanswered {
     )]
     BadServer { text: String, problem: String },
     #[error(
-        "nobody answers at {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
+        "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
          cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
     )]
     Unreachable { server: String, cause: String },

@@ -2,15 +2,14 @@
 //! reservation changes. Hand-made candidates are in `tests`.
 
 use super::*;
-use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
+use crate::ids::{ModelId, OwnerUid};
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
 use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::ledger::PodEvictionCost;
-use crate::scheduling::ledger::{AssumeConflict, KeepReason, Ledger, ObservedPhase, PodObservation};
+use crate::scheduling::ledger::{AssumeConflict, KeepReason, ObservedPhase};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::policy::{Class, Preemptibility};
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{LedgerCluster, START, demand_of, gpu_at, node, uid};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use crate::scheduling::vocabulary::disruption_info::{
@@ -18,27 +17,16 @@ use crate::scheduling::vocabulary::disruption_info::{
 };
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
-use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::vocabulary::placement::Reservation;
-use crate::units::Moment;
 use crate::units::{Bytes, MilliCpu, Millis};
 use std::sync::Arc;
 
-const NOW: Moment = Moment(1_000_000_000);
 const HOUR: Millis = Millis::seconds(3600);
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
 
 /// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 are allocatable.
 struct CandidateFixture {
-    ledger: Ledger,
+    ledger: LedgerCluster,
 }
 
 /// What a watch shows of a pod without annotations that has run for an hour.
@@ -56,25 +44,15 @@ fn in_group(name: &str) -> ObservedDisruptionInfo {
 
 impl CandidateFixture {
     fn new(policy: Policy) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy));
-        ledger.set_now(NOW);
-        for name in ["a", "b"] {
-            ledger.set_node(&node(name), NodeKind::Stowage, None);
-            let device = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
-            ledger.report_devices(&node(name), vec![device]).unwrap();
-        }
-        Self { ledger }
+        Self { ledger: LedgerCluster::by(policy, &[("a", 1), ("b", 1)]) }
     }
 
     fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, observed: ObservedDisruptionInfo) {
-        let key = PodKey::parse("ns", name).unwrap();
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(observed) });
+        self.ledger.observe(name, demand, state, Some(observed));
     }
 
     fn bound_with(&mut self, name: &str, on: &str, demand: Demand, observed: ObservedDisruptionInfo) {
-        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}")).unwrap()]));
-        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
-        self.see(name, demand, state, observed);
+        self.ledger.run(name, (on, 0), demand, Some(HOUR), observed);
     }
 
     fn bound(&mut self, name: &str, on: &str, observed: ObservedDisruptionInfo) {
@@ -102,7 +80,7 @@ impl CandidateFixture {
             node: set.node.clone(),
             devices,
             victims: victims.into(),
-            deadline: NOW + Millis(60_000),
+            deadline: START + Millis(60_000),
         };
         self.ledger.reserve(&uid("asks"), reservation)
     }
@@ -143,7 +121,7 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     // Its VRAM is reserved now.
     bench.ledger.release_reservation(&uid("asks"));
     // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
-    bench.ledger.set_now(NOW + Millis::seconds(51));
+    bench.ledger.set_now(START + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
     assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimProtected));
 }
@@ -187,9 +165,9 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     assert!(bench.ledger.candidate_for(&preemptor, &node("a")).unwrap().candidates.is_empty());
     let reservation = Reservation {
         node: node("a"),
-        devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
+        devices: Arc::from([gpu_at("a", 0)]),
         victims: Arc::from([uid("x")]),
-        deadline: NOW,
+        deadline: START,
     };
     assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimProtected));
 }
@@ -289,14 +267,14 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     assert_eq!(PodEvictionCost { reload: 0, ..eviction_cost }, expected);
     let from_nowhere = eviction_cost.reload;
     let gpu = GpuReading {
-        uuid: GpuUuid::parse("GPU-b").unwrap(),
+        uuid: gpu_at("b", 0),
         used: Some(Bytes::ZERO),
         attributed: Vec::new(),
         engine_load: EngineLoad::NONE,
     };
     let holding = NodeModel { model, tier: ModelTier::PageCache, bytes: Bytes(50_000_000_000) };
     let reading = |in_flight| NodeReading {
-        sampled: NOW,
+        sampled: START,
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
         in_flight,
@@ -310,7 +288,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     bench.ledger.note_evicted(&uid("y"));
     bench.ledger.note_evicted(&uid("y"));
     assert_eq!((bench.eviction_cost("x").again, bench.ledger.evictions_of(&owner.unwrap())), (2 * 60_000, 2));
-    bench.ledger.set_now(NOW + HOUR);
+    bench.ledger.set_now(START + HOUR);
     assert_eq!(bench.eviction_cost("x").again, 0, "an hour later it is forgotten");
 }
 

@@ -5,16 +5,12 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::testkit::{self, demand_of, uid, whole_gpu};
 use crate::scheduling::vocabulary::classification::ClassId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::units::Bytes;
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
 
 /// 80 GiB, of which 72 are allocatable; residents are charged as they are added.
 fn gpu() -> Gpu {
@@ -44,7 +40,7 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
 }
 
 fn room(node: &str, gpus: usize, candidates: Vec<PotentialVictim>) -> PreemptionCandidate {
-    let mut room = PreemptionCandidate::new(NodeName::parse(node).unwrap(), vec![gpu(); gpus]);
+    let mut room = PreemptionCandidate::new(testkit::node(node), vec![gpu(); gpus]);
     for candidate in &candidates {
         candidate.gpus.iter().for_each(|place| room.gpus[place].charge(candidate.per_gpu, Sharing::Shared));
     }

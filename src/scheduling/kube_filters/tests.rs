@@ -4,15 +4,8 @@ use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
 use super::resources::{CPU, NamedAmounts};
 use super::*;
+use crate::scheduling::testkit::{node, uid};
 use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector};
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
-
-fn uid(uid: &str) -> PodUid {
-    PodUid::parse(uid).unwrap()
-}
 
 fn labels(pairs: &[(&str, &str)]) -> ObjectLabels {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()

@@ -163,9 +163,8 @@ impl NodeMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PodKey;
     use crate::scheduling::ledger::pod_state::{PodPhase, WaitingPod};
-    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::testkit::{demand_of, key};
     use crate::scheduling::vocabulary::demand::Sharing;
 
     fn uid(n: usize) -> PodUid {
@@ -173,7 +172,7 @@ mod tests {
     }
 
     fn pod_state(n: usize) -> PodState {
-        let key = PodKey::parse("default", &format!("pod-{n}")).unwrap();
+        let key = key(&format!("pod-{n}"));
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
         let phase = PodPhase::Waiting(WaitingPod::default());
         PodState { key, demand, disruption_info: Arc::default(), phase, starting: None }

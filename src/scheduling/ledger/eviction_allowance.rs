@@ -212,10 +212,7 @@ impl fmt::Display for EvictionLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(name: &str) -> NodeName {
-        NodeName::parse(name).unwrap()
-    }
+    use crate::scheduling::testkit::node;
 
     fn set(cluster: u32, on: &str, here: u32) -> BTreeMap<ScopeKey, u32> {
         [(ScopeKey::Cluster, cluster), (ScopeKey::Node(node(on)), here)].into()

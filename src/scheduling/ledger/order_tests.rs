@@ -1,13 +1,11 @@
 //! The answer to a Binding and what the watch shows of the pod come in any order: its state is the same in the end.
 
 use super::*;
-use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::policy::StartGate;
-use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::testkit::{self, LedgerCluster, demand_of, gpu, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
-use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 
@@ -34,42 +32,33 @@ fn event() -> impl Strategy<Value = BindEvent> {
 }
 
 fn uid() -> PodUid {
-    PodUid::parse("pod").unwrap()
+    testkit::uid("pod")
 }
 
 fn node() -> NodeName {
-    NodeName::parse("n").unwrap()
+    testkit::node("n")
 }
 
 /// A pod whose Binding is on its way, of a class that keeps other engines from starting beside it for 60 s at least.
-fn assumed() -> Ledger {
+fn assumed() -> LedgerCluster {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {
         class.start_gate = StartGate { min: Millis::seconds(60), max: Millis::seconds(600) };
     }
-    let mut ledger = Ledger::new(Arc::new(Policy::default().with_classes(classes).unwrap()));
-    ledger.set_now(Moment(1_000_000));
-    ledger.set_node(&node(), NodeKind::Stowage, None);
-    let gpu = whole_gpu(GpuUuid::parse("GPU-a").unwrap(), 0, Bytes(100));
-    ledger.report_devices(&node(), vec![gpu]).unwrap();
+    let policy = Policy::default().with_classes(classes).unwrap();
+    let gpu = whole_gpu(gpu("GPU-a"), 0, Bytes(100));
+    let mut ledger = LedgerCluster::empty(policy).with_node("n", vec![gpu]);
     see(&mut ledger, ObservedPhase::Waiting(ObservedWaiting::default()), None);
     ledger.assume(&uid(), &node()).unwrap();
     ledger
 }
 
-fn see(ledger: &mut Ledger, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
-    let key = PodKey::parse("default", "pod").unwrap();
-    ledger.see(PodObservation {
-        uid: uid(),
-        key,
-        demand: demand_of(40, 1, Sharing::Shared, 0),
-        state,
-        observed,
-    });
+fn see(ledger: &mut LedgerCluster, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
+    ledger.observe("pod", demand_of(40, 1, Sharing::Shared, 0), state, observed);
 }
 
-fn take(ledger: &mut Ledger, event: BindEvent) {
-    let devices = || Some([GpuUuid::parse("GPU-a").unwrap()].into());
+fn take(ledger: &mut LedgerCluster, event: BindEvent) {
+    let devices = || Some([gpu("GPU-a")].into());
     let bound = |starting, ran| ObservedPhase::Bound { node: node(), devices: devices(), starting, ran };
     match event {
         BindEvent::Confirm => ledger.confirm(&uid(), &node(), devices()),

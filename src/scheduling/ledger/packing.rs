@@ -107,7 +107,7 @@ mod tests {
     use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::testkit::demand_of;
     use crate::scheduling::vocabulary::demand::Sharing;
 
     #[test]

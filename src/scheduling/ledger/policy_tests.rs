@@ -1,86 +1,41 @@
 //! What policies change in the ledger, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
 
 use super::*;
-use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
+use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::placing::fit::{Misfit, fit};
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
-use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{Class, Match, Pool, Preemptibility, StartGate, Tenant, Weights};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::{LedgerCluster, classified, demand_of, gpu, h100, node, placed, uid};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn name(node: &str) -> NodeName {
-    NodeName::parse(node).unwrap()
-}
-
-fn device(node: &str, index: u32) -> Device {
-    Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
-        index,
-        model: GpuModel::parse("NVIDIA-H100-80GB").unwrap(),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
-}
-
 fn slice(card: u32, index: u32, profile: &str) -> Device {
     Device {
-        uuid: GpuUuid::parse(&format!("MIG-{card}-{index}")).unwrap(),
+        uuid: gpu(&format!("MIG-{card}-{index}")),
         model: GpuModel::parse(&format!("NVIDIA-H100-80GB-MIG-{profile}")).unwrap(),
-        parent: Some(GpuUuid::parse(&format!("GPU-{card}")).unwrap()),
+        parent: Some(gpu(&format!("GPU-{card}"))),
         total: Bytes::gib(40),
-        ..device("n", index)
+        ..h100("n", index)
     }
 }
 
 /// Node `n` with two GPUs, of which 72 GiB each can be allocated by default.
-fn ledger(policy: Policy) -> Ledger {
-    let mut ledger = Ledger::new(Arc::new(policy));
-    ledger.set_now(Moment(10_000_000));
-    add_node(&mut ledger, "n");
-    ledger
-}
-
-fn add_node(ledger: &mut Ledger, node: &str) {
-    ledger.set_node(&name(node), NodeKind::Stowage, None);
-    ledger.report_devices(&name(node), vec![device(node, 0), device(node, 1)]).unwrap();
+fn ledger(policy: Policy) -> LedgerCluster {
+    LedgerCluster::by(policy, &[("n", 2)])
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
-    let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
-    demand.take(policy.classify(&traits));
-    Demand { traits: Arc::new(traits), ..demand }
+    classified(demand_of(gib << 30, 1, traits.sharing, traits.priority), traits, policy)
 }
 
-fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
-    let key = PodKey::parse("default", pod).unwrap();
-    ledger.see(PodObservation {
-        uid: uid(pod),
-        key,
-        demand,
-        state: ObservedPhase::Waiting(ObservedWaiting::default()),
-        observed: None,
-    });
-}
-
-fn observe_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
-    let key = PodKey::parse("default", pod).unwrap();
-    let devices = Some([device("n", gpu).uuid].into());
-    let state = ObservedPhase::Bound { node: name("n"), devices, starting: false, ran };
-    ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
+fn observe_bound(ledger: &mut LedgerCluster, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
+    ledger.run(pod, ("n", gpu), demand, ran, ObservedDisruptionInfo::default());
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
@@ -88,7 +43,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &name("n")).unwrap().candidates.len()
+    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &node("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -102,7 +57,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
     observe_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
-    wait(&mut ledger, "urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
+    ledger.wait("urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
     assert_eq!(candidates(&ledger, "urgent"), 0);
 
     let mut harsh = with_class(Class {
@@ -113,13 +68,11 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     harsh.headroom = Headroom::all(Percent::new(20).unwrap());
     ledger.set_policy(harsh, &Classifications::default());
     assert_eq!(candidates(&ledger, "urgent"), 1);
-    let free: Vec<u64> =
-        ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect();
-    assert_eq!(free, [44, 64]);
+    assert_eq!(ledger.free_gib("n"), [44, 64]);
     assert_eq!(ledger.policy().version, old.version + 1);
 
     // A pod that was read under the old policy is classified by the new one.
-    wait(&mut ledger, "late", demand(&old, 1, PodTraits::default()));
+    ledger.wait("late", demand(&old, 1, PodTraits::default()));
     let late = &ledger.pod_state(&uid("late")).unwrap().demand;
     assert_eq!(ledger.policy().class(late.class).name, "weak");
 }
@@ -128,8 +81,8 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    wait(&mut ledger, "known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
-    wait(&mut ledger, "missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+    ledger.wait("known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
+    ledger.wait("missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
     let new = with_class(Class {
         matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
         ..Class::named("ours")
@@ -155,9 +108,9 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
     observe_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
-    wait(&mut ledger, "urgent", demand(&policy, 60, PodTraits::default()));
+    ledger.wait("urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(&ledger, "urgent"), 1);
-    ledger.set_now(ledger.now() + Millis::seconds(1));
+    ledger.pass(1);
     assert_eq!(candidates(&ledger, "urgent"), 2);
 }
 
@@ -171,7 +124,7 @@ fn drain_time_comes_on_top_of_the_grace_period() {
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
-    assert_eq!(ledger.resident_on(&uid("job"), &name("n")).unwrap().grace, Millis::seconds(75));
+    assert_eq!(ledger.resident_on(&uid("job"), &node("n")).unwrap().grace, Millis::seconds(75));
 }
 
 #[test]
@@ -184,8 +137,8 @@ fn the_start_gate_stays_within_its_class_bounds() {
             .with_classes(vec![Class { start_gate: bounds, ..Class::named("engines") }])
             .unwrap();
         let mut ledger = ledger(policy.clone());
-        wait(&mut ledger, "engine", demand(&policy, 20, PodTraits::default()));
-        ledger.assume(&uid("engine"), &name("n")).unwrap();
+        ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
+        ledger.assume(&uid("engine"), &node("n")).unwrap();
         ledger.pod_state(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
     };
     // Twice what 20 GiB need over the network, from disk and to start: 97 s.
@@ -207,13 +160,13 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
         demand(&policy, 20, PodTraits { priority_class: "stowage-batch".into(), ..PodTraits::default() });
     let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
     assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes all classes");
-    ledger.set_labels(&name("n"), labels("picky"));
+    ledger.set_labels(&node("n"), labels("picky"));
     assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
     assert_eq!(says(&mut ledger, &batch), None);
-    ledger.set_labels(&name("n"), labels("plugin"));
+    ledger.set_labels(&node("n"), labels("plugin"));
     assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
-    wait(&mut ledger, "late", batch);
-    assert!(ledger.assume(&uid("late"), &name("n")).is_err(), "a bind is checked again");
+    ledger.wait("late", batch);
+    assert!(ledger.assume(&uid("late"), &node("n")).is_err(), "a bind is checked again");
 }
 
 #[test]
@@ -224,9 +177,9 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
     assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch), "whole GPUs");
-    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
+    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
     assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
-    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
+    ledger.report_devices(&node("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
     assert_eq!(says(&mut ledger), None);
 }
 
@@ -236,7 +189,7 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         let mut policy = Policy::default();
         policy.scoring.weights = weights;
         let mut ledger = ledger(policy.clone());
-        add_node(&mut ledger, "m");
+        ledger.add_node("m", vec![h100("m", 0), h100("m", 1)]);
         let model = Some(ModelId::parse("llama").unwrap());
         let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, PodTraits::default()) };
         observe_bound(&mut ledger, "replica", 0, of_model(30), None);
@@ -278,10 +231,10 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     for pod in ["a", "b", "c"] {
-        wait(&mut ledger, pod, of_tenant(&policy, 20, 0));
+        ledger.wait(pod, of_tenant(&policy, 20, 0));
     }
     ledger.suppose_all_refused();
-    ledger.set_now(ledger.now() + Millis::seconds(2));
+    ledger.pass(2);
     assert_eq!(placed(&mut ledger), [uid("a")]);
 }
 
@@ -291,7 +244,7 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    wait(&mut ledger, "half", of_tenant(&policy, 36, 5));
+    ledger.wait("half", of_tenant(&policy, 36, 5));
     assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
     assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
@@ -306,7 +259,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
         let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
         let mut ledger = ledger(policy.clone());
         observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-        wait(&mut ledger, "whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
+        ledger.wait("whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
         candidates(&ledger, "whole")
     };
     assert_eq!([71, 72].map(takes_back), [0, 1]);
@@ -315,8 +268,8 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 /// The pod has a reservation of GPU 0 without victims.
 fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
-    let devices = [device("n", 0).uuid].into();
-    ledger.reserve(&uid(pod), Reservation { node: name("n"), devices, victims: [].into(), deadline })
+    let devices = [h100("n", 0).uuid].into();
+    ledger.reserve(&uid(pod), Reservation { node: node("n"), devices, victims: [].into(), deadline })
 }
 
 #[test]
@@ -324,11 +277,11 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     let taken_under = |policy: Policy| {
         let mut ledger = ledger(Policy::default());
         let old = ledger.policy().clone();
-        wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
+        ledger.wait("pod", of_tenant(&old, 20, 0));
         reserve(&mut ledger, "pod").unwrap();
         ledger.set_policy(policy, &Classifications::default());
         let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
-        let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
+        let assumed = ledger.assume(&uid("pod"), &node("n")).map(drop);
         assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
         own.err()
     };
@@ -352,11 +305,11 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
-    wait(&mut ledger, "pod", shared.clone());
+    ledger.wait("pod", shared.clone());
     reserve(&mut ledger, "pod").unwrap();
-    wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
+    ledger.wait("pod", Demand { sharing: Sharing::Exclusive, ..shared });
     let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
-    assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
+    assert_eq!(ledger.assume(&uid("pod"), &node("n")), Err(refused));
 }
 
 #[test]
@@ -364,7 +317,7 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
-    wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
+    ledger.wait("pod", of_tenant(&policy, 20, 0));
     assert_eq!(reserve(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
 }
 
@@ -374,12 +327,12 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
+    ledger.wait("urgent", of_tenant(&policy, 40, 5));
     assert_eq!(candidates(&ledger, "urgent"), 1);
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
-    let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let reservation = Reservation { node: name("n"), devices, victims, deadline };
+    let (devices, victims) = ([h100("n", 0).uuid].into(), [uid("borrower")].into());
+    let reservation = Reservation { node: node("n"), devices, victims, deadline };
     assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimProtected));
 }
 
@@ -393,7 +346,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     };
     let policy = with_class(alone);
     let mut ledger = ledger(policy.clone());
-    wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
+    ledger.wait("first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
     ledger.offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
     let other = demand(&policy, 20, PodTraits { priority: -1, ..PodTraits::default() });
@@ -408,17 +361,16 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
-    let see = |ledger: &mut Ledger, starting| {
-        let (key, devices) =
-            (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
-        let state = ObservedPhase::Bound { node: name("n"), devices, starting, ran: None };
-        ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, observed: None });
+    let see = |ledger: &mut LedgerCluster, starting| {
+        let devices = Some([h100("n", 0).uuid].into());
+        let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
+        ledger.observe("engine", engine.clone(), state, None);
         ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
     assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
-    ledger.set_now(ledger.now() + Millis::seconds(10));
+    ledger.pass(10);
     assert_eq!(see(&mut ledger, false), Some(Millis::seconds(20)));
-    ledger.expire(ledger.now() + Millis::seconds(20));
+    ledger.pass(20);
     assert_eq!(see(&mut ledger, false), None);
 }
 
@@ -429,11 +381,11 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
     observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
-    wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
+    ledger.wait("urgent", of_tenant(&policy, 60, 5));
     let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
-        let devices = [device("n", gpu).uuid].into();
-        let reservation = Reservation { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        let devices = [h100("n", gpu).uuid].into();
+        let reservation = Reservation { node: node("n"), devices, victims, deadline: Moment(u64::MAX) };
         ledger.reserve(&uid("urgent"), reservation).is_ok()
     };
     assert_eq!((reservation("foreign", 1), reservation("own", 0)), (false, true));

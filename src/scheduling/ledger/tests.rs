@@ -1,11 +1,11 @@
 //! The pod's ways through the ledger, one by one. Random histories are in `scheduling::proptests`.
 
 use super::*;
-use crate::ids::{GpuUuid, PodKey};
+use crate::ids::GpuUuid;
 use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::planning::testing::placed;
-use crate::scheduling::proptests::demand_of;
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{
+    LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu,
+};
 use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
@@ -14,14 +14,6 @@ use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Percent};
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node_name(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
-
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
     // What an engine's start does to its neighbours has tests of its own.
@@ -29,94 +21,67 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {
-    let device = |(index, uuid): (usize, &&str)| {
-        whole_gpu(GpuUuid::parse(uuid).unwrap(), index as u32, Bytes::gib(80))
-    };
+    let device = |(index, uuid): (usize, &&str)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(80));
     uuids.iter().enumerate().map(device).collect()
 }
 
 /// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be allocated.
-fn ledger() -> Ledger {
-    let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
-    ledger
+fn ledger() -> LedgerCluster {
+    LedgerCluster::empty(Policy::default()).with_node("n", gpu_pair(Bytes::gib(80)))
 }
 
-fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
-    let key = PodKey::parse("default", name).unwrap();
-    ledger.see(PodObservation {
-        uid: uid(name),
-        key,
-        demand,
-        state: ObservedPhase::Waiting(ObservedWaiting::default()),
-        observed: None,
-    });
-}
-
-fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
-    wait(ledger, name, demand);
-    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
+fn bind(ledger: &mut LedgerCluster, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
+    ledger.wait(name, demand);
+    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node("n")).unwrap() else {
         panic!("not new")
     };
     ledger.confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
     placement.devices
 }
 
-fn observe_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> PodWarning {
-    let devices = devices.map(|uuids| uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect());
-    let key = PodKey::parse("default", name).unwrap();
-    ledger.see(PodObservation {
-        uid: uid(name),
-        key,
-        demand,
-        state: ObservedPhase::Bound { node: node_name("n"), devices, starting: false, ran: None },
-        observed: None,
-    })
-}
-
-fn free_gib(ledger: &mut Ledger) -> Vec<u64> {
-    ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect()
+fn observe_bound(
+    ledger: &mut LedgerCluster,
+    name: &str,
+    demand: Demand,
+    devices: Option<&[&str]>,
+) -> PodWarning {
+    let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
+    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran: None };
+    ledger.observe(name, demand, state, None)
 }
 
 #[test]
 fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
-    assert_eq!(free_gib(&mut ledger), [32, 72]);
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.assume(&uid("a"), &node("n")).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32, 72]);
     ledger.forget(&uid("a"));
-    assert_eq!(free_gib(&mut ledger), [72, 72]);
+    assert_eq!(ledger.free_gib("n"), [72, 72]);
 }
 
 #[test]
 fn assuming_twice_promises_once() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::InFlight(first.clone())));
-    assert_eq!(
-        ledger.assume(&uid("a"), &node_name("m")),
-        Err(AssumeConflict::Unsettled { node: node_name("n") })
-    );
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
+    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::InFlight(first.clone())));
+    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::Unsettled { node: node("n") }));
     ledger.confirm(&uid("a"), &first.node, Some(first.devices));
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::Bound));
-    assert_eq!(
-        ledger.assume(&uid("a"), &node_name("m")),
-        Err(AssumeConflict::BoundElsewhere { node: node_name("n") })
-    );
-    assert_eq!(free_gib(&mut ledger), [32, 72]);
+    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::Bound));
+    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::BoundElsewhere { node: node("n") }));
+    assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
 
 #[test]
 fn the_loser_of_a_race_gets_a_typed_conflict() {
     let mut ledger = ledger();
     for pod in ["a", "b", "c"] {
-        wait(&mut ledger, pod, demand(60, Sharing::Shared, 0));
+        ledger.wait(pod, demand(60, Sharing::Shared, 0));
     }
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
-    ledger.assume(&uid("b"), &node_name("n")).unwrap();
-    let lost = ledger.assume(&uid("c"), &node_name("n")).unwrap_err();
+    ledger.assume(&uid("a"), &node("n")).unwrap();
+    ledger.assume(&uid("b"), &node("n")).unwrap();
+    let lost = ledger.assume(&uid("c"), &node("n")).unwrap_err();
     assert_eq!(lost.code(), "insufficient-vram");
     assert_eq!(lost.phrase(), "conflict: the GPU was taken meanwhile");
 }
@@ -124,13 +89,13 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
 #[test]
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(10, Sharing::Exclusive, 0));
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    ledger.wait("a", demand(10, Sharing::Exclusive, 0));
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
     assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(72), 90));
-    assert_eq!(free_gib(&mut ledger), [0, 72]);
-    wait(&mut ledger, "b", demand(80, Sharing::Shared, 0));
+    assert_eq!(ledger.free_gib("n"), [0, 72]);
+    ledger.wait("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
-        ledger.assume(&uid("b"), &node_name("n")),
+        ledger.assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
     ));
 }
@@ -139,7 +104,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
 fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
     let mut ledger = ledger();
     assert_eq!(observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), PodWarning::Unplaced);
-    assert_eq!(free_gib(&mut ledger), [42, 42]);
+    assert_eq!(ledger.free_gib("n"), [42, 42]);
     assert_eq!(ledger.totals().unplaced, 1);
 }
 
@@ -156,18 +121,18 @@ fn an_edited_record_changes_nothing_and_is_reported() {
         [same, devices, removed, amount],
         [PodWarning::Nothing, PodWarning::DevicesEdited, PodWarning::DevicesEdited, PodWarning::DemandEdited]
     );
-    assert_eq!(free_gib(&mut ledger), [42, 72]);
+    assert_eq!(ledger.free_gib("n"), [42, 72]);
 }
 
 #[test]
 fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
     ledger.release(&uid("b"));
-    ledger.expire(Moment(2000));
+    ledger.pass(2);
     assert_eq!(bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-a");
 }
 
@@ -175,18 +140,18 @@ fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
 fn a_hint_is_advice_only() {
     let mut ledger = ledger();
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
 fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
     let reservation = Reservation {
-        node: node_name("n"),
-        devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
+        node: node("n"),
+        devices: [gpu("GPU-a")].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
-        deadline: Moment(60_000),
+        deadline: START + Millis::seconds(60),
     };
     ledger.reserve(&uid(pod), reservation)
 }
@@ -196,36 +161,36 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     bind(&mut ledger, "other", demand(70, Sharing::Shared, 0));
-    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     assert_eq!(
         reserve(&mut ledger, "urgent", &["victim"]),
-        Err(AssumeConflict::AlreadyReserved { node: node_name("n") })
+        Err(AssumeConflict::AlreadyReserved { node: node("n") })
     );
-    assert_eq!(free_gib(&mut ledger), [12, 2], "the reservation takes what its victim does not have already");
+    assert_eq!(ledger.free_gib("n"), [12, 2], "the reservation takes what its victim does not have already");
     let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
-    assert!(ledger.assume(&uid("urgent"), &node_name("n")).is_err());
+    assert!(ledger.assume(&uid("urgent"), &node("n")).is_err());
 
     ledger.release(&uid("victim"));
-    assert_eq!(free_gib(&mut ledger), [12, 2]);
-    wait(&mut ledger, "thief", demand(60, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("thief"), &node_name("n")).is_err());
+    assert_eq!(ledger.free_gib("n"), [12, 2]);
+    ledger.wait("thief", demand(60, Sharing::Shared, 0));
+    assert!(ledger.assume(&uid("thief"), &node("n")).is_err());
     assert_eq!(ledger.reserved_placement(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
-    assert_eq!(free_gib(&mut ledger), [12, 2]);
+    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
+    assert_eq!(ledger.free_gib("n"), [12, 2]);
 }
 
 #[test]
 fn a_failed_bind_gives_the_hold_back() {
     let mut ledger = ledger();
-    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &[]).unwrap();
-    ledger.assume(&uid("urgent"), &node_name("n")).unwrap();
+    ledger.assume(&uid("urgent"), &node("n")).unwrap();
     ledger.forget(&uid("urgent"));
     assert!(ledger.pod_state(&uid("urgent")).unwrap().reservation().is_some());
-    assert_eq!(ledger.expire(Moment(60_000)), [uid("urgent")], "and its deadline with it");
-    assert_eq!(free_gib(&mut ledger), [72, 72]);
+    assert_eq!(ledger.pass(60), [uid("urgent")], "and its deadline with it");
+    assert_eq!(ledger.free_gib("n"), [72, 72]);
 }
 
 #[test]
@@ -233,48 +198,46 @@ fn one_pod_is_the_victim_of_one_hold() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     for pod in ["one", "two"] {
-        wait(&mut ledger, pod, demand(60, Sharing::Shared, 10));
+        ledger.wait(pod, demand(60, Sharing::Shared, 10));
     }
     reserve(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(reserve(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
-    assert!(
-        ledger.candidate_for(&ledger.preemptor(&uid("two")), &node_name("n")).unwrap().candidates.is_empty()
-    );
+    assert!(ledger.candidate_for(&ledger.preemptor(&uid("two")), &node("n")).unwrap().candidates.is_empty());
 }
 
 #[test]
 fn gpus_known_by_index_become_the_reported_ones() {
-    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    let mut ledger = LedgerCluster::empty(Policy::default());
     let labelled = gpus(&["index-0", "index-1"]);
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled.clone()));
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled.clone()));
     assert_eq!(bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(), "index-0");
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
-    assert_eq!(free_gib(&mut ledger), [32, 72]);
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled));
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
+    assert_eq!(ledger.free_gib("n"), [32, 72]);
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
 }
 
 #[test]
 fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
-    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    let mut ledger = LedgerCluster::empty(Policy::default());
     observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
-    assert_eq!(free_gib(&mut ledger), [32, 32]);
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
-    assert_eq!(free_gib(&mut ledger), [72, 32]);
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
+    assert_eq!(ledger.free_gib("n"), [32, 32]);
+    ledger.report_devices(&node("n"), gpu_pair(Bytes::gib(80))).unwrap();
+    assert_eq!(ledger.free_gib("n"), [72, 32]);
 }
 
 #[test]
 fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
     let snapshot = ledger.snapshot();
-    let node = snapshot.node("n").unwrap();
-    let lost = node.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
-    assert_eq!((node.gpus[lost].health, node.gpus[lost].tenants), (Health::Lost, 1));
+    let view = snapshot.node("n").unwrap();
+    let lost = view.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
+    assert_eq!((view.gpus[lost].health, view.gpus[lost].tenants), (Health::Lost, 1));
     ledger.release(&uid("a"));
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    ledger.report_devices(&node("n"), gpus(&["GPU-b"])).unwrap();
     assert_eq!(ledger.snapshot().node("n").unwrap().devices.len(), 1, "with its last pod it is forgotten");
 }
 
@@ -282,23 +245,20 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
 fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.remove_node(&node_name("n"));
+    ledger.remove_node(&node("n"));
     assert!(ledger.snapshot().node("n").is_none());
-    wait(&mut ledger, "b", demand(1, Sharing::Shared, 0));
-    assert_eq!(
-        ledger.assume(&uid("b"), &node_name("n")),
-        Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
-    );
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
-    assert_eq!(free_gib(&mut ledger), [32, 72]);
+    ledger.wait("b", demand(1, Sharing::Shared, 0));
+    assert_eq!(ledger.assume(&uid("b"), &node("n")), Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode)));
+    ledger.set_node(&node("n"), NodeKind::Stowage, None);
+    assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
 
 #[test]
 fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+        ledger.set_node(&node(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
     }
     let before = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
@@ -317,15 +277,15 @@ fn a_change_of_one_node_copies_one_node() {
 fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+        ledger.set_node(&node(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node(name), gpus(&["GPU-x"])).unwrap();
     }
     let reader = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     assert_eq!(reader.node("n").unwrap().gpus[0].free(), Bytes::gib(72));
     drop(reader);
     // This one goes to the view at once; the one before it still waits.
-    ledger.report_devices(&node_name("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
+    ledger.report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
     let next = ledger.snapshot();
     assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert_eq!(next.node("o").unwrap().gpus.len(), 2);
@@ -336,17 +296,17 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
 fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
     policy.headroom = Headroom::all(Percent::new(25).unwrap());
-    let mut ledger = Ledger::new(Arc::new(policy));
-    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
-    assert_eq!(free_gib(&mut ledger), [60]);
+    let mut ledger = LedgerCluster::empty(policy);
+    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
+    assert_eq!(ledger.free_gib("n"), [60]);
 }
 
 #[test]
 fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let mut ledger = ledger();
-    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
-    wait(&mut ledger, "a", demand(1, Sharing::Shared, 0));
-    let refused = ledger.assume(&uid("a"), &node_name("n"));
+    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
+    ledger.wait("a", demand(1, Sharing::Shared, 0));
+    let refused = ledger.assume(&uid("a"), &node("n"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
     let snapshot = ledger.snapshot();
     let misfit =
@@ -358,17 +318,17 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
 fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_leave() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let parent = Some(GpuUuid::parse("GPU-a").unwrap());
+    let parent = Some(gpu("GPU-a"));
     let slices: Vec<Device> = gpus(&["MIG-1", "MIG-2"])
         .into_iter()
         .map(|slice| Device { parent: parent.clone(), total: Bytes::gib(40), ..slice })
         .collect();
-    ledger.report_devices(&node_name("n"), slices.clone()).unwrap();
-    wait(&mut ledger, "b", demand(20, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("b"), &node_name("n")).is_err());
+    ledger.report_devices(&node("n"), slices.clone()).unwrap();
+    ledger.wait("b", demand(20, Sharing::Shared, 0));
+    assert!(ledger.assume(&uid("b"), &node("n")).is_err());
     ledger.release(&uid("a"));
-    ledger.report_devices(&node_name("n"), slices).unwrap();
-    assert!(ledger.assume(&uid("b"), &node_name("n")).is_ok());
+    ledger.report_devices(&node("n"), slices).unwrap();
+    assert!(ledger.assume(&uid("b"), &node("n")).is_ok());
 }
 
 #[test]
@@ -377,26 +337,26 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
     let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let refused = ledger.report_devices(&node_name("n"), many);
+    let refused = ledger.report_devices(&node("n"), many);
     assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
-    assert_eq!(free_gib(&mut ledger), [32, 72], "and nothing has changed");
+    assert_eq!(ledger.free_gib("n"), [32, 72], "and nothing has changed");
 }
 
 #[test]
 fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.assume(&uid("a"), &node("n")).unwrap();
     let warning = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    assert_eq!((warning, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
+    assert_eq!((warning, ledger.free_gib("n")), (PodWarning::Nothing, vec![72, 32]));
 }
 
 #[test]
 fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let mut ledger = ledger();
-    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node_name("n")).unwrap().clone();
-    ledger.report_devices(&node_name("n"), gpus(&["GPU-a"])).unwrap();
+    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    let view = ledger.node(&node("n")).unwrap().clone();
+    ledger.report_devices(&node("n"), gpus(&["GPU-a"])).unwrap();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
 }
@@ -405,7 +365,7 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
 fn a_hold_is_free_when_its_last_victim_has_left() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
-    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     let status = |ledger: &Ledger| {
         let [status] = &ledger.reservation_status()[..] else { panic!("one reservation") };
@@ -414,7 +374,7 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     assert_eq!(status(&ledger), (uid("urgent"), 1, false));
     ledger.release(&uid("victim"));
     assert_eq!(status(&ledger), (uid("urgent"), 0, true));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
 }
 
 #[test]
@@ -424,17 +384,17 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
         let ask = Ask::Plugin { resource: gpu(), count };
         Demand { ask, per_gpu: Bytes::ZERO, gpus: count, ..demand(0, Sharing::Exclusive, 0) }
     };
-    let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
-    ledger.set_plugin_devices(&node_name("n"), [(gpu(), 2)].into());
+    let mut ledger = LedgerCluster::empty(Policy::default());
+    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
+    ledger.set_plugin_devices(&node("n"), [(gpu(), 2)].into());
     bind(&mut ledger, "there", asks(2));
     for name in ["a", "b"] {
-        wait(&mut ledger, name, asks(2));
+        ledger.wait(name, asks(2));
         let snapshot = ledger.snapshot();
         ledger.note_refused(&uid(name), Some(snapshot.set_of(0..1)));
     }
     let woken = |ledger: &mut Ledger, seconds| -> Vec<PodUid> {
-        ledger.set_now(Moment::default() + Millis::seconds(seconds));
+        ledger.set_now(START + Millis::seconds(seconds));
         placed(ledger)
     };
     assert_eq!(woken(&mut ledger, 10), []);
@@ -448,7 +408,6 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
         Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
     };
     let mut ledger = ledger();
-    ledger.set_now(Moment(1_000_000));
     bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
     let generation = ledger.snapshot().generation();
     let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
@@ -456,24 +415,20 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
         let PodPhase::Bound(bound) = pod_state.phase.clone() else { panic!("it is bound") };
         let (node, devices) = (bound.node, bound.devices);
         let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
-        let warning = ledger.see(PodObservation {
-            uid: uid("a"),
-            key: pod_state.key.clone(),
-            demand: pod_state.demand.clone(),
-            state,
-            observed,
-        });
+        let warning = ledger.observe("a", pod_state.demand.clone(), state, observed);
         let after = ledger.pod_state(&uid("a")).unwrap().clone();
         let PodPhase::Bound(bound) = after.phase else { panic!("it stays bound") };
         (warning, DisruptionInfo::clone(&after.disruption_info), bound.leaving)
     };
     let stamped = |stamp| Some(ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() });
-    let at =
-        |moment| DisruptionInfo { checkpoint: Checkpoint::At(Moment(moment)), ..DisruptionInfo::default() };
-    assert_eq!(see(stamped(CheckpointAge::Ago(Millis(5_000)))), (PodWarning::Nothing, at(995_000), None));
+    let at = |moment| DisruptionInfo { checkpoint: Checkpoint::At(moment), ..DisruptionInfo::default() };
+    assert_eq!(
+        see(stamped(CheckpointAge::Ago(Millis(5_000)))),
+        (PodWarning::Nothing, at(START.before(Millis(5_000))), None)
+    );
     assert_eq!(
         see(None),
-        (PodWarning::Nothing, at(995_000), None),
+        (PodWarning::Nothing, at(START.before(Millis(5_000))), None),
         "an observation without it changes nothing"
     );
     assert_eq!(
@@ -481,9 +436,9 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
         (PodWarning::CheckpointUnreadable, DisruptionInfo::default(), None)
     );
     let ahead = stamped(CheckpointAge::Ahead(Millis::seconds(600)));
-    assert_eq!(see(ahead), (PodWarning::CheckpointInFuture, at(1_000_000), None));
+    assert_eq!(see(ahead), (PodWarning::CheckpointInFuture, at(START), None));
     let leaving = PodDeletion { asked_ago: Millis(10_000), grace: Millis(30_000) };
     let leaves = Some(ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() });
-    assert_eq!(see(leaves).2, Some(Moment(1_020_000)));
+    assert_eq!(see(leaves).2, Some(START + Millis::seconds(20)));
     assert_eq!(ledger.snapshot().generation(), generation);
 }

@@ -243,10 +243,7 @@ impl WaitingQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn uid(name: &str) -> PodUid {
-        PodUid::parse(name).unwrap()
-    }
+    use crate::scheduling::testkit::uid;
 
     fn queue_band(priority: i32) -> QueueBand {
         QueueBand {

@@ -19,13 +19,11 @@ pub enum Misfit {
     #[error("Stowage knows no node with this name")]
     UnknownNode,
     #[error(
-        "a device plugin hands out this node's GPUs (nvidia.com/* is allocatable there); take it off the \
-         node for Stowage to place on it"
+        "a device plugin allocates this node's GPUs (nvidia.com/* is allocatable there); remove the plugin from the node to let Stowage place pods there"
     )]
     DevicePluginNode,
     #[error(
-        "Stowage hands out this node's GPUs, and the pod asks a device plugin for its; let it ask for \
-         stowage.dev/vram, or give the node back to the plugin"
+        "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
     )]
     StowageNode,
     #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
@@ -41,8 +39,7 @@ pub enum Misfit {
     #[error("the pod requests {} of one node; this one has {usable} that it can use", plural(*asked, "GPU"))]
     TooFewGpus { usable: u32, asked: u32 },
     #[error(
-        "the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that \
-         large, the largest holds {largest}"
+        "the pod requests {per_gpu} on {}; {} of this node can allocate that much, the largest {largest}", each_of(*asked), plural(*large_enough, "GPU")
     )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
     #[error(
@@ -50,18 +47,15 @@ pub enum Misfit {
     )]
     NoFreshReport,
     #[error(
-        "the pod wants {per_gpu} on each of {asked} GPU(s); what is used there beyond what pods were \
-         granted leaves that much on {large_enough}, {most} at most"
+        "the pod requests {per_gpu} on {}; unaccounted VRAM in use leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
     )]
     Occupied { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes },
     #[error(
-        "an engine is starting on {starting} GPU(s) that the pod could use, and two that start at once \
-         break each other; it wants {asked}"
+        "an engine is starting on {} that the pod could use, and only one may start on a GPU at a time; the pod requests {asked}", plural(*starting, "GPU")
     )]
     EngineStarting { starting: u32, asked: u32 },
     #[error(
-        "the engines on {busy} GPU(s) that the pod could use are busier than its class allows (KV cache \
-         {kv_cache}, {queue} waiting on the calmest); it wants {asked}"
+        "the engines on {} that the pod could use are busier than its class allows (KV cache {kv_cache}, {queue} waiting on the least busy); the pod requests {asked}", plural(*busy, "GPU")
     )]
     EnginesBusy { busy: u32, asked: u32, kv_cache: Percent, queue: u32 },
     #[error("the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU"))]

@@ -154,7 +154,8 @@ impl CachedScores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::proptests::{cluster_of, demand_of};
+    use crate::scheduling::proptests::cluster_of;
+    use crate::scheduling::testkit::demand_of;
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::node::Node;
 

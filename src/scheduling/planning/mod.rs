@@ -19,8 +19,6 @@ mod state;
 mod step_budget;
 
 #[cfg(test)]
-pub(super) mod testing;
-#[cfg(test)]
 mod tests;
 
 pub use relief::{PressureWatch, ReliefEviction};

@@ -1,22 +1,18 @@
 //! The planner's rules, one by one, on clusters small enough to see what is right.
 
-use super::testing::{placed, roomy, steps};
 use super::*;
-use crate::ids::{GpuUuid, NodeName, OwnerUid};
+use crate::ids::OwnerUid;
 use crate::scheduling::kube_filters::{ClusterFilters, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, placed, roomy, steps, uid};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use crate::scheduling::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
-use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::label_selector::Selector;
-use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Millis, Moment, Percent};
+use crate::units::{Millis, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -26,18 +22,6 @@ mod groups;
 mod ranking;
 mod relief;
 mod undone;
-
-struct LedgerCluster {
-    ledger: Ledger,
-}
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
 
 fn shared(gib: u64, priority: i32) -> Demand {
     demand_of(gib << 30, 1, Sharing::Shared, priority)
@@ -49,74 +33,36 @@ fn job(gib: u64) -> Demand {
 }
 
 impl LedgerCluster {
-    /// Nodes of 80 GiB GPUs, of which 72 GiB each are allocatable; the GPUs of a node form two islands.
-    fn new(nodes: &[(&str, u32)]) -> Self {
-        Self::by(Policy::default(), nodes)
-    }
-
-    fn by(policy: Policy, nodes: &[(&str, u32)]) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy));
-        ledger.set_now(Moment(1_000_000));
-        for (name, gpus) in nodes {
-            ledger.set_node(&node(name), NodeKind::Stowage, None);
-            let device = |index: u32| Device {
-                uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).unwrap(),
-                index,
-                model: crate::ids::GpuModel::parse("H100").unwrap(),
-                parent: None,
-                total: Bytes::gib(80),
-                reserved: Bytes::ZERO,
-                health: Health::Healthy,
-                island: Some((index * 2 / gpus) as u8),
-            };
-            ledger.report_devices(&node(name), (0..*gpus).map(device).collect()).unwrap();
-        }
-        Self { ledger }
-    }
-
-    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, disruption_info: DisruptionInfo) {
-        let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
-        let key = PodKey::parse("default", name).unwrap();
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: shown });
-    }
-
-    fn gated(&mut self, name: &str, demand: Demand) {
-        self.member(name, demand, DisruptionInfo::default());
-    }
-
     fn member(&mut self, name: &str, demand: Demand, disruption_info: DisruptionInfo) {
-        let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
-        self.see(name, demand, ObservedPhase::Waiting(waiting), disruption_info);
+        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        self.gated_with(name, demand, observed);
     }
 
     fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
-        self.see(name, demand, ObservedPhase::Waiting(ObservedWaiting::default()), DisruptionInfo::default());
-        let snapshot = self.ledger.snapshot();
+        self.wait(name, demand);
+        let snapshot = self.snapshot();
         let asked = snapshot.set_of(asked.iter().map(|name| snapshot.place_of(name).unwrap()));
-        self.ledger.note_refused(&uid(name), Some(asked));
+        self.note_refused(&uid(name), Some(asked));
     }
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
-        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
-        let ran = Some(Millis::seconds(600));
-        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran };
         let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();
-        self.see(name, demand, state, DisruptionInfo { owner, ..DisruptionInfo::default() });
+        self.bound_with(name, (on, gpu), demand, DisruptionInfo { owner, ..DisruptionInfo::default() });
     }
 
-    fn pass(&mut self, seconds: u64) {
-        let now = self.ledger.now() + Millis::seconds(seconds);
-        self.ledger.expire(now);
+    fn bound_with(&mut self, name: &str, on: (&str, u32), demand: Demand, disruption_info: DisruptionInfo) {
+        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        self.run(name, on, demand, Some(Millis::seconds(600)), observed);
     }
 
     /// Each step in words: `a on n`, `a on n after b c`, `a waits: insufficient-vram`.
     fn plan(&mut self) -> Vec<String> {
-        steps(&mut self.ledger, 64).into_iter().map(describe).collect()
+        steps(self, 64).into_iter().map(describe).collect()
     }
 
     fn plan_by(&mut self, kube_filters: &FilterSnapshot) -> Vec<String> {
-        let pending = self.ledger.pending(64);
-        plan(self.ledger.clone(), kube_filters, &pending).into_iter().map(describe).collect()
+        let pending = self.pending(64);
+        plan(Ledger::clone(self), kube_filters, &pending).into_iter().map(describe).collect()
     }
 }
 
@@ -221,7 +167,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("a", shared(50, 100));
     let mut kube_filters = ClusterFilters::default();
-    let roomy = roomy(&cluster.ledger);
+    let roomy = roomy(&cluster);
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
     kube_filters.set_waiting(
         uid("a"),
@@ -250,7 +196,7 @@ fn vram_reserved_for_one_pod_is_not_planned_for_another() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("first", shared(50, 100));
-    assert_eq!(placed(&mut cluster.ledger), [uid("first")]);
+    assert_eq!(placed(&mut cluster), [uid("first")]);
     cluster.gated("second", shared(50, 100));
     cluster.pass(1);
     assert_eq!(cluster.plan(), ["second waits: insufficient-vram"]);
@@ -262,8 +208,8 @@ fn the_same_ledger_gives_the_same_plan() {
     for name in ["a", "b", "c", "d", "e"] {
         cluster.gated(name, job(50));
     }
-    let once = steps(&mut cluster.ledger, 64);
-    assert_eq!(steps(&mut cluster.ledger, 64), once);
+    let once = steps(&mut cluster, 64);
+    assert_eq!(steps(&mut cluster, 64), once);
     assert_eq!(once.len(), 5);
 }
 

@@ -1,16 +1,14 @@
 //! Random queues under random eviction limits: no plan exceeds a limit, no pod waits that a set within the limits would place,
 //! and every reason is true. The oracle counts evictions by itself and tries every set of pods on every node.
 
-use super::{demand_of, device};
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::ledger::eviction_allowance::LimitedBecause;
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::scheduling::planning::testing::roomy;
 use crate::scheduling::planning::{
     Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
 };
 use crate::scheduling::policy::{EvictionRates, Policy, Tenant};
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -73,16 +71,8 @@ fn world() -> impl Strategy<Value = RateLimitedCluster> {
     )
 }
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
 fn node(n: usize) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()
-}
-
-fn gpu(on: usize, index: u32) -> GpuUuid {
-    GpuUuid::parse(&format!("GPU-{on}-{index}")).unwrap()
 }
 
 /// A scope in which evictions are counted: all, a node's, a tenant's.
@@ -108,7 +98,7 @@ impl AllowanceFixture {
         ledger.set_now(Moment(10_000_000));
         for (n, gpus) in world.nodes.iter().enumerate() {
             ledger.set_node(&node(n), NodeKind::Stowage, None);
-            ledger.report_devices(&node(n), (0..*gpus).map(|g| device(n as u8, g)).collect()).unwrap();
+            ledger.report_devices(&node(n), (0..*gpus).map(|g| unit_gpu(n as u8, g)).collect()).unwrap();
         }
         let mut bench = Self { ledger, world, homes: BTreeMap::new(), earlier: Vec::new() };
         for (i, (pod, on, g)) in bench.world.residents.clone().iter().enumerate() {
@@ -132,21 +122,19 @@ impl AllowanceFixture {
         if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_free_vram(&self.demand(&pod)) {
             return;
         }
-        let devices = Some(Arc::from([gpu(on, g)]));
+        let devices = Some(Arc::from([gpu_at(on, g)]));
         let ran = Some(Millis::seconds(900));
         self.see(name, &pod, ObservedPhase::Bound { node: node(on), devices, starting: false, ran });
         self.homes.insert(uid(name), (on, pod.namespace));
     }
 
     fn demand(&self, pod: &RatedPod) -> Demand {
-        let mut demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
-        let traits = PodTraits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
-        demand.take(self.ledger.policy().classify(&traits));
-        Demand { traits: Arc::new(traits), ..demand }
+        let demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
+        in_namespace(demand, NAMESPACES[pod.namespace], self.ledger.policy())
     }
 
     fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
-        let key = PodKey::parse("default", name).unwrap();
+        let key = key(name);
         let demand = self.demand(pod);
         self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: None });
     }
@@ -201,7 +189,7 @@ impl AllowanceFixture {
                 self.homes.iter().filter(|(_, (on, _))| *on == n).map(|(uid, _)| uid).collect();
             for chosen in (0u32..1 << count).filter(|chosen| chosen.count_ones() == gpus) {
                 let devices: Arc<[GpuUuid]> =
-                    (0..*count).filter(|g| chosen & (1 << g) != 0).map(|g| gpu(n, g)).collect();
+                    (0..*count).filter(|g| chosen & (1 << g) != 0).map(|g| gpu_at(n, g)).collect();
                 for leaving in 0u32..1 << here.len() {
                     let leaves = here.iter().enumerate().filter(|(i, _)| leaving & (1 << i) != 0);
                     let victims: Vec<PodUid> = leaves.map(|(_, uid)| (*uid).clone()).collect();

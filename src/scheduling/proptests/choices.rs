@@ -1,6 +1,6 @@
 //! Fit, pack and rank against brute force.
 
-use super::{demand, demand_of, device};
+use super::demand;
 
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::{Misfit, evictions_could_resolve, fit};
@@ -11,6 +11,7 @@ use crate::scheduling::placing::packing::NodeEvaluation;
 use crate::scheduling::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -241,7 +242,7 @@ fn a_refusal_phrase_never_contains_a_figure() {
 #[test]
 fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fail() {
     let gpu = |charged: u64| {
-        let mut gpu = Gpu::of(&device(0, 0), &Headroom::all(Percent::default()));
+        let mut gpu = Gpu::of(&unit_gpu(0, 0), &Headroom::all(Percent::default()));
         gpu.charge(Bytes(charged), Sharing::Shared);
         gpu
     };

@@ -3,13 +3,13 @@
 pub(super) mod bench;
 pub(super) mod step;
 
-use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginShare;
@@ -50,7 +50,7 @@ proptest! {
             bench.apply(step);
             let (snapshot, policy) = (bench.ledger.snapshot(), bench.ledger.policy().clone());
             let names = ["node-2", "node-0", "node-1"];
-            let failed = name(1);
+            let failed = node_name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             // A snapshot made of the nodes alone has no summaries.
             let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())

@@ -17,43 +17,15 @@ mod victims;
 
 use super::ledger::Ledger;
 use super::placing::snapshot::Snapshot;
-use super::vocabulary::demand::{Demand, HostResources, Sharing};
-use super::vocabulary::device_plugin::Ask;
-use super::vocabulary::gpu::{Device, Gpu, Health};
+use super::vocabulary::demand::{Demand, Sharing};
+use super::vocabulary::gpu::{Device, Gpu};
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
-use crate::ids::{GpuModel, GpuUuid, NodeName};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
+use crate::ids::NodeName;
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::headroom::Headroom;
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::Percent;
 use proptest::prelude::*;
-use std::sync::Arc;
-
-pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
-    let traits = PodTraits { priority, sharing, ..PodTraits::default() };
-    let Classification { class, terms, tenant, version } = Policy::default().classify(&traits);
-    Demand {
-        ask: Ask::Vram,
-        per_gpu: Bytes(per_gpu),
-        gpus,
-        sharing,
-        traits: Arc::new(traits),
-        class,
-        terms,
-        tenant,
-        classified_by: version,
-        priority,
-        may_preempt: true,
-        host_resources: HostResources::default(),
-        grace: Millis::seconds(30),
-        model: None,
-        kv_cache: None,
-        weights: None,
-        models: Arc::default(),
-        containers: Arc::new([]),
-    }
-}
 
 /// The ledger once it was stored as text and loaded.
 pub(super) fn stored_and_loaded(ledger: &Ledger) -> Ledger {
@@ -68,29 +40,10 @@ pub(super) fn assert_same(one: &mut Ledger, other: &mut Ledger) {
     assert_eq!(one.snapshot(), other.snapshot());
 }
 
-/// A GPU that is no MIG slice and has nothing reserved.
-pub(super) fn whole_gpu(uuid: GpuUuid, index: u32, total: Bytes) -> Device {
-    Device {
-        uuid,
-        index,
-        model: GpuModel::parse("H100").unwrap(),
-        parent: None,
-        total,
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
-}
-
-/// A GPU of 100 B on one of the tests' nodes.
-pub(super) fn device(node: u8, index: u32) -> Device {
-    whole_gpu(GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(), index, Bytes(100))
-}
-
 /// A cluster of so many nodes with four empty GPUs each.
 pub(super) fn cluster_of(nodes: u8) -> Snapshot {
     let node = |n: u8| {
-        let devices: Vec<Device> = (0..4).map(|index| device(n, index)).collect();
+        let devices: Vec<Device> = (0..4).map(|index| unit_gpu(n, index)).collect();
         let headroom = Headroom::all(Percent::default());
         Node {
             generation: u64::from(n) + 1,

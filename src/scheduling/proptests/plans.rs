@@ -2,8 +2,7 @@
 //! chosen that kube-scheduler's filters refuse, a group is placed whole or not at all, and no pod waits although it would fit.
 //! The oracle reads the pods alone.
 
-use super::{demand_of, device};
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{
     BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
@@ -17,6 +16,8 @@ use crate::scheduling::ledger::{
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::planning::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
 use crate::scheduling::policy::{EvictionRates, Policy, Preemptibility};
+use crate::scheduling::testkit::numbered::node_name;
+use crate::scheduling::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
@@ -88,14 +89,6 @@ fn world() -> impl Strategy<Value = PlannedCluster> {
     )
 }
 
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn node(n: u8) -> NodeName {
-    NodeName::parse(&format!("node-{n}")).unwrap()
-}
-
 fn zone_of(node: u8) -> String {
     format!("zone-{}", node % 2)
 }
@@ -143,12 +136,12 @@ impl PlanFixture {
         ledger.set_now(Moment(10_000_000));
         let mut view = ClusterFilters::default();
         for n in 0..NODES {
-            ledger.set_node(&node(n), NodeKind::Stowage, None);
+            ledger.set_node(&node_name(n), NodeKind::Stowage, None);
             ledger
-                .report_devices(&node(n), (0..world.gpus[n as usize]).map(|g| device(n, g)).collect())
+                .report_devices(&node_name(n), (0..world.gpus[n as usize]).map(|g| unit_gpu(n, g)).collect())
                 .unwrap();
             view.set_machine(FilterNode {
-                name: node(n),
+                name: node_name(n),
                 labels: Arc::new([("zone".to_owned(), zone_of(n))].into()),
                 taints: Arc::new([]),
                 allocatable: Amounts { cpu: MilliCpu(CPU * 1000), memory: Bytes(1), ..Amounts::default() },
@@ -176,21 +169,21 @@ impl PlanFixture {
     fn settle(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
         let pod = QueuedPod { gpus: 1, ..pod.clone() };
         let demand = demand(&pod);
-        let view = self.ledger.node(&node(on)).unwrap();
+        let view = self.ledger.node(&node_name(on)).unwrap();
         let used: u64 = self.on(on).map(|other| other.cpu).sum();
         if !view.gpus[gpu as usize].has_free_vram(&demand) || used + pod.cpu > CPU {
             return;
         }
-        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
+        let devices = Some(Arc::from([gpu_at(on, gpu)]));
         let state = ObservedPhase::Bound {
-            node: node(on),
+            node: node_name(on),
             devices,
             starting: false,
             ran: Some(Millis::seconds(900)),
         };
         self.see(name, &pod, state);
         let footprint = NodeFootprint {
-            node: node(on),
+            node: node_name(on),
             amounts: amounts(&pod),
             ports: Arc::new([]),
             repels: Arc::new([]),
@@ -218,7 +211,7 @@ impl PlanFixture {
             disruption_info: disruption_info(pod),
             ..ObservedDisruptionInfo::default()
         });
-        let key = PodKey::parse("default", name).unwrap();
+        let key = key(name);
         self.ledger.see(PodObservation { uid: uid(name), key, demand: demand(pod), state, observed: shown });
         self.pods.insert(uid(name), pod.clone());
     }
@@ -244,7 +237,7 @@ impl PlanFixture {
     fn on(&self, n: u8) -> impl Iterator<Item = &QueuedPod> {
         let bound = move |uid: &PodUid| {
             let phase = self.ledger.pod_state(uid).map(|entry| &entry.phase);
-            matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node(n))
+            matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node_name(n))
         };
         self.pods.iter().filter(move |(uid, _)| bound(uid)).map(|(_, pod)| pod)
     }
@@ -343,12 +336,12 @@ proptest! {
         for n in 0..NODES {
             let keep_reason = bench.pods.iter().filter(|(uid, _)| !evicted.contains(uid)).filter(|(uid, _)| {
                 let entry = bench.ledger.pod_state(uid).unwrap();
-                entry.node() == Some(&node(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node(n))
+                entry.node() == Some(&node_name(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node_name(n))
             });
             let used: u64 = keep_reason.map(|(_, pod)| pod.cpu).sum();
             let asks: bool = bench.pods.iter().any(|(uid, pod)| {
                 let entry = bench.ledger.pod_state(uid).unwrap();
-                pod.cpu > 0 && entry.reservation().is_some_and(|reservation| reservation.node == node(n))
+                pod.cpu > 0 && entry.reservation().is_some_and(|reservation| reservation.node == node_name(n))
             });
             prop_assert!(!asks || used <= CPU, "node-{n} has {CPU} CPUs, and {used} are asked of it");
         }
@@ -389,11 +382,11 @@ proptest! {
                 continue;
             }
             for n in 0..NODES {
-                let fits = fit(snapshot.node(node(n).as_str()).unwrap(), &demand(pod)).is_ok();
+                let fits = fit(snapshot.node(node_name(n).as_str()).unwrap(), &demand(pod)).is_ok();
                 let takes = pod.zone.is_none_or(|zone| zone == n % 2);
                 let coming = bench.pods.iter().filter(|(uid, _)| {
                     let entry = bench.ledger.pod_state(uid).unwrap();
-                    entry.node() == Some(&node(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node(n))
+                    entry.node() == Some(&node_name(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node_name(n))
                 });
                 // Leaving pods still have their CPU while they terminate.
                 let used: u64 = coming.map(|(_, pod)| pod.cpu).sum();
@@ -412,7 +405,7 @@ proptest! {
         for (n, seconds, leaves) in told {
             bench.tell(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
         }
-        let nodes: Vec<NodeName> = (0..NODES).map(node).collect();
+        let nodes: Vec<NodeName> = (0..NODES).map(node_name).collect();
         let waiting = bench.pods.keys().filter(|uid| bench.ledger.pod_state(uid).unwrap().node().is_none());
         for uid in waiting {
             let (demand, preemptor) = (&bench.ledger.pod_state(uid).unwrap().demand, bench.ledger.preemptor(uid));

@@ -2,7 +2,7 @@
 //! same answers from then on.
 
 use super::histories::bench::LedgerHistory;
-use super::histories::step::{LedgerStep, key, name, step, uid};
+use super::histories::step::{LedgerStep, key, node_name, step, uid};
 use super::{assert_same, stored_and_loaded};
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::scheduling::ledger::eviction_allowance::ScopeKey;
@@ -116,7 +116,7 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
             );
         }
         PlannerStep::ReserveScope(pod, node) => {
-            ledger.reserve_scope(ScopeKey::Node(name(node)), &uid(pod));
+            ledger.reserve_scope(ScopeKey::Node(node_name(node)), &uid(pod));
             return format!("{:?}", ledger.reserved_from(&uid(0), 0));
         }
         PlannerStep::Budget(number, allowed) => {
@@ -184,7 +184,7 @@ fn a_state_is_loaded_only_if_everything_that_it_names_is_there() {
     let gpus = load(&|stored| {
         stored["pods"]["uid-1"]["phase"]["waiting"]["soft_reservation"]["gpus"] = (1u64 << 40).into()
     });
-    assert_eq!(gpus, Err(LoadError::UnknownGpu { pod: pod.clone(), node: name(0) }));
+    assert_eq!(gpus, Err(LoadError::UnknownGpu { pod: pod.clone(), node: node_name(0) }));
     let set = load(&|stored| {
         stored["pods"]["uid-1"]["phase"]["waiting"]["refused"]["asked"]["words"] = serde_json::json!([]);
     });

@@ -1,8 +1,8 @@
 //! Random histories under policies with tenants, class exclusions, and pools; the policy changes now and then. The oracle sums
 //! every tenant's usage from the pods alone.
 
-use super::{assert_same, demand_of, device, stored_and_loaded};
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use super::{assert_same, stored_and_loaded};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::QuotaStatus;
@@ -10,7 +10,8 @@ use crate::scheduling::ledger::{
     AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
 use crate::scheduling::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::testkit::numbered::{key, node_name, uid};
+use crate::scheduling::testkit::{demand_of, in_namespace, unit_gpu};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -90,28 +91,17 @@ fn policy(n: usize) -> Policy {
     policy.with_pools(vec![pool]).unwrap()
 }
 
-fn uid(pod: u8) -> PodUid {
-    PodUid::parse(&format!("uid-{pod}")).unwrap()
-}
-
-fn name(node: u8) -> NodeName {
-    NodeName::parse(&format!("node-{node}")).unwrap()
-}
-
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
-    let mut demand = demand_of(vram, 1, sharing, priority);
-    let traits = PodTraits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
-    demand.take(policy.classify(&traits));
-    Demand { traits: Arc::new(traits), ..demand }
+    in_namespace(demand_of(vram, 1, sharing, priority), NAMESPACES[namespace], policy)
 }
 
 fn new_ledger(policy: Policy) -> Ledger {
     let mut ledger = Ledger::new(Arc::new(policy));
     for node in 0..3 {
-        ledger.set_node(&name(node), NodeKind::Stowage, None);
+        ledger.set_node(&node_name(node), NodeKind::Stowage, None);
         let of = if node == 0 { "red" } else { "all" };
-        ledger.set_labels(&name(node), [("of".to_owned(), of.to_owned())].into());
-        ledger.report_devices(&name(node), (0..2).map(|index| device(node, index)).collect()).unwrap();
+        ledger.set_labels(&node_name(node), [("of".to_owned(), of.to_owned())].into());
+        ledger.report_devices(&node_name(node), (0..2).map(|index| unit_gpu(node, index)).collect()).unwrap();
     }
     ledger
 }
@@ -135,7 +125,7 @@ impl TenantFixture {
             TenantStep::Arrive { pod, namespace, vram, sharing, priority } => {
                 if self.ledger.pod_state(&uid(pod)).is_none() {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
-                    let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
+                    let key = key(pod);
                     let state = ObservedPhase::Waiting(ObservedWaiting::default());
                     self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
                 }
@@ -143,8 +133,8 @@ impl TenantFixture {
             TenantStep::Assume { pod, node } => {
                 let had_room =
                     self.ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.reservation().is_some());
-                if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &name(node)) {
-                    self.check_promise(&uid(pod), &name(node), had_room);
+                if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &node_name(node)) {
+                    self.check_promise(&uid(pod), &node_name(node), had_room);
                 }
             }
             TenantStep::Confirm(pod) => {
@@ -201,7 +191,7 @@ impl TenantFixture {
         }
         let mine = self.class_of(&entry.demand);
         let policy = self.ledger.policy();
-        if *node == name(0) {
+        if *node == node_name(0) {
             let admitted = &policy.pools()[0].classes;
             assert!(admitted.as_ref().is_none_or(|names| names.contains(&mine.name)), "{}", mine.name);
         }
@@ -218,7 +208,7 @@ impl TenantFixture {
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
         let preemptor = self.ledger.preemptor(&uid(pod));
-        let Some(room) = self.ledger.candidate_for(&preemptor, &name(node)) else { return };
+        let Some(room) = self.ledger.candidate_for(&preemptor, &node_name(node)) else { return };
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
             let victim = self.ledger.pod_state(&candidate.uid).unwrap();
@@ -239,11 +229,11 @@ impl TenantFixture {
             assert_eq!(candidate.standing == QuotaStatus::Guaranteed, lives_on_guarantee);
         }
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
-        let view = self.ledger.node(&name(node)).unwrap();
+        let view = self.ledger.node(&node_name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
         let reservation =
-            Reservation { node: name(node), devices, victims: set.all_victims().into(), deadline };
+            Reservation { node: node_name(node), devices, victims: set.all_victims().into(), deadline };
         let _ = self.ledger.reserve(&uid(pod), reservation);
     }
 
@@ -385,7 +375,7 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
         let preemptor = bench.ledger.preemptor(&uid(pod));
-        bench.ledger.candidate_for(&preemptor, &name(1)).unwrap().candidates.len()
+        bench.ledger.candidate_for(&preemptor, &node_name(1)).unwrap().candidates.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

@@ -1,7 +1,6 @@
 //! The choice of victims against brute force: every subset of every node's pods, with a fit and a cost of the oracle's own, on
 //! thousands of small seeded clusters.
 
-use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::random::Random;
 use crate::scheduling::evicting::{
@@ -10,6 +9,7 @@ use crate::scheduling::evicting::{
 use crate::scheduling::ledger::{
     PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions,
 };
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::classification::{ClassId, ClassSet};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};

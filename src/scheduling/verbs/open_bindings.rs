@@ -100,12 +100,9 @@ fn pause(uid: &PodUid, nth: u32) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::testkit::uid;
 
     const LANDING: Millis = Millis::seconds(16);
-
-    fn uid(name: &str) -> PodUid {
-        PodUid::parse(name).unwrap()
-    }
 
     fn at(seconds: u64) -> Moment {
         Moment(0) + Millis::seconds(seconds)

@@ -14,13 +14,14 @@ use super::request::VerbRequest;
 use super::tick::{LeadershipBegan, PolicySet, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
-use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
+use crate::ids::LeaderEpoch;
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::proptests::{demand_of, device};
+use crate::scheduling::testkit::numbered::{key, node_name, uid};
+use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
@@ -75,18 +76,6 @@ struct RecordedCluster {
     decisions: Vec<String>,
 }
 
-fn uid(pod: u8) -> PodUid {
-    PodUid::parse(&format!("uid-{pod}")).unwrap()
-}
-
-fn key(pod: u8) -> PodKey {
-    PodKey::parse("default", &format!("pod-{pod}")).unwrap()
-}
-
-fn name(node: u8) -> NodeName {
-    NodeName::parse(&format!("n-{node}")).unwrap()
-}
-
 impl RecordedCluster {
     fn of(cluster: Cluster) -> Self {
         Self { cluster, inputs: Vec::new(), decisions: Vec::new() }
@@ -107,7 +96,7 @@ impl RecordedCluster {
     fn show_node(&mut self, node: u8) {
         let labels = Arc::default();
         let machine = FilterNode {
-            name: name(node),
+            name: node_name(node),
             labels,
             taints: Arc::default(),
             allocatable: Amounts::default(),
@@ -115,10 +104,10 @@ impl RecordedCluster {
         };
         self.apply(NodeObserved {
             machine: Some(machine),
-            ..NodeObserved::new(name(node), NodeKind::Stowage)
+            ..NodeObserved::new(node_name(node), NodeKind::Stowage)
         });
-        let devices = (0..4).map(|index| device(node, index)).collect();
-        self.apply(DevicesReported { node: name(node), devices }).unwrap();
+        let devices = (0..4).map(|index| unit_gpu(node, index)).collect();
+        self.apply(DevicesReported { node: node_name(node), devices }).unwrap();
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
@@ -147,16 +136,16 @@ impl RecordedCluster {
             OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
             OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
-                    uuid: device(node, index).uuid,
+                    uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
                     engine_load: EngineLoad::default(),
                 };
                 let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
-                self.apply(ReadingReported { node: name(node), reading });
+                self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
-                self.apply(NodeDeleted(name(node)));
+                self.apply(NodeDeleted(node_name(node)));
                 self.show_node(node);
             }
             OutsideEvent::Plan => self.plan(),
@@ -194,7 +183,7 @@ impl RecordedCluster {
     fn preempt(&mut self, pod: u8) {
         let Some(request) = self.request(pod) else { return };
         let on = |node: u8| {
-            let node = name(node);
+            let node = node_name(node);
             let victims = self.cluster.pods_of(&node).map(|(uid, _)| uid.to_string()).collect();
             OfferedNode { node: node.to_string(), victims, pdb_violations: 0 }
         };
@@ -212,7 +201,7 @@ impl RecordedCluster {
     }
 
     fn bind(&mut self, pod: u8, node: u8, answer: BindingAnswer) {
-        let answered = self.apply(BindAsked { uid: uid(pod), key: key(pod), node: name(node) });
+        let answered = self.apply(BindAsked { uid: uid(pod), key: key(pod), node: node_name(node) });
         self.decisions.push(format!("{answered:?}"));
         let Ok(BindAnswer::Write(decision)) = answered else { return };
         let step = self.apply(BindingAnswered {
@@ -225,7 +214,7 @@ impl RecordedCluster {
         });
         if answer == BindingAnswer::Written {
             let footprint = NodeFootprint {
-                node: name(node),
+                node: node_name(node),
                 amounts: Amounts::default(),
                 ports: Arc::default(),
                 repels: Arc::default(),

@@ -6,22 +6,17 @@ use super::run::PreemptionRun;
 use super::tally::GpuTime;
 use super::workload::{Job, JobRole, JobSize};
 use super::*;
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::NodeName;
 use crate::lab::simulate::openb::{Trace, built_in};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved, PodObserved};
-use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid, whole_gpu};
+use crate::scheduling::verbs::observe::BudgetsVisible;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
-use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Millis, Moment};
-use std::sync::Arc;
 
 /// A fifth of the made-up cluster, for as long as it takes to fill and some hours more.
 const SHORT: WorkloadExtent =
@@ -92,7 +87,7 @@ fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
     let workload = Workload {
         seed: 0,
         extent: WorkloadExtent { node_step: 1, warm_up: Millis::default(), counted: minutes(600) },
-        nodes: vec![(NodeName::parse("only").unwrap(), 1)],
+        nodes: vec![(node("only"), 1)],
         jobs: vec![
             job(JobRole::BestEffort, Moment::default(), minutes(120)),
             job(JobRole::Arrival, comes, minutes(30)),
@@ -121,58 +116,36 @@ fn real_trace() -> Option<Trace> {
 
 /// Nodes with GPUs of 100 B, residents that started at some second, and one pending pod.
 struct Scene {
-    ledger: Cluster,
+    ledger: LedgerCluster,
     nodes: Vec<NodeName>,
 }
 
-const NOW: Moment = Moment(10_000_000);
+/// The second in which the pod asks.
+const NOW: u64 = 10_000;
 
 impl Scene {
     fn of(nodes: &[(&str, u32)]) -> Self {
-        let mut ledger = Cluster::new(Arc::new(Policy::default()));
+        let mut ledger = LedgerCluster::empty(Policy::default());
         ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
-        ledger.apply(ClockAdvanced(NOW));
-        let mut names = Vec::new();
+        // Of which the built-in headroom leaves 100.
+        let gpu = |name, index| whole_gpu(gpu_at(name, index), index, Bytes(112));
         for (name, gpus) in nodes {
-            let name = NodeName::parse(name).unwrap();
-            ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
-            ledger
-                .apply(DevicesReported {
-                    node: name.clone(),
-                    devices: (0..*gpus).map(|index| device(&name, index)).collect(),
-                })
-                .unwrap();
-            names.push(name);
+            ledger.add_node(name, (0..*gpus).map(|index| gpu(name, index)).collect());
         }
-        Self { ledger, nodes: names }
+        Self { ledger, nodes: nodes.iter().map(|(name, _)| node(name)).collect() }
     }
 
     /// A resident on one GPU.
-    fn with(mut self, uid: &str, (node, gpu): (&str, u32), size: u64, priority: i32, began: u64) -> Self {
-        let node = NodeName::parse(node).unwrap();
-        let ran = Some(NOW.since(Moment(began * 1000)));
-        let devices = Some(Arc::from([device(&node, gpu).uuid]));
-        self.see(uid, size, priority, ObservedPhase::Bound { node, devices, starting: false, ran });
+    fn with(mut self, name: &str, on: (&str, u32), size: u64, priority: i32, began: u64) -> Self {
+        let ran = Some(Millis::seconds(NOW - began));
+        self.ledger.run(name, on, demand(size, priority), ran, ObservedDisruptionInfo::default());
         self
-    }
-
-    fn see(&mut self, uid: &str, size: u64, priority: i32, state: ObservedPhase) {
-        let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
-        let shown =
-            Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
-        self.ledger.apply(PodObserved(PodObservation {
-            uid: PodUid::parse(uid).unwrap(),
-            key,
-            demand,
-            state,
-            observed: shown,
-        }));
     }
 
     /// The victims that an order chooses for a pod of that size, and their node.
     fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
-        self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
-        let preemptor = self.ledger.preemptor(&PodUid::parse("asks").unwrap());
+        self.ledger.wait("asks", demand(size, 1000));
+        let preemptor = self.ledger.preemptor(&uid("asks"));
         let rooms = self.ledger.candidates_for(&preemptor, &self.nodes);
         let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
         let VictimChoice { node, mut evicted, .. } = chosen;
@@ -181,28 +154,8 @@ impl Scene {
     }
 }
 
-fn device(node: &NodeName, index: u32) -> Device {
-    Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
-        index,
-        model: GpuModel::parse("any").unwrap(),
-        parent: None,
-        // Of which the built-in headroom leaves 100.
-        total: Bytes(112),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
-}
-
 fn demand(size: u64, priority: i32) -> Demand {
-    use crate::scheduling::vocabulary::demand::{ContainerRequest, PodRequest};
-    let vram = size.to_string();
-    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
-    let pod = PodRequest { priority, ..PodRequest::plain("sim", &containers) };
-    let demand = Demand::of(&pod, &Policy::default()).unwrap();
-    assert_eq!(demand.sharing, Sharing::Shared);
-    demand
+    demand_of(size, 1, Sharing::Shared, priority)
 }
 
 fn of(node: &str, victims: &[&str]) -> Option<(String, Vec<String>)> {

@@ -1,9 +1,8 @@
 //! Whatever watches show, in any order: the incremental audit finds what brute force over plain lists finds.
 
-use super::tests::{gpu, node, uid};
 use super::*;
-use crate::ids::PodKey;
-use crate::scheduling::proptests::{sharing, whole_gpu};
+use crate::scheduling::proptests::sharing;
+use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::units::Bytes;
@@ -219,7 +218,7 @@ impl Both {
 
     fn observed(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
         let gpus = gpus.iter().map(|number| name(*number)).collect();
-        let key = PodKey::parse("team", &format!("p-{pod}")).unwrap();
+        let key = key(&format!("team/p-{pod}"));
         AuditedPod { key, node: node(&format!("n-{on}")), gpus, part }
     }
 

@@ -1,25 +1,12 @@
 //! Which conflicts exist, when they count, which pods are evicted, and what a round costs.
 
 use super::*;
-use crate::ids::PodKey;
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{gpu, key, node, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::units::Bytes;
 
 const GIB: u64 = 1 << 30;
-
-pub(super) fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-pub(super) fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
-}
-
-pub(super) fn gpu(name: &str) -> GpuUuid {
-    GpuUuid::parse(name).unwrap()
-}
 
 fn seconds(seconds: u64) -> Moment {
     Moment(0) + Millis::seconds(seconds)
@@ -44,7 +31,7 @@ fn grant(gib: u64, bound: i64) -> Grant {
 
 fn on(name: &str, gpus: &[&str], part: GpuClaim) -> (PodUid, AuditedPod) {
     let observed = AuditedPod {
-        key: PodKey::parse("team", name).unwrap(),
+        key: key(&format!("team/{name}")),
         node: node("n"),
         gpus: gpus.iter().map(|name| gpu(name)).collect(),
         part,
@@ -310,7 +297,7 @@ fn large() -> Conflicts {
     let mut conflicts = Conflicts::default();
     for n in 0..80_000u32 {
         let observed = AuditedPod {
-            key: PodKey::parse("team", &format!("p-{n}")).unwrap(),
+            key: key(&format!("team/p-{n}")),
             node: node(&format!("n-{}", n % 5000)),
             gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
             part: GpuClaim::Bound(grant(30, i64::from(n))),

@@ -167,7 +167,7 @@ mod tests {
     use crate::ids::NodeName;
     use crate::scheduling::ledger::Ledger;
     use crate::scheduling::policy::Policy;
-    use crate::scheduling::proptests::whole_gpu;
+    use crate::scheduling::testkit::whole_gpu;
     use crate::scheduling::vocabulary::node::NodeKind;
     use crate::units::Bytes;
 

@@ -5,7 +5,7 @@ use super::{DemandHistory, DemandShape, NodeGpus, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::packing::{NodeEvaluation, PackingCost};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;

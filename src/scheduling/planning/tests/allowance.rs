@@ -81,30 +81,31 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
     cluster.gated("pod", of_six_gpus());
     let all = "job-00 job-01 job-02 job-03 job-04 job-05 job-06 job-07 job-08 job-09 job-10 job-11";
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.ledger.note_ordered(&[uid("job-00")]);
+    cluster.note_ordered(&[uid("job-00")]);
     assert_eq!(cluster.plan(), ["pod waits: eviction-limit"], "one was evicted there within the minute");
     cluster.pass(61);
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.ledger.note_ordered(&(0..12).map(|n| uid(&format!("job-{n:02}"))).collect::<Vec<_>>());
-    assert!(!cluster.ledger.may_order(&[uid("job-00")]), "it was all that the minute had");
+    cluster.note_ordered(&(0..12).map(|n| uid(&format!("job-{n:02}"))).collect::<Vec<_>>());
+    assert!(!cluster.may_order(&[uid("job-00")]), "it was all that the minute had");
 }
 
 #[test]
 fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     let mut cluster = twelve(Policy::default());
-    cluster.ledger.note_ordered(&[uid("job-00")]);
+    cluster.note_ordered(&[uid("job-00")]);
     cluster.gated("large", of_six_gpus());
     cluster.gated("small", shared(40, 100));
     assert_eq!(cluster.plan(), ["large waits: eviction-limit", "small waits: eviction-limit"]);
-    let pending = cluster.ledger.pending(64);
-    let plan = plan_within(cluster.ledger.clone(), &roomy(&cluster.ledger), &pending, PlanBounds::NONE);
-    plan.reserved.into_iter().for_each(|(scope, uid)| cluster.ledger.reserve_scope(scope, &uid));
+    let pending = cluster.pending(64);
+    let plan = plan_within(Ledger::clone(&cluster), &roomy(&cluster), &pending, PlanBounds::NONE);
+    plan.reserved.into_iter().for_each(|(scope, uid)| cluster.reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
-    cluster.ledger.note_no_placement(&uid("large"), cluster.ledger.generation());
+    let generation = cluster.generation();
+    cluster.note_no_placement(&uid("large"), generation);
     assert_eq!(cluster.plan(), ["small waits: eviction-limit"]);
     cluster.gated("urgent", shared(40, 200));
     assert_eq!(cluster.plan()[0], "urgent on n after job-00");
-    cluster.ledger.release(&uid("large"));
+    cluster.release(&uid("large"));
     assert!(cluster.plan().contains(&"small on n after job-02".to_owned()), "it does not wait any more");
 }
 
@@ -115,9 +116,9 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     for n in 0..6 {
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }
-    let (pending, roomy) = (cluster.ledger.pending(64), roomy(&cluster.ledger));
+    let (pending, roomy) = (cluster.pending(64), roomy(&cluster));
     let bounds = PlanBounds { free: 1, evictions: u64::MAX, ..PlanBounds::NONE };
-    let plan = plan_within(cluster.ledger.clone(), &roomy, &pending, bounds);
+    let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
     assert_eq!(
         plan.steps.into_iter().map(describe).collect::<Vec<_>>(),
         ["pod-0 waits: insufficient-vram", "pod-3 waits: insufficient-vram"]

@@ -15,7 +15,7 @@ fn halves(policy: Policy) -> LedgerCluster {
 fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
     assert_eq!(halves(Policy::default()).plan(), ["polite waits: insufficient-vram"], "off by default");
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(&mut cluster.ledger, 64);
+    let steps = steps(&mut cluster, 64);
     let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
     let place = &places[0];
     assert_eq!(
@@ -24,10 +24,10 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "the smaller job moves"
     );
     assert!(
-        cluster.ledger.clone().reserve(&place.uid, place.reservation.clone()).is_err(),
+        Ledger::clone(&cluster).reserve(&place.uid, place.reservation.clone()).is_err(),
         "by no other right"
     );
-    assert_eq!(place.take(&mut cluster.ledger), Ok(()));
+    assert_eq!(place.take(&mut cluster), Ok(()));
 }
 
 #[test]

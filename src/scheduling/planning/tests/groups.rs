@@ -50,7 +50,7 @@ fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    let steps = steps(&mut cluster.ledger, 64);
+    let steps = steps(&mut cluster, 64);
     let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
     let gpus: Vec<&str> = places.iter().map(|place| place.reservation.devices[0].as_str()).collect();
     assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");

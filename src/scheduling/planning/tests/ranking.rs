@@ -16,9 +16,9 @@ fn stored_or_tight() -> LedgerCluster {
     cluster.bound("resident", "tight", 0, job(40));
     let model =
         NodeModel { model: ModelId::parse("org/model").unwrap(), tier: ModelTier::Disk, bytes: Bytes::ZERO };
-    let sampled = cluster.ledger.now();
+    let sampled = cluster.now();
     let reading = NodeReading { sampled, holdings: [model].into_iter().collect(), ..NodeReading::default() };
-    cluster.ledger.read(&node("stored"), reading);
+    cluster.read(&node("stored"), reading);
     cluster
 }
 

@@ -5,10 +5,10 @@ use super::*;
 /// A serving engine and two jobs on one GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
     let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
-    let uuid = GpuUuid::parse("GPU-n-0").unwrap();
+    let uuid = gpu_at("n", 0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
-    let sampled = cluster.ledger.now();
-    cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
+    let sampled = cluster.now();
+    cluster.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
 }
 
 fn shares_a_gpu() -> LedgerCluster {
@@ -20,7 +20,7 @@ fn shares_a_gpu() -> LedgerCluster {
 }
 
 fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
-    watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
+    watch.look(&cluster, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
 }
 
 #[test]
@@ -37,12 +37,12 @@ fn lasting_pressure_evicts_an_engines_neighbours_one_by_one_cheapest_first() {
     cluster.pass(1);
     pressed(&mut cluster, 85, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["small"], "it is not over at 85 %");
-    cluster.ledger.release(&uid("small"));
+    cluster.release(&uid("small"));
     assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
     cluster.pass(10);
     pressed(&mut cluster, 85, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
-    cluster.ledger.release(&uid("large"));
+    cluster.release(&uid("large"));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), none, "the engine itself stays");
@@ -66,37 +66,31 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
 #[test]
 fn an_unmeasured_engine_evicts_no_neighbour() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    assert!(watch.look(&cluster.ledger, &BTreeSet::new()).is_empty());
+    assert!(watch.look(&cluster, &BTreeSet::new()).is_empty());
 }
 
 #[test]
 fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    let on_n = || ObservedPhase::Bound {
-        node: node("n"),
-        devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
-        starting: false,
-        ran: Some(Millis::seconds(600)),
-    };
-    cluster.see("small", job(10), on_n(), group("g", None));
-    cluster.see("smaller", job(5), on_n(), group("g", None));
+    cluster.bound_with("small", ("n", 0), job(10), group("g", None));
+    cluster.bound_with("smaller", ("n", 0), job(5), group("g", None));
     pressed(&mut cluster, 97, 0);
     evicted(&cluster, &mut watch);
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
-    let namespace = cluster.ledger.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
+    let namespace = cluster.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
     let budget = |allowed| DisruptionBudget {
         namespace: namespace.clone(),
         name: "one".into(),
         selector: Selector::EVERYTHING,
         allowed,
     };
-    cluster.ledger.set_budget(budget(0));
+    cluster.set_budget(budget(0));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new());
-    cluster.ledger.set_budget(budget(1));
+    cluster.set_budget(budget(1));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);

@@ -77,7 +77,7 @@ fn a_step_that_is_undone_is_never_ordered() {
         let mut cluster = LedgerCluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
         cluster.bound("j", "m", 0, job(60));
         cluster.bound("k", "n", 0, job(60));
-        let (ledger, victims) = (&mut cluster.ledger, ["j", "k"].map(uid));
+        let (ledger, victims) = (&mut *cluster, ["j", "k"].map(uid));
         let may = |ledger: &Ledger| ledger.may_order(&victims[1..]);
         assert!(may(ledger));
         ledger.note_ordered(&victims[..1]);

@@ -9,7 +9,7 @@ use crate::scheduling::ledger::{
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::testkit::demand_of;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices};
 use crate::scheduling::vocabulary::disruption_info::{
@@ -67,7 +67,7 @@ impl LedgerHistory {
             LedgerStep::Offer(pod, node) => {
                 let snapshot = ledger.snapshot();
                 let demand = ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone());
-                if let (Some(demand), Some(view)) = (demand, snapshot.node(name(node).as_str()))
+                if let (Some(demand), Some(view)) = (demand, snapshot.node(node_name(node).as_str()))
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
@@ -102,8 +102,12 @@ impl LedgerHistory {
                     if let Ask::Plugin { count, .. } = demand.ask {
                         self.on_devices.insert(uid(pod), (node, count));
                     }
-                    let state =
-                        ObservedPhase::Bound { node: name(node), devices: None, starting: false, ran: None };
+                    let state = ObservedPhase::Bound {
+                        node: node_name(node),
+                        devices: None,
+                        starting: false,
+                        ran: None,
+                    };
                     ledger.see(PodObservation {
                         uid: uid(pod),
                         key: key(pod),
@@ -137,25 +141,25 @@ impl LedgerHistory {
                 ledger.expire(self.now);
             }
             LedgerStep::LoseGpu(node) => {
-                let _ = ledger.report_devices(&name(node), devices(node, 2));
+                let _ = ledger.report_devices(&node_name(node), devices(node, 2));
             }
             LedgerStep::RemoveNode(node) => {
-                ledger.remove_node(&name(node));
+                ledger.remove_node(&node_name(node));
                 let of_the_node = format!("GPU-{node}-");
                 self.unaccounted.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
             }
             LedgerStep::AddNode(node) => {
-                ledger.set_node(&name(node), NodeKind::Stowage, None);
-                ledger.set_plugin_devices(&name(node), PluginDevices::new());
-                ledger.report_devices(&name(node), devices(node, 3)).unwrap();
+                ledger.set_node(&node_name(node), NodeKind::Stowage, None);
+                ledger.set_plugin_devices(&node_name(node), PluginDevices::new());
+                ledger.report_devices(&node_name(node), devices(node, 3)).unwrap();
             }
             LedgerStep::GiveToPlugin(node) => {
-                ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
-                ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
+                ledger.set_node(&node_name(node), NodeKind::DevicePlugin, None);
+                ledger.set_plugin_devices(&node_name(node), [(gpu(), DEVICES)].into());
             }
             LedgerStep::Spare(node, cpu) => {
                 let free_host = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
-                ledger.set_free_host(&name(node), Some(free_host));
+                ledger.set_free_host(&node_name(node), Some(free_host));
             }
             LedgerStep::Learn => {
                 let mut demand_history = DemandHistory::clone(ledger.demand_history());
@@ -190,7 +194,7 @@ impl LedgerHistory {
     }
 
     fn assume(&mut self, pod: u8, node: u8) {
-        if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
+        if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &node_name(node)) {
             let demand = &self.ledger.pod_state(&uid(pod)).unwrap().demand;
             if let Ask::Plugin { count, .. } = demand.ask {
                 assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
@@ -211,11 +215,11 @@ impl LedgerHistory {
 
     /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
-        if !self.ledger.has_node(&name(node)) {
-            return self.ledger.read(&name(node), reading);
+        if !self.ledger.has_node(&node_name(node)) {
+            return self.ledger.read(&node_name(node), reading);
         }
         let known: Vec<GpuUuid> =
-            self.ledger.node(&name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+            self.ledger.node(&node_name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
         for gpu in &reading.gpus {
             if !known.contains(&gpu.uuid) {
                 self.unaccounted.remove(&gpu.uuid);
@@ -240,7 +244,7 @@ impl LedgerHistory {
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }
-        self.ledger.read(&name(node), reading);
+        self.ledger.read(&node_name(node), reading);
     }
 
     /// What a pod was allocated on one GPU: nothing, its share, or the whole of it.
@@ -317,7 +321,8 @@ impl LedgerHistory {
 
     fn reserve(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.candidate_for(&self.ledger.preemptor(&uid(pod)), &name(node)) else {
+        let Some(room) = self.ledger.candidate_for(&self.ledger.preemptor(&uid(pod)), &node_name(node))
+        else {
             return;
         };
         for candidate in &room.candidates {
@@ -330,9 +335,9 @@ impl LedgerHistory {
             );
         }
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
-        let view = self.ledger.node(&name(node)).unwrap();
+        let view = self.ledger.node(&node_name(node)).unwrap();
         let reservation = Reservation {
-            node: name(node),
+            node: node_name(node),
             devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
             victims: set.all_victims().into(),
             deadline: self.now + Millis::seconds(60),

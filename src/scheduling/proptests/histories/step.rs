@@ -1,7 +1,8 @@
 //! The steps that can happen to a ledger, drawn at random, and the names that they use.
 
-use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::proptests::{device, sharing};
+use crate::ids::{ModelId, PodUid};
+use crate::scheduling::proptests::sharing;
+use crate::scheduling::testkit::{gpu_at, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
@@ -10,6 +11,8 @@ use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeRe
 use crate::units::{Bytes, MilliCpu, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+
+pub use crate::scheduling::testkit::numbered::{key, node_name, uid};
 
 /// A step that can happen to a ledger.
 #[derive(Debug, Clone)]
@@ -115,18 +118,6 @@ impl DemandChange {
     }
 }
 
-pub fn uid(pod: u8) -> PodUid {
-    PodUid::parse(&format!("uid-{pod}")).unwrap()
-}
-
-pub fn key(pod: u8) -> PodKey {
-    PodKey::parse("default", &format!("pod-{pod}")).unwrap()
-}
-
-pub fn name(node: u8) -> NodeName {
-    NodeName::parse(&format!("node-{node}")).unwrap()
-}
-
 /// The number of devices that a plugin offers on a node.
 pub const DEVICES: u32 = 4;
 
@@ -135,7 +126,7 @@ pub fn gpu() -> PluginResource {
 }
 
 pub fn devices(node: u8, gpus: u32) -> Vec<Device> {
-    (0..gpus).map(|index| Device { reserved: Bytes(2), ..device(node, index) }).collect()
+    (0..gpus).map(|index| Device { reserved: Bytes(2), ..unit_gpu(node, index) }).collect()
 }
 
 /// A possible report of an agent: which pod uses how much of which GPU, and the VRAM in use of each GPU.
@@ -147,7 +138,7 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
             sums
         });
         GpuReading {
-            uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+            uuid: gpu_at(node, index),
             // The driver does not always say.
             used: (*used < 105).then_some(Bytes(*used)),
             attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),

@@ -1,52 +1,27 @@
 //! The steps after a bind request, one answer of the API server at a time.
 
 use super::*;
-use crate::ids::PodKey;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::policy::Policy;
-use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
-use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
 use crate::scheduling::verbs::tick::ClockAdvanced;
 use crate::scheduling::vocabulary::demand::Sharing;
-use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::Bytes;
 
 const LANDING: Millis = Millis::seconds(16);
 
 /// Two nodes with a GPU each, and one pending pod.
 struct BindFixture {
-    cluster: Cluster,
-}
-
-fn uid() -> PodUid {
-    PodUid::parse("uid-p").unwrap()
-}
-
-fn node(name: &str) -> NodeName {
-    NodeName::parse(name).unwrap()
+    cluster: LedgerCluster,
 }
 
 impl BindFixture {
     fn new() -> Self {
-        let mut cluster = Cluster::new(Arc::new(Policy::default()));
-        for name in ["a", "b"] {
-            cluster.apply(NodeObserved::new(node(name), NodeKind::Stowage));
-            let gpu = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
-            cluster.apply(DevicesReported { node: node(name), devices: vec![gpu] }).unwrap();
-        }
-        cluster.apply(PodObserved(PodObservation {
-            uid: uid(),
-            key: PodKey::parse("default", "p").unwrap(),
-            demand: demand_of(40 << 30, 1, Sharing::Shared, 0),
-            state: ObservedPhase::Waiting(ObservedWaiting::default()),
-            observed: None,
-        }));
+        let mut cluster = LedgerCluster::new(&[("a", 1), ("b", 1)]);
+        cluster.wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
         Self { cluster }
     }
 
     fn ask(&mut self, name: &str) -> BindDecision {
-        let asked = BindAsked::of(&self.cluster, &uid(), &node(name)).unwrap();
+        let asked = BindAsked::of(&self.cluster, &uid("p"), &node(name)).unwrap();
         match self.cluster.apply(asked) {
             Ok(BindAnswer::Write(decision)) => decision,
             other => panic!("{other:?}"),
@@ -61,7 +36,7 @@ impl BindFixture {
     ) -> BindingStep {
         let BindDecision { placement, begun, .. } = decision.clone();
         self.cluster.apply(BindingAnswered {
-            uid: uid(),
+            uid: uid("p"),
             placement,
             stage,
             begun,
@@ -71,7 +46,7 @@ impl BindFixture {
     }
 
     fn read(&mut self, decision: &BindDecision, stage: BindingStage, pod: PodRead) -> BindingStep {
-        self.cluster.apply(BindingRead { uid: uid(), placement: decision.placement.clone(), stage, pod })
+        self.cluster.apply(BindingRead { uid: uid("p"), placement: decision.placement.clone(), stage, pod })
     }
 
     fn pass(&mut self, time: Millis) {
@@ -80,7 +55,7 @@ impl BindFixture {
     }
 
     fn is_assumed(&self) -> bool {
-        self.cluster.pod_state(&uid()).unwrap().is_assumed()
+        self.cluster.pod_state(&uid("p")).unwrap().is_assumed()
     }
 }
 
@@ -121,7 +96,7 @@ fn a_second_requests_refusal_does_not_free_what_the_first_may_still_bind() {
 
 #[test]
 fn a_conflict_is_settled_by_a_read() {
-    let devices = Some(Arc::from([GpuUuid::parse("GPU-b").unwrap()]));
+    let devices = Some(Arc::from([gpu_at("b", 0)]));
     for (pod, step) in [
         (PodRead::Bound { node: node("a"), devices: None }, BindingStep::Bound),
         (PodRead::Bound { node: node("b"), devices }, BindingStep::Failed(NotBound::OnAnotherNode)),
@@ -141,9 +116,9 @@ fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     assert_eq!(bench.answered(&decision, REQUEST, BindingAnswer::Unknown), BindingStep::Settle);
-    let first = bench.cluster.apply(SettlingAsked(uid()));
+    let first = bench.cluster.apply(SettlingAsked(uid("p")));
     assert!(matches!(first, Some(BindingStep::Pause(_))), "{first:?}");
-    assert_eq!(bench.cluster.apply(SettlingAsked(uid())), None, "one loop for each pod");
+    assert_eq!(bench.cluster.apply(SettlingAsked(uid("p"))), None, "one loop for each pod");
     let step = bench.read(&decision, SETTLING, PodRead::Failed);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
@@ -152,7 +127,7 @@ fn an_unanswered_binding_is_written_again_until_a_read_or_a_write_settles_it() {
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     assert!(matches!(bench.read(&decision, SETTLING, PodRead::Unbound), BindingStep::Write { .. }));
     assert_eq!(bench.answered(&again, SETTLING, BindingAnswer::Written), BindingStep::Bound);
-    bench.cluster.apply(SettlingEnded(uid()));
+    bench.cluster.apply(SettlingEnded(uid("p")));
     assert_eq!(bench.cluster.unsettled_bindings(), 0);
 }
 
@@ -163,7 +138,7 @@ fn a_settling_loop_ends_when_its_placement_is_given_up_and_the_pod_assumed_elsew
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.cluster.apply(SettlingAsked(uid()));
+    bench.cluster.apply(SettlingAsked(uid("p")));
     bench.pass(LANDING + Millis(1));
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
     let again = BindDecision { begun, ..decision.clone() };
@@ -178,7 +153,7 @@ fn a_refusal_frees_nothing_while_an_earlier_write_may_still_land() {
     let mut bench = BindFixture::new();
     let decision = bench.ask("a");
     bench.answered(&decision, REQUEST, BindingAnswer::Unknown);
-    bench.cluster.apply(SettlingAsked(uid()));
+    bench.cluster.apply(SettlingAsked(uid("p")));
     bench.pass(LANDING);
     let BindingStep::Write { begun } = bench.read(&decision, SETTLING, PodRead::Unbound) else { panic!() };
     let again = BindDecision { begun, ..decision.clone() };

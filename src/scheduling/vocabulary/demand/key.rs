@@ -67,7 +67,7 @@ impl DemandKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::testkit::demand_of;
     use crate::units::MilliCpu;
 
     #[test]

@@ -6,13 +6,12 @@ mod silence;
 mod starting;
 mod waking;
 
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::placing::fit::{Misfit, fit};
-use crate::scheduling::planning::testing::placed;
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::proptests::whole_gpu;
+use crate::scheduling::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key, placed, uid, whole_gpu};
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -24,7 +23,7 @@ use std::sync::Arc;
 
 /// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be allocated; a margin is 5 GiB.
 struct MeasurementFixture {
-    ledger: Ledger,
+    ledger: LedgerCluster,
     now: Moment,
 }
 
@@ -34,27 +33,14 @@ impl MeasurementFixture {
     }
 
     fn with(policy: Policy) -> Self {
-        let mut ledger = Ledger::new(Arc::new(policy));
-        ledger.set_node(&node(), NodeKind::Stowage, None);
-        let devices = ["GPU-a", "GPU-b"]
-            .into_iter()
-            .enumerate()
-            .map(|(index, uuid)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(100)));
-        ledger.report_devices(&node(), devices.collect()).unwrap();
-        Self { ledger, now: Moment(1_000_000) }
+        let ledger = LedgerCluster::empty(policy).with_node("n", gpu_pair(Bytes::gib(100)));
+        Self { ledger, now: START }
     }
 
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
         self.ledger.set_now(self.now);
         let demand = demand(gib, priority, self.ledger.policy());
-        let state = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.ledger.see(PodObservation {
-            uid: uid(name),
-            key: key(name),
-            demand: demand.clone(),
-            state,
-            observed: None,
-        });
+        self.ledger.wait(name, demand.clone());
         demand
     }
 
@@ -72,7 +58,7 @@ impl MeasurementFixture {
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
         let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
+        self.ledger.observe(name, demand, state, None);
     }
 
     /// A reading sampled now; each GPU as (used, attributed to pods).
@@ -119,19 +105,7 @@ impl MeasurementFixture {
 }
 
 fn node() -> NodeName {
-    NodeName::parse("n").unwrap()
-}
-
-fn gpu(uuid: &str) -> GpuUuid {
-    GpuUuid::parse(uuid).unwrap()
-}
-
-fn uid(name: &str) -> PodUid {
-    PodUid::parse(name).unwrap()
-}
-
-fn key(name: &str) -> PodKey {
-    PodKey::parse("default", name).unwrap()
+    testkit::node("n")
 }
 
 /// Of class `serving`, or `opportunistic` if the priority is negative.

@@ -1,9 +1,9 @@
-//! For tests of the core: a cluster whose kube filters accept every pod, and application of a plan to a ledger.
+//! What kube-scheduler's filters say in tests of the core: every node accepts every pod. And application of a plan to a ledger.
 
-use super::{PlanStep, PlannedPlacement, plan};
 use crate::ids::PodUid;
 use crate::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use crate::scheduling::ledger::Ledger;
+use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 

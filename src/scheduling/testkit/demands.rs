@@ -1,0 +1,46 @@
+//! Demands of pods, with and without a policy that classifies them.
+
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
+use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
+use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::units::{Bytes, Millis};
+use std::sync::Arc;
+
+/// Of so many bytes on each of so many GPUs. The default policy classifies it, by its priority alone.
+pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
+    let traits = PodTraits { priority, sharing, ..PodTraits::default() };
+    let Classification { class, terms, tenant, version } = Policy::default().classify(&traits);
+    Demand {
+        ask: Ask::Vram,
+        per_gpu: Bytes(per_gpu),
+        gpus,
+        sharing,
+        traits: Arc::new(traits),
+        class,
+        terms,
+        tenant,
+        classified_by: version,
+        priority,
+        may_preempt: true,
+        host_resources: HostResources::default(),
+        grace: Millis::seconds(30),
+        model: None,
+        kv_cache: None,
+        weights: None,
+        models: Arc::default(),
+        containers: Arc::new([]),
+    }
+}
+
+/// The same demand of a pod with these traits, as the policy classifies it.
+pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
+    demand.take(policy.classify(&traits));
+    Demand { traits: Arc::new(traits), ..demand }
+}
+
+/// The same demand of a pod of that namespace.
+pub fn in_namespace(demand: Demand, namespace: &str, policy: &Policy) -> Demand {
+    let traits = PodTraits { namespace: namespace.into(), ..(*demand.traits).clone() };
+    classified(demand, traits, policy)
+}

@@ -1,0 +1,16 @@
+//! What the tests of the core are made of: names, GPUs, demands, and clusters small enough to see what is right.
+//!
+//! A test says here only what it is about; what several tests would otherwise each write for themselves stands in this module.
+//! The tests of [`super::explaining`] have a kit of their own, which draws whole clusters from shorthand.
+
+mod cluster;
+mod demands;
+mod filters;
+mod gpus;
+mod names;
+
+pub use cluster::{LedgerCluster, START};
+pub use demands::{classified, demand_of, in_namespace};
+pub use filters::{placed, roomy, steps};
+pub use gpus::{gpu_pair, h100, unit_gpu, whole_gpu};
+pub use names::{gpu, gpu_at, key, node, numbered, uid};
