@@ -1,8 +1,8 @@
 //! The planner's writes as values: what to send to the API server for one pod, and what for.
 //!
-//! [`Planner`](super::Planner) decides which writes there are, and [`note`](super::Planner::note) what follows from their results.
-//! A write may be queued for a while: [`PlannerWrite::begin`] checks it against the ledger when its turn comes. [`perform`] sends
-//! what the value says and returns the answer; it decides nothing.
+//! [`Planner`](super::Planner) decides which writes there are, and `Planner::note` what follows from their results. A write may
+//! be queued for a while: [`PlannerWrite::begin`] checks it against the ledger when its turn comes. [`perform`] sends what the
+//! value says and returns the answer; it decides nothing.
 
 use super::ended_reservations::refused;
 use crate::ids::{NodeName, PodKey, PodUid};
