@@ -171,7 +171,7 @@ async fn freed(
     nodes.iter().for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
     eventually("the strangers' memory is believed", async || {
         let books = world.books().await?;
-        let taken = |node: &Value| node["gpus"][0]["taken"].as_u64().unwrap_or_default() > 0;
+        let taken = |node: &Value| node["gpus"][0]["unaccounted_vram"].as_u64().unwrap_or_default() > 0;
         books["snapshot"]["nodes"].as_array()?.iter().all(taken).then_some(())
     })
     .await;
