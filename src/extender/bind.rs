@@ -139,11 +139,15 @@ impl BindTask {
             BindOutcome::Written => BindingAnswer::Written,
             BindOutcome::Conflict => BindingAnswer::Conflict,
             BindOutcome::Refused { message } => {
-                warn!(%pod, %node, message, "binding refused");
+                if stage != BindingStage::Settling {
+                    warn!(%pod, %node, message, "binding refused");
+                }
                 BindingAnswer::Refused
             }
             BindOutcome::Unknown { message } => {
-                warn!(%pod, %node, message, "binding unanswered");
+                if stage != BindingStage::Settling {
+                    warn!(%pod, %node, message, "binding unanswered");
+                }
                 BindingAnswer::Unknown
             }
         };
@@ -160,7 +164,8 @@ impl BindTask {
     async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
         let record = control_plane.read_pod(&order.key).await;
-        if let Err(error) = &record {
+        // A settling loop reads again and again while the API server is gone.
+        if let (Err(error), BindingStage::Request { .. }) = (&record, stage) {
             warn!(pod = %order.key, %error, "the pod of an open binding could not be read");
         }
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
@@ -187,7 +192,7 @@ impl BindTask {
         let task = self.clone();
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
-            info!(pod = %task.asked.key, ?settled, "binding settled");
+            info!(pod = %task.asked.key, result = ?settled, "the settling loop of a binding ended");
             task.extender.service.cluster().apply(SettlingEnded(uid));
         });
     }

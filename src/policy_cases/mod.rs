@@ -106,7 +106,7 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
     let uid = cluster::uid(CASE);
     cluster::wait(ledger, &uid, &demand);
     let request = cluster::request(uid.clone(), demand);
-    let view = DecisionView::preview(ledger, request);
+    let view = DecisionView::take(ledger, request);
     let (snapshot, demand) = (view.snapshot.clone(), view.request.demand.clone());
     let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();
     let list = prioritize(&view, nodes.iter().map(NodeName::as_str));

@@ -3,7 +3,7 @@
 //!
 //! A [`Cluster`] is everything that decisions are made on: the ledger and the view of kube-scheduler's filters. It changes in one
 //! way, [`Cluster::apply`], and each change is a value of its own ([`Input`]). The order of the inputs and the snapshot that a
-//! decision was made on determine everything; a recorder or a replayer stands here.
+//! decision was made on determine everything; a recorder or a replayer can stand here.
 //!
 //! A verb is two steps. `apply(…Asked)` takes the view that the decision is made on, under the lock; the decision itself
 //! ([`filter`], [`prioritize`], [`preempt`]) is a pure function of that view and runs outside the lock; `apply(…Decided)` records

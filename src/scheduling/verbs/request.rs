@@ -65,12 +65,8 @@ impl VerbRequest {
 }
 
 impl DecisionView {
-    /// What a verb would decide on for this pod, without a trace of the question: for previews and tests of policies.
-    pub fn preview(cluster: &mut Cluster, request: VerbRequest) -> Self {
-        Self::take(cluster, request)
-    }
-
-    pub(super) fn take(cluster: &mut Cluster, mut request: VerbRequest) -> Self {
+    /// The view of this moment. The ledger keeps no trace of the question.
+    pub fn take(cluster: &mut Cluster, mut request: VerbRequest) -> Self {
         let ledger = &mut cluster.ledger;
         let policy = ledger.policy().clone();
         request.come_under(&policy);

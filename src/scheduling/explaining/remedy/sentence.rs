@@ -1,4 +1,4 @@
-//! A remedy as a sentence for a reader who has never seen this code: what to do, where, and with what figures.
+//! A remedy as a sentence for users: what to do, where, and with what figures.
 
 use super::{GpuCandidate, PreemptionNeeds, RemedyChange, Victim};
 use crate::scheduling::explaining::obstacle::list;
