@@ -25,6 +25,7 @@ use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Moment;
 use charges::NodeCharges;
 use device_list::GainLimit;
@@ -55,6 +56,9 @@ pub(in crate::scheduling) struct NodeState {
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    /// Of each GPU, how busy its engines are, over the readings.
+    #[serde(default)]
+    engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
@@ -86,6 +90,7 @@ impl NodeState {
             reading: None,
             freshness: Freshness::default(),
             unaccounted: Vec::new(),
+            engine_loads: Vec::new(),
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
