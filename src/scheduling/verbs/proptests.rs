@@ -25,7 +25,7 @@ use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::units::{Bytes, Millis, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -139,9 +139,10 @@ impl RecordedCluster {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
-                    engine_load: EngineLoad::default(),
+                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
-                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                let gpus = (0..4).map(gpu).collect();
+                let reading = NodeReading { sampled: self.cluster.now(), gpus, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {

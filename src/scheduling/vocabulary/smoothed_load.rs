@@ -43,8 +43,11 @@ const OUTLIERS: i8 = 3;
 const KV_FAR: i64 = 20 * UNIT;
 /// The same of a queue: so many requests and half of the average.
 const QUEUE_FAR: i64 = 8 * UNIT;
+/// A lag behind the trend of no more than this is noise.
+const KV_NOISE: i64 = 2 * UNIT;
+const QUEUE_NOISE: i64 = UNIT;
 /// The step of what is counted of a KV cache, in points upwards and downwards.
-const KV_STEP: (u8, u8) = (2, 4);
+const KV_STEP: (u8, u8) = (3, 5);
 /// Longer than any time constant that makes a difference; keeps the arithmetic within its bounds.
 const LONGEST: u64 = 24 * 3_600_000;
 
@@ -63,7 +66,8 @@ impl SmoothedLoad {
     pub fn add(&mut self, engine_load: EngineLoad, sampled: Moment, time_constant: Millis) {
         let elapsed = sampled.since(self.sampled);
         self.sampled = self.sampled.max(sampled);
-        if time_constant == Millis(0) {
+        // An average from so long ago says nothing of now; without a time constant, none does.
+        if elapsed >= time_constant.times(3) {
             *self = Self::first(engine_load, self.sampled);
             return;
         }
@@ -74,8 +78,8 @@ impl SmoothedLoad {
         self.queue = MovingAverage::next(self.queue, queue, weight, |average| QUEUE_FAR + average / 2);
         let counted = self.counted;
         self.counted = EngineLoad {
-            kv_cache: self.kv_cache.map(|average| count_kv(counted.kv_cache, average.now())),
-            queue: self.queue.map(|average| count_queue(counted.queue, average.now())),
+            kv_cache: self.kv_cache.map(|average| count_kv(counted.kv_cache, average.now(KV_NOISE))),
+            queue: self.queue.map(|average| count_queue(counted.queue, average.now(QUEUE_NOISE))),
             ..engine_load
         };
     }
@@ -87,7 +91,7 @@ impl SmoothedLoad {
 
     /// The average KV cache in use, rounded up.
     pub fn kv_cache(&self) -> Option<Percent> {
-        self.kv_cache.map(|average| percent(average.now()))
+        self.kv_cache.map(|average| percent(average.now(KV_NOISE)))
     }
 
     /// By how many points of KV cache the average changes in a minute.
@@ -145,9 +149,10 @@ impl MovingAverage {
         Some(if average.outliers.abs() < OUTLIERS { average } else { Self::first(value) })
     }
 
-    /// The average, with what it lags behind its trend.
-    fn now(self) -> i64 {
-        (2 * self.once - self.twice).max(0)
+    /// The average, with what it lags behind its trend beyond `noise`.
+    fn now(self, noise: i64) -> i64 {
+        let lag = self.once - self.twice;
+        (self.once + lag.signum() * (lag.abs() - noise).max(0)).max(0)
     }
 }
 
@@ -237,10 +242,10 @@ mod tests {
     fn a_cache_that_fills_is_counted_without_the_lag_of_an_average() {
         let filling = after((0..=60).map(|second| load(20 + second, 0)));
         let average = filling.kv_cache().unwrap().get();
-        assert!((78..=81).contains(&average), "{average}");
+        assert!((77..=80).contains(&average), "{average}");
         let trend = filling.kv_cache_trend(TEN_SECONDS).unwrap();
         assert!((55..=61).contains(&trend), "a point a second: {trend}");
-        assert!(filling.counted().kv_cache.unwrap().get().abs_diff(80) <= 2);
+        assert!(filling.counted().kv_cache.unwrap().get().abs_diff(80) <= 5);
         let draining = after((0..=60).map(|second| load(80 - second, 0)));
         assert!(draining.kv_cache_trend(TEN_SECONDS).unwrap() < -55);
     }
@@ -252,6 +257,17 @@ mod tests {
         assert_eq!(after([load(60, 3), silent, load(10, 1)]).counted(), load(10, 1));
         let full = EngineLoad { preempting: true, ..load(60, 3) };
         assert_eq!(after([load(60, 3), full]).counted().occupancy(), Some(Percent::FULL));
+    }
+
+    #[test]
+    fn after_a_silence_the_next_reading_counts_as_it_is() {
+        let mut smoothed = SmoothedLoad::first(load(90, 30), Moment(0));
+        smoothed.add(load(5, 0), Moment(30_000), TEN_SECONDS);
+        assert_eq!(smoothed.counted(), load(5, 0));
+        smoothed.add(load(90, 30), Moment(30_000), Millis(0));
+        assert_eq!(smoothed.counted(), load(90, 30), "nothing is smoothed");
+        smoothed.add(load(5, 0), Moment(1000), TEN_SECONDS);
+        assert_eq!(smoothed.counted(), load(90, 30), "one from before changes nothing");
     }
 
     #[test]

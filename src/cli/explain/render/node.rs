@@ -173,7 +173,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
     if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
 }
 
-/// `KV cache 66 % (average 64 %, +12 points a minute, 1.0 s old), 3 waiting: counts 289 of 1,000 against it`; nothing of a GPU whose
+/// `KV cache 66 % (average 64 %, +12 points a minute, 1.0 s old), 3 waiting: counts 290 of 1000 against it`; nothing of a GPU whose
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let is_idle = load.counted_percent == Some(Percent::default()) && load.counted_queue == Some(0);
@@ -189,7 +189,7 @@ fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     };
     let waiting = gpu.queue.map_or(String::new(), |queue| format!(", {queue} waiting"));
     let preempting = if load.preempting { ", and the engine preempts its own requests: full" } else { "" };
-    Some(format!("{read}{waiting}{preempting}; counts {} of 1,000 against it", load.part))
+    Some(format!("{read}{waiting}{preempting}; counts {} of 1000 against it", load.part))
 }
 
 fn occupant(occupant: &OccupantPart) -> String {
