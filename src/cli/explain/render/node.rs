@@ -176,8 +176,8 @@ fn remarks(gpus: &[GpuPart]) -> String {
 /// `KV cache 66 % (average 64 %, +12 points a minute, 1.0 s old), 3 waiting: counts 290 of 1000 against it`; nothing of a GPU whose
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
-    let is_idle = load.counted_percent == Some(Percent::default()) && load.counted_queue == Some(0);
-    if is_idle {
+    let idle = (Some(Percent::default()), Some(0));
+    if (gpu.kv_cache_percent, gpu.queue) == idle && (load.counted_percent, load.counted_queue) == idle {
         return None;
     }
     let age = length(load.age_millis);
