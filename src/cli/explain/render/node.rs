@@ -173,7 +173,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
     if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
 }
 
-/// `KV cache 66 % (average 64 %, +12 points a minute, 1.0 s old), 3 waiting: counts 290 of 1000 against it`; nothing of a GPU whose
+/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 290 of 1000`; nothing of a GPU whose
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let idle = (Some(Percent::default()), Some(0));
@@ -183,13 +183,13 @@ fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let age = length(load.age_millis);
     let read = match (gpu.kv_cache_percent, load.average_percent, load.trend_per_minute) {
         (Some(read), Some(average), Some(trend)) => {
-            format!("KV cache {read} (average {average}, {trend:+} points a minute, {age} old)")
+            format!("KV cache {read} (average {average}, {trend:+} a minute, {age} old)")
         }
         _ => "KV cache unknown".into(),
     };
     let waiting = gpu.queue.map_or(String::new(), |queue| format!(", {queue} waiting"));
-    let preempting = if load.preempting { ", and the engine preempts its own requests: full" } else { "" };
-    Some(format!("{read}{waiting}{preempting}; counts {} of 1000 against it", load.part))
+    let preempting = if load.preempting { ", preempts its own requests, which counts as full" } else { "" };
+    Some(format!("{read}{waiting}{preempting}: costs {} of 1000", load.part))
 }
 
 fn occupant(occupant: &OccupantPart) -> String {

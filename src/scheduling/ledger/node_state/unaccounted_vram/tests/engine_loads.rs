@@ -25,8 +25,8 @@ fn figures_that_jitter_change_nothing_that_decisions_see() {
     let mut bench = with_engine();
     read(&mut bench, load(50, 4));
     let before = generation(&mut bench);
-    for second in 0..100 {
-        read(&mut bench, load(46 + second * 7 % 9, 3 + u32::from(second % 3)));
+    for second in 0..100u32 {
+        read(&mut bench, load(46 + (second * 7 % 9) as u8, 3 + second % 3));
     }
     assert_eq!(generation(&mut bench), before);
     (0..10).for_each(|_| read(&mut bench, load(90, 4)));
@@ -38,7 +38,7 @@ fn a_refused_pod_stays_refused_while_the_cache_jitters_about_its_limit() {
     let mut bench = with_engine();
     bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
-    let mut read = |bench: &mut MeasurementFixture, on_a| {
+    let read = |bench: &mut MeasurementFixture, on_a| {
         bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], on_a);
         bench.verdict(&serving).map_err(|misfit| misfit.phrase())
     };
@@ -55,7 +55,7 @@ fn an_engine_that_interrupts_its_own_requests_takes_no_pod_whatever_its_gauge_sa
     let mut bench = with_engine();
     bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
-    let mut read = |bench: &mut MeasurementFixture, on_a| {
+    let read = |bench: &mut MeasurementFixture, on_a| {
         bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], on_a);
         bench.verdict(&serving).map_err(|misfit| misfit.code())
     };
