@@ -146,6 +146,11 @@ impl Policy {
         &self.classes
     }
 
+    /// Of each class, what decisions read.
+    pub fn terms(&self) -> &[ClassTerms] {
+        &self.terms
+    }
+
     /// Whether any class shares no GPU with some other.
     pub fn keeps_classes_apart(&self) -> bool {
         self.terms.iter().any(|terms| !terms.class_exclusions.is_empty())
