@@ -10,7 +10,7 @@ use crate::scheduling::verbs::observe::{EngineStartObserved, NodeDeleted, NodeIm
 use crate::scheduling::verbs::tick::PolicySet;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::image::{ImageId, MAX_NODE_IMAGES};
-use crate::scheduling::vocabulary::start_time::TimeFactor;
+use crate::scheduling::vocabulary::start_time::{LoadPath, TimeFactor};
 use crate::units::Bytes;
 
 /// An engine of 30 GB of weights: by the policy it answers after 30 + 10 + 20 s where nothing is there.
@@ -47,6 +47,13 @@ fn start(cluster: &mut LedgerCluster, pod: &str, on: &str, seconds: u64) -> Time
     timed
 }
 
+/// So many of them, one after the other.
+fn starts(cluster: &mut LedgerCluster, count: usize, on: &str, seconds: u64) {
+    for _ in 0..count {
+        start(cluster, "pod", on, seconds);
+    }
+}
+
 fn expected(cluster: &mut LedgerCluster, on: &str) -> u64 {
     let snapshot = cluster.snapshot();
     let view = snapshot.node(on).unwrap();
@@ -60,11 +67,10 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
     let mut cluster = LedgerCluster::new(&[("slow", 4), ("kin", 4)]);
     assert_eq!(expected(&mut cluster, "slow"), 60);
     let first = start(&mut cluster, "a", "slow", 180);
-    assert_eq!((first.expected, first.prior, first.observed), (
-        Millis::seconds(60),
-        Millis::seconds(60),
-        Millis::seconds(180)
-    ));
+    assert_eq!(
+        (first.expected, first.prior, first.observed),
+        (Millis::seconds(60), Millis::seconds(60), Millis::seconds(180))
+    );
     assert_eq!(expected(&mut cluster, "slow"), 60, "one start may be an accident");
     start(&mut cluster, "b", "slow", 180);
     let after_two = expected(&mut cluster, "slow");
@@ -102,7 +108,7 @@ fn the_pull_is_timed_apart_from_the_engine() {
         assert_eq!(progress(&mut cluster, pod, StartProgress::Ready), None, "it is ready once");
         cluster.apply(PodDeleted(uid(pod)));
     }
-    let (pull, engine) = (StartKind::Pull, StartKind::Engine(EngineKind::Vllm, crate::scheduling::vocabulary::start_time::LoadPath::Network));
+    let (pull, engine) = (StartKind::Pull, StartKind::Engine(EngineKind::Vllm, LoadPath::Network));
     let view = cluster.snapshot().node("n").unwrap().clone();
     let found = view.start_factors_of(pull).unwrap().transfer;
     assert!((330..=360).contains(&found.0), "a third of 107 s: {found:?}");
@@ -142,7 +148,11 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
     let job = demand_of(1 << 30, 1, Sharing::Shared, -1);
     assert!(!job.terms.engine);
     bind(&mut cluster, "job", "n", Demand { model: engine().model, ..job });
-    assert_eq!(progress(&mut cluster, "job", StartProgress::Ready), None, "a job is ready before its model is");
+    assert_eq!(
+        progress(&mut cluster, "job", StartProgress::Ready),
+        None,
+        "a job is ready before its model is"
+    );
     bind(&mut cluster, "plain", "n", Demand { model: None, ..engine() });
     assert_eq!(progress(&mut cluster, "plain", StartProgress::Ready), None);
     assert_eq!(expected(&mut cluster, "n"), 60);
@@ -205,7 +215,7 @@ fn a_tenant_whose_engines_are_slow_to_be_ready_spoils_a_third_of_what_others_tea
 #[test]
 fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    (0..4).for_each(|n| drop(start(&mut cluster, &format!("p{n}"), "n", 180)));
+    starts(&mut cluster, 4, "n", 180);
     bind(&mut cluster, "during", "n", engine());
     let mut policy = Policy::default();
     policy.scoring.shortlist = 7;
@@ -220,7 +230,7 @@ fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
 #[test]
 fn another_node_of_the_name_begins_anew() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    (0..2).for_each(|n| drop(start(&mut cluster, &format!("p{n}"), "n", 180)));
+    starts(&mut cluster, 2, "n", 180);
     cluster.apply(NodeImagesObserved { node: node("n"), images: Some(vec![image(3)]) });
     assert!(expected(&mut cluster, "n") > 150);
     cluster.apply(NodeDeleted(node("n")));
@@ -239,10 +249,12 @@ fn what_is_remembered_is_bounded() {
         observed: Millis::seconds(150),
         namespace: "a".into(),
     };
-    let kind = StartKind::Engine(EngineKind::Vllm, crate::scheduling::vocabulary::start_time::LoadPath::Disk);
+    let kind = StartKind::Engine(EngineKind::Vllm, LoadPath::Disk);
     let gpu = |n: usize| GpuModel::parse(&format!("invented-{n}")).unwrap();
     for n in 0..1000 {
-        (0..LEAST_SAMPLES).for_each(|_| drop(starts.learn(kind, Some(&gpu(n)), sample())));
+        for _ in 0..LEAST_SAMPLES {
+            starts.learn(kind, Some(&gpu(n)), sample());
+        }
     }
     assert_eq!(starts.kinds.len(), KINDS);
     assert_eq!(starts.model.cluster_factors(kind, Some(&gpu(0))), None, "it was observed longest ago");
@@ -285,16 +297,18 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
         [&of_vllm, &of_sglang].map(|demand| snapshot.start_model().key_of(demand))
     };
     let before = keys(&mut cluster);
-    (0..3).for_each(|n| drop(start(&mut cluster, &format!("p{n}"), "n", 180)));
+    starts(&mut cluster, 3, "n", 180);
     let learned = keys(&mut cluster);
     assert_ne!(learned[0], before[0]);
     assert_eq!(learned[1], before[1]);
-    (0..20).for_each(|n| drop(start(&mut cluster, &format!("q{n}"), "n", 175 + n % 10)));
+    for n in 0..20 {
+        start(&mut cluster, "pod", "n", 175 + n % 10);
+    }
     assert_eq!(keys(&mut cluster), learned, "as expected, by and large");
     // A score from the cache is the score of the node.
     let mut cache = ScoreCache::default();
     for _ in 0..3 {
-        (0..3).for_each(|n| drop(start(&mut cluster, &format!("r{n}"), "kin", 20)));
+        starts(&mut cluster, 3, "kin", 20);
         let snapshot = cluster.snapshot();
         let attempt = || rank::ScheduleAttempt::unreserved(&policy);
         let names = || ["kin", "n"].into_iter();
@@ -308,7 +322,7 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
 fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     cluster.apply(NodeImagesObserved { node: node("n"), images: Some(vec![image(3)]) });
-    (0..3).for_each(|n| drop(start(&mut cluster, &format!("p{n}"), "n", 180)));
+    starts(&mut cluster, 3, "n", 180);
     bind(&mut cluster, "during", "n", engine());
     let text = serde_json::to_string(&cluster.export()).unwrap();
     let mut loaded = Cluster::load(serde_json::from_str(&text).unwrap()).unwrap();
