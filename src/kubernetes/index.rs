@@ -18,10 +18,11 @@ use super::objects;
 use super::objects::ReservationMessage;
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::observe::{
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+    EngineStartObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
+    ReservationGone,
 };
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
@@ -48,6 +49,8 @@ pub struct ClusterIndex {
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
     pods_list: ListProgress,
+    /// What is applied comes from a list, not from a change that was just made.
+    is_listing_pods: bool,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
@@ -98,6 +101,7 @@ impl ClusterIndex {
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
         let warning = see(service, pod, &uid);
+        self.time_start(service, &uid, pod);
         let is_known = service.cluster().pod_state(&uid).is_some();
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
@@ -117,6 +121,7 @@ impl ClusterIndex {
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
+        self.is_listing_pods = true;
         self.unlisted_pods = service.cluster().pod_states().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.cluster().kube_filters().pods().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
@@ -135,6 +140,7 @@ impl ClusterIndex {
         service.conflicts().end_list();
         self.pods.retain(|_, uid| !gone.contains(uid));
         self.pods_list.is_complete = true;
+        self.is_listing_pods = false;
     }
 
     /// Replaces all pods at once.
@@ -179,6 +185,8 @@ impl ClusterIndex {
             labels,
             machine,
         });
+        let images = objects::node_images(node);
+        service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
         self.nodes.insert(name, record);
     }
 
@@ -228,6 +236,23 @@ impl ClusterIndex {
     }
 
     // ---- inside ----
+
+    /// Brings the pod's start to what the pod shows. When a list shows a pod ready, it may have been so for long.
+    fn time_start(&self, service: &Service, uid: &PodUid, pod: &Pod) {
+        let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
+        if !service.cluster().pod_state(uid).is_some_and(is_timed) {
+            return;
+        }
+        let progress = match objects::start_progress(pod) {
+            Some(StartProgress::Ready | StartProgress::Running) if self.is_listing_pods => {
+                StartProgress::Untimed
+            }
+            Some(progress) => progress,
+            None => return,
+        };
+        let timed = service.cluster().apply(EngineStartObserved { uid: uid.clone(), progress });
+        timed.iter().for_each(|start| service.metrics.starts.note(start));
+    }
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.cluster().apply(PodDeleted(uid.clone()));

@@ -6,6 +6,7 @@ mod conflicts;
 mod edge;
 mod planner;
 mod policy;
+mod start_times;
 
 use crate::scheduling::ledger::Totals;
 use crate::units::Millis;
@@ -18,6 +19,7 @@ pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
+pub use start_times::StartMetrics;
 
 pub struct Metrics {
     registry: Registry,
@@ -68,6 +70,7 @@ pub struct Metrics {
     pub silence: Gauge,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
+    pub starts: StartMetrics,
     pub edge: EdgeMetrics,
 }
 
@@ -221,6 +224,7 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            starts: StartMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
         }

@@ -8,6 +8,7 @@ mod conditions;
 mod disruption_budget;
 mod disruption_info;
 mod gpu_models;
+mod images;
 pub mod kube_filters;
 
 pub use audited_pod::{observed_binding, observed_reservation};
@@ -16,6 +17,7 @@ pub use conditions::{
     gates, nominated, placed_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use images::{node_images, start_progress};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -106,7 +108,8 @@ pub fn classified_demand(
     classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
-    Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+    let (images, engine) = (images::pod_images(pod), images::engine(pod));
+    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
 }
 
 /// Whether any container names `stowage.dev/vram`.

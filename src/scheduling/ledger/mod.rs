@@ -20,6 +20,7 @@
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
+//! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
 //! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
@@ -55,6 +56,8 @@ mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
+mod start_samples;
+mod start_times;
 mod state;
 mod tenant_usage;
 mod waiting_pods;
@@ -73,6 +76,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
+pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
@@ -97,6 +101,7 @@ use node_states::NodeStates;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -114,6 +119,7 @@ pub struct Ledger {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
 }
 
@@ -141,7 +147,7 @@ impl Ledger {
 
     /// The cluster as it is now. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
-        self.node_states.snapshot(self.packing.model())
+        self.node_states.snapshot(self.packing.model(), self.start_times.model())
     }
 
     /// A copy to plan on, made at once: it shares what neither side changes. Readings do not age there and the queue is empty,
@@ -157,6 +163,7 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
+            start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
         }
     }

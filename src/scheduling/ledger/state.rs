@@ -10,6 +10,7 @@ use super::node_states::{NodeStates, StoredNodes};
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
@@ -32,6 +33,7 @@ pub struct LedgerState {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
 }
 
@@ -63,6 +65,7 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
             origin: self.origin.clone(),
         }
     }
@@ -83,6 +86,7 @@ impl Ledger {
             owner_evictions: state.owner_evictions,
             budgets: state.budgets,
             packing: state.packing,
+            start_times: state.start_times,
             origin: state.origin,
         })
     }
