@@ -395,6 +395,8 @@ fn advertised(node: &Node) -> Option<Bytes> {
 }
 
 #[cfg(test)]
+mod event_cost_tests;
+#[cfg(test)]
 mod exclusive_tests;
 #[cfg(test)]
 mod replaced_node_tests;
