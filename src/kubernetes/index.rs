@@ -21,8 +21,9 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::observe::{
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+    FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
 };
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
@@ -86,22 +87,23 @@ impl ClusterIndex {
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
-        kube_filters::see(service, &uid, pod);
+        let for_filters = kube_filters::read(service, &uid, pod);
         if !objects::asks_for_gpu(pod) {
+            service.cluster().apply(for_filters);
             self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
         if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
+            service.cluster().apply(for_filters);
             self.release(service, &uid, &key);
             return None;
         }
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
-        let warning = see(service, pod, &uid);
-        let is_known = service.cluster().pod_state(&uid).is_some();
+        let PodSeen { warning, is_known, event } = see(service, pod, &uid, for_filters);
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
-        (warning != PodWarning::Nothing).then(|| event(&service.cluster(), &uid, warning)).flatten()
+        event
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -277,22 +279,31 @@ impl ClusterIndex {
     }
 }
 
-/// Brings the pod into the ledger. It is read before the ledger is locked: a filter may be waiting for the lock.
-fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
-    let policy = service.cluster().policy().clone();
+/// What the ledger makes of a pod's present state.
+struct PodSeen {
+    warning: PodWarning,
+    is_known: bool,
+    event: Option<PodEvent>,
+}
+
+/// Brings the pod into the cluster, under one lock. Everything is read before: a filter may be waiting for it.
+fn see(service: &Service, pod: &Pod, uid: &PodUid, for_filters: FilterPodObserved) -> PodSeen {
     let reservation = recorded_reservation(service, pod);
-    let reservations = reservation.is_some();
-    let observation = objects::observation(pod, &policy, reservation, jiff::Timestamp::now());
+    let has_reservation = reservation.is_some();
+    let (mode, classify) = (service.policy().mode, |traits: &PodTraits| service.classify(traits));
+    let observation =
+        objects::classified_observation(pod, mode, &classify, reservation, jiff::Timestamp::now());
     let mut cluster = service.cluster();
+    cluster.apply(for_filters);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
-    if !reservations
+    if !has_reservation
         && cluster.leader().is_none()
         && cluster.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
     {
         cluster.apply(ReservationGone(uid.clone()));
     }
-    match observation {
+    let warning = match observation {
         Some(observation) => cluster.apply(PodObserved(observation)),
         None => {
             // It is pending and was edited into an invalid request: its previous request is void.
@@ -301,7 +312,8 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
             }
             PodWarning::Nothing
         }
-    }
+    };
+    PodSeen { warning, is_known: cluster.pod_state(uid).is_some(), event: event(&cluster, uid, warning) }
 }
 
 fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {

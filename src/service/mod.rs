@@ -117,6 +117,11 @@ impl Service {
         self.classify.classify(traits)
     }
 
+    /// The policy in force, without the cluster's lock: for what is read before that is taken. A decision reads the cluster's.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.classify.policy()
+    }
+
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
     /// while on a large cluster; do not call it on a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
