@@ -2,7 +2,11 @@
 
 use super::*;
 use crate::policy_file::{self, SourceText};
+use crate::scheduling::kube_filters::Requirements;
+use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecision, preempt};
+use crate::scheduling::verbs::request::VerbRequest;
 
 fn policy_of(text: &str) -> Policy {
     policy_file::load(&[SourceText::new("policy.yaml", text)]).expect("the policy is sound").policy
@@ -164,4 +168,24 @@ async fn a_leader_without_workers_is_placed_alone_after_the_longest_gated_time()
         written.extend(bench.tick().await);
     }
     assert_eq!(evicted(&written), ["job"]);
+}
+
+#[tokio::test]
+async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    refused_worker(&mut bench, "leader", 2);
+    bench.show(waiting("single", 50, 100));
+    let asked = |name: &str| {
+        let demand = bench.service.cluster().pod_state(&uid(name)).unwrap().demand.clone();
+        let key = crate::ids::PodKey::parse("default", name).unwrap();
+        let request = VerbRequest { uid: uid(name), key, demand, waiting: ObservedWaiting::default() };
+        let offered =
+            vec![OfferedNode { node: "n".into(), victims: vec!["uid-job".into()], pdb_violations: 0 }];
+        let wants = Requirements::default();
+        let (_, view) = bench.service.cluster().apply(PreemptAsked { request, wants, offered }).unwrap();
+        preempt(view)
+    };
+    assert_eq!(asked("leader"), PreemptDecision::NoCandidate);
+    assert!(matches!(asked("single"), PreemptDecision::Evict { .. }));
 }
