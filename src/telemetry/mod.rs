@@ -4,6 +4,7 @@
 
 mod conflicts;
 mod edge;
+mod overuse;
 mod planner;
 mod policy;
 
@@ -16,6 +17,7 @@ use prometheus::{
 
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
+pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 
@@ -68,6 +70,7 @@ pub struct Metrics {
     pub silence: Gauge,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
+    pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
 }
 
@@ -221,6 +224,7 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
         }

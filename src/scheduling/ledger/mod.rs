@@ -17,6 +17,7 @@
 //! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
@@ -43,6 +44,7 @@ mod node_state;
 mod node_states;
 mod observe;
 mod occupants;
+mod overuse;
 mod owner_evictions;
 mod packing;
 mod pod_groups;
@@ -64,6 +66,7 @@ pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
+pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
@@ -94,6 +97,7 @@ pub(crate) use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
+use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
@@ -115,6 +119,7 @@ pub struct Ledger {
     budgets: DisruptionBudgets,
     packing: PackingState,
     origin: ReservationOrigin,
+    overuse: OverusingPods,
 }
 
 impl Ledger {
@@ -158,6 +163,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
             origin: ReservationOrigin::default(),
+            overuse: OverusingPods::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
+use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
@@ -33,6 +34,8 @@ pub struct LedgerState {
     budgets: DisruptionBudgets,
     packing: PackingState,
     origin: ReservationOrigin,
+    #[serde(default)]
+    overuse: OverusingPods,
 }
 
 /// Why a stored state is not loaded.
@@ -64,6 +67,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
             origin: self.origin.clone(),
+            overuse: self.overuse.clone(),
         }
     }
 
@@ -84,6 +88,7 @@ impl Ledger {
             budgets: state.budgets,
             packing: state.packing,
             origin: state.origin,
+            overuse: state.overuse,
         })
     }
 }
