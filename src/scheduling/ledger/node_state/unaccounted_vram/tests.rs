@@ -81,6 +81,7 @@ impl MeasurementFixture {
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }
