@@ -236,7 +236,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
     if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
 }
 
-/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 156 of 1000`; nothing of a GPU whose
+/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 219 of 1000`; nothing of a GPU whose
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let idle = (Some(Percent::default()), Some(0));
