@@ -170,6 +170,10 @@ impl Loaded {
 }
 
 #[cfg(test)]
+mod config_map_tests;
+#[cfg(test)]
+mod matching_tests;
+#[cfg(test)]
 mod round_trip_tests;
 #[cfg(test)]
 mod tests;
