@@ -12,6 +12,7 @@
 mod budgets;
 mod conflicts;
 mod kube_filters;
+mod namespaces;
 mod unplannable_pods;
 
 use super::objects;
@@ -20,6 +21,7 @@ use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::verbs::observe::{
     NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
 };
@@ -50,6 +52,10 @@ pub struct ClusterIndex {
     pods_list: ListProgress,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
+    /// Listed only while a policy asks for their labels.
+    namespaces_list: ListProgress,
+    /// During a list: the namespaces that have been in it.
+    listed_namespaces: NamespaceLabels,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }

@@ -1,4 +1,5 @@
-//! The watches: bring every pod, every node and every disruption budget into the index.
+//! The watches: bring every pod, every node, every disruption budget and, where a policy asks for them, the labels of every
+//! namespace into the index.
 //!
 //! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
 //! event.
@@ -7,8 +8,9 @@ use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
 use crate::service::Service;
 use futures::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -53,6 +55,33 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_budgets,
     };
     watch(client, &feed, "poddisruptionbudgets", taking).await;
+}
+
+/// The labels of namespaces, of which nothing else is asked for, while a policy reads them.
+pub async fn namespaces(client: Client, feed: WatchFeed) {
+    let handler = || WatchHandler {
+        take: WatchFeed::namespace,
+        fails: WatchFeed::namespaces_failed,
+        expect_list: ClusterIndex::expect_namespaces,
+    };
+    let mut wanted = feed.service.namespaces_wanted();
+    loop {
+        if wanted.wait_for(|is_wanted| *is_wanted).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = watch(client.clone(), &feed, "namespaces", handler()) => return,
+            ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
+                let mut index = feed.index.lock();
+                index.forget_namespaces(&feed.service);
+                // A policy without selectors does not wait for them.
+                feed.note_sync(&index);
+                if ended {
+                    return;
+                }
+            }
+        }
+    }
 }
 
 /// The result of watching one kind of object.
@@ -187,12 +216,39 @@ impl WatchFeed {
         after
     }
 
+    fn namespace(&self, event: Event<PartialObjectMeta<Namespace>>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_namespaces(),
+            Event::InitApply(namespace) => index.list_namespace(&namespace.metadata),
+            Event::Apply(namespace) => index.apply_namespace(&self.service, &namespace.metadata),
+            Event::Delete(namespace) => index.delete_namespace(&self.service, &namespace.metadata),
+            Event::InitDone => index.end_namespaces(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    /// A policy whose selectors cannot be judged decides nothing: a replica that starts with it stays unready, and one that runs
+    /// keeps the policy before.
+    fn namespaces_failed(&self, error: &watcher::Error) -> WatchEnd {
+        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+        tracing::error!(
+            %error,
+            "namespaces may not be read, and a policy selects them by label (namespaceSelector): it does not come into force until they can be; let Stowage's service account list and watch namespaces, as manifests/stowage.yaml does"
+        );
+        after
+    }
+
     fn note_sync(&self, index: &ClusterIndex) {
         let gate = &self.service.gate;
         if gate.is_synced() {
             return;
         }
-        index.complete_since().into_iter().for_each(|term| self.service.set_synced_in(term));
+        let all = index.complete_since().and_then(|term| match self.service.reads_namespaces() {
+            true => Some(index.namespaces_since()?.min(term)),
+            false => Some(term),
+        });
+        all.into_iter().for_each(|term| self.service.set_synced_in(term));
         if gate.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");

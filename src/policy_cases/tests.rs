@@ -170,7 +170,7 @@ fn f_a_case_may_say_how_old_a_nodes_report_is() {
         let test = test(serde_json::json!({
             "kind": "PolicyTest",
             "cluster": {"nodes": [{"name": "a", "gpus": [{"memory": "80Gi", "kvCache": "97%"}], "reportAge": age}]},
-            "cases": [{"name": age, "pod": {"name": "p", "vram": "70Gi"}, "expect": expect}],
+            "cases": [{"name": age, "pod": {"name": "p", "vram": "60Gi"}, "expect": expect}],
         }));
         run(&policy, &test).unwrap().remove(0).differences
     };
@@ -209,9 +209,9 @@ fn f_wrong_victims_are_reported_with_what_each_set_costs() {
     let wrong = differences(serde_json::json!(["young"])).remove(0);
     assert_eq!((wrong.expected.as_str(), wrong.found.as_str()), ("[young]", "[old]"));
     let because = wrong.because.join("\n");
-    assert!(because.contains("old on a costs"), "{because}");
+    assert!(because.contains("old on a, priority -1, loses "), "{because}");
     assert!(
-        because.contains("young cannot be evicted: it has run for 1m of its class's minimum of 10m"),
+        because.contains("young cannot be evicted: it has run for 60 s of the 600 s that its class gives it"),
         "{because}"
     );
     let unknown = differences(serde_json::json!(["nobody"])).remove(0).because.join("\n");

@@ -69,6 +69,8 @@ pub struct PolicyWatch {
     last_good: Option<LastGood>,
     /// What was wrong with them at the start, and which policy is used.
     refused: Option<Problems>,
+    /// A policy that selects namespaces by labels, while these are not known yet.
+    awaiting: Option<Vec<SourceText>>,
 }
 
 /// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
@@ -87,7 +89,8 @@ pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Polic
         (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
     };
     let refused = Problems { headline: format!("{} ({acting})", problems.headline), ..problems };
-    Ok((policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: Some(refused) }))
+    let watching = Watching::from(seen);
+    Ok((policy, PolicyWatch { path, watching, last_good, refused: Some(refused), awaiting: None }))
 }
 
 fn good(
@@ -102,7 +105,8 @@ fn good(
     if let Ok(texts) = &seen {
         keep(last_good.as_ref(), &path, texts);
     }
-    (found.policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: None })
+    let watching = Watching::from(seen);
+    (found.policy, PolicyWatch { path, watching, last_good, refused: None, awaiting: None })
 }
 
 /// The last good policy of that path, or why there is none.
@@ -164,7 +168,11 @@ impl PolicyWatch {
             let Ok(seen) = tokio::task::spawn_blocking(move || read(&path)).await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
-                ReloadStep::Nothing => {}
+                ReloadStep::Nothing => {
+                    if let Some(texts) = self.awaiting.take_if(|_| service.namespaces_known()) {
+                        self.take_over(&service, &announcer, texts).await;
+                    }
+                }
                 ReloadStep::LookAgain => pause = SETTLES_IN,
                 ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts).await,
                 ReloadStep::Refuse(error) => announcer.refused(&error.into()),
@@ -173,19 +181,25 @@ impl PolicyWatch {
     }
 
     /// On a thread of its own: classifying every pod of a large cluster takes a while.
-    async fn take_over(&self, service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
+    async fn take_over(&mut self, service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
         let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let given = texts.clone();
         let taken = tokio::task::spawn_blocking(move || {
             let outcome = take(&service, &texts);
-            if !matches!(outcome, ReloadOutcome::Refused(_)) {
+            if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits(_)) {
                 keep(last_good.as_ref(), &path, &texts);
             }
             outcome
         });
+        self.awaiting = None;
         match taken.await.unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic())) {
             ReloadOutcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
             ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
             ReloadOutcome::Refused(problems) => announcer.refused(&problems),
+            ReloadOutcome::Awaits(problems) => {
+                announcer.refused(&problems);
+                self.awaiting = Some(given);
+            }
         }
     }
 }
@@ -201,6 +215,8 @@ enum ReloadOutcome {
         warnings: Option<String>,
     },
     Refused(Problems),
+    /// It is tried again when the labels of namespaces are known; the policy before stays in force.
+    Awaits(Problems),
 }
 
 fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
@@ -209,7 +225,12 @@ fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
     let before = service.cluster().policy().clone();
+    if policy.reads_namespaces() && !service.namespaces_known() {
+        service.want_namespaces(true);
+        return ReloadOutcome::Awaits(Problems::of_unknown_namespaces());
+    }
     policy.version = before.version;
+    policy = service.cluster().under_namespaces(policy);
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
@@ -242,6 +263,13 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 }
 
 impl Problems {
+    /// It is about to be taken over, unless namespaces may not be read.
+    fn of_unknown_namespaces() -> Self {
+        let text = "it selects namespaces by label, and their labels are not listed yet; it comes into force when they are. If \
+                    that takes longer than seconds: may Stowage's service account list and watch namespaces?";
+        Self { headline: text.into(), whole: text.into() }
+    }
+
     /// A defect of Stowage's own. Serving the last good policy is better than ending the process.
     fn of_a_panic() -> Self {
         let text = "Stowage failed on this policy, which is a defect of its own; its log says where";

@@ -17,8 +17,8 @@ use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::Classifications;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
 use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet};
+use crate::scheduling::verbs::{Change, Cluster};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
@@ -26,7 +26,9 @@ use classifier::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 
 pub struct Service {
     cluster: Mutex<Cluster>,
@@ -37,6 +39,10 @@ pub struct Service {
     pub gate: Leadership,
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
+    /// Whether the labels of namespaces are watched for a policy.
+    namespaces_wanted: watch::Sender<bool>,
+    /// Whether they have been listed, and are watched since.
+    namespaces_known: AtomicBool,
     pub metrics: Metrics,
 }
 
@@ -60,6 +66,7 @@ impl Service {
     fn by(clock: Clock, policy: Policy) -> Arc<Self> {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
+        let namespaces_wanted = watch::Sender::new(policy.reads_namespaces());
         Arc::new(Self {
             classify: Classifier::of(policy.clone()),
             cluster: Mutex::new(Cluster::new(policy)),
@@ -68,6 +75,8 @@ impl Service {
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
+            namespaces_wanted,
+            namespaces_known: AtomicBool::default(),
             clock,
             metrics,
         })
@@ -99,7 +108,11 @@ impl Service {
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
     /// while on a large cluster; do not call it on a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
-        let traits = self.cluster().to_classify();
+        let (traits, policy) = {
+            let cluster = self.cluster();
+            (cluster.to_classify(), cluster.under_namespaces(policy))
+        };
+        let reads_namespaces = policy.reads_namespaces();
         let mut classified = Classifications::default();
         for traits in traits {
             classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
@@ -112,6 +125,41 @@ impl Service {
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
         self.classify.set(policy, remembered);
+        drop(cluster);
+        self.want_namespaces(reads_namespaces);
+    }
+
+    /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is.
+    pub fn apply_namespaces(&self, change: impl Change<Output = bool>, is_concerned: impl Fn(&str) -> bool) {
+        let mut cluster = self.cluster();
+        if cluster.apply(change) {
+            // Under the lock, as another policy is set.
+            self.classify.reclassify(cluster.policy().clone(), is_concerned);
+        }
+    }
+
+    /// Whether the policy in force asks for the labels of namespaces: without them it does not decide.
+    pub fn reads_namespaces(&self) -> bool {
+        self.cluster().policy().reads_namespaces()
+    }
+
+    /// Starts or ends the watch of namespaces, for a policy that is in force or shall be.
+    pub fn want_namespaces(&self, is_wanted: bool) {
+        self.namespaces_wanted.send_if_modified(|wanted| std::mem::replace(wanted, is_wanted) != is_wanted);
+    }
+
+    /// Whether namespaces are to be watched.
+    pub fn namespaces_wanted(&self) -> watch::Receiver<bool> {
+        self.namespaces_wanted.subscribe()
+    }
+
+    pub fn set_namespaces_known(&self, is_known: bool) {
+        self.namespaces_known.store(is_known, Ordering::Release);
+    }
+
+    /// Whether a policy with selectors of namespaces may come into force.
+    pub fn namespaces_known(&self) -> bool {
+        self.namespaces_known.load(Ordering::Acquire)
     }
 
     /// Sets what the Lease says of this replica. A new leader relists before it acts.

@@ -56,7 +56,7 @@ impl DiffArgs {
 
 /// A policy without errors, or, once its problems are printed, the exit code.
 pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
-    let files = match read::read(path) {
+    let files = match read::given(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),
     };

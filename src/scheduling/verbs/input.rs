@@ -5,6 +5,7 @@ use super::binding::{
     BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
 };
 use super::filter::{FilterAsked, FilterDecided};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
     BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
     NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReadingReported, ReservationGone,
@@ -53,6 +54,7 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
+    NamespacesListed, NamespaceObserved, NamespaceDeleted,
     DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
