@@ -297,6 +297,7 @@ mod tests {
     use crate::kubernetes::testing::Recorder;
     use crate::scheduling::policy::Policy;
     use crate::service::Tenure;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::core::Status;
 
     #[test]
@@ -329,6 +330,44 @@ mod tests {
             list(&feed, kind);
         }
         assert!(gate.is_open());
+    }
+
+    fn namespace(name: &str, team: &str) -> PartialObjectMeta<Namespace> {
+        let labels = Some([("team".to_owned(), team.to_owned())].into());
+        let metadata = ObjectMeta { name: Some(name.into()), labels, ..ObjectMeta::default() };
+        PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+    }
+
+    #[test]
+    fn f_readiness_waits_for_the_labels_of_namespaces_only_if_the_policy_asks_for_them() {
+        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let selecting =
+            crate::policy_file::load(&[crate::policy_file::SourceText::new("p.yaml", text)]).unwrap().policy;
+        for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
+            let service = Service::new(policy);
+            assert_eq!(*service.namespaces_wanted().borrow(), waits);
+            let feed =
+                WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+            for event in [Event::Init, Event::InitDone] {
+                feed.pod(event);
+            }
+            for event in [Event::Init, Event::InitDone] {
+                feed.node(event);
+            }
+            for event in [Event::Init, Event::InitDone] {
+                feed.budget(event);
+            }
+            let gate = &feed.service.gate;
+            assert_eq!(gate.is_synced(), !waits);
+            feed.namespace(Event::Init);
+            feed.namespace(Event::InitApply(namespace("chat", "a")));
+            assert_eq!(gate.is_synced(), !waits, "half a list is none");
+            feed.namespace(Event::InitDone);
+            assert!(gate.is_synced());
+            assert_eq!(feed.service.cluster().namespaces().len(), 1);
+            feed.namespace(Event::Delete(namespace("chat", "a")));
+            assert!(feed.service.cluster().namespaces().is_empty());
+        }
     }
 
     fn refusal(code: u16) -> kube::Error {

@@ -184,7 +184,9 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
     };
     let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
     let tenant = CasePod { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
-    let ran = Some(pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0));
+    // The reports take a moment, too.
+    let ran = pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0);
+    let ran = Some(Millis(ran.0.saturating_sub(Millis::seconds(REPORTS).0)));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
         ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };

@@ -7,7 +7,7 @@ const POLICY: &str = "# the policy\nmode: shadow\nclasses:\n- name: chat\n  matc
 fn config_map(block: &str, text: &str) -> String {
     let indented: String = text.lines().map(|line| format!("    {line}\n")).collect();
     format!(
-        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: größe\ndata:\n  README.md: not: a: policy\n  policy.yaml: {block}\n{indented}"
+        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: größe\ndata:\n  README.md: 'not: a: policy'\n  policy.yaml: {block}\n{indented}"
     )
 }
 

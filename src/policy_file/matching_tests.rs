@@ -121,3 +121,24 @@ fn f_a_selector_of_namespaces_is_read_and_takes_nothing_while_their_labels_are_u
     assert_eq!(policy.classify(&pod("default", &[])).tenant, None);
     assert_eq!(codes("classes: [{name: own, match: {namespaceSelector: {}}}]\n"), ["empty-condition"]);
 }
+
+#[test]
+fn f_what_is_shown_of_selectors_says_where_each_expression_stands_and_can_be_read_again() {
+    let text = "classes:\n- name: own\n  match:\n    namespaces: ['team-*']\n    matchExpressions:\n    - {key: a, operator: Exists}\n    \
+                - {key: b, operator: In, values: ['1']}\ntenants:\n- name: t\n  namespaceSelector: {matchLabels: {team: t}}\n";
+    let files = [SourceText::new("0.yaml", text)];
+    let loaded = load(&files).unwrap();
+    let shown = loaded.show(&files);
+    for (line, place) in [
+        ("namespaces: [\"team-*\"]", 4),
+        ("- key: a", 6),
+        ("- key: b", 7),
+        ("values: [\"1\"]", 7),
+        ("team: t", 10),
+    ] {
+        let found = shown.lines().find(|shown| shown.trim_start().starts_with(line));
+        assert!(found.is_some_and(|found| found.ends_with(&format!("# 0.yaml:{place}"))), "{line}: {shown}");
+    }
+    let again = load(&[SourceText::new("shown.yaml", shown.as_str())]).unwrap();
+    assert_eq!(again.policy.digest, loaded.policy.digest, "{shown}");
+}

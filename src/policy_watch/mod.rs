@@ -41,6 +41,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a change must be stable. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
 const SETTLES_IN: Duration = Duration::from_millis(250);
 
+/// After so many looks, ten seconds, it is announced that a policy still waits for the labels of namespaces.
+const LOOKS_IN_VAIN: u32 = 20;
+
 /// There is no policy to start with: nothing at its path, and no last good one.
 #[derive(Debug, thiserror::Error)]
 #[error("--policy")]
@@ -69,8 +72,15 @@ pub struct PolicyWatch {
     last_good: Option<LastGood>,
     /// What was wrong with them at the start, and which policy is used.
     refused: Option<Problems>,
-    /// A policy that selects namespaces by labels, while these are not known yet.
-    awaiting: Option<Vec<SourceText>>,
+    awaiting: Option<AwaitingPolicy>,
+}
+
+/// A policy that selects namespaces by label, while their labels are not known yet.
+#[derive(Debug)]
+struct AwaitingPolicy {
+    texts: Vec<SourceText>,
+    /// How often it was looked for them in vain.
+    looks: u32,
 }
 
 /// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
@@ -169,8 +179,10 @@ impl PolicyWatch {
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
                 ReloadStep::Nothing => {
-                    if let Some(texts) = self.awaiting.take_if(|_| service.namespaces_known()) {
-                        self.take_over(&service, &announcer, texts).await;
+                    if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_known()) {
+                        self.take_over(&service, &announcer, awaiting.texts).await;
+                    } else if self.awaiting.as_mut().is_some_and(AwaitingPolicy::is_overdue) {
+                        announcer.refused(&Problems::of_unknown_namespaces());
                     }
                 }
                 ReloadStep::LookAgain => pause = SETTLES_IN,
@@ -186,7 +198,7 @@ impl PolicyWatch {
         let given = texts.clone();
         let taken = tokio::task::spawn_blocking(move || {
             let outcome = take(&service, &texts);
-            if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits(_)) {
+            if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
                 keep(last_good.as_ref(), &path, &texts);
             }
             outcome
@@ -196,11 +208,16 @@ impl PolicyWatch {
             ReloadOutcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
             ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
             ReloadOutcome::Refused(problems) => announcer.refused(&problems),
-            ReloadOutcome::Awaits(problems) => {
-                announcer.refused(&problems);
-                self.awaiting = Some(given);
-            }
+            ReloadOutcome::Awaits => self.awaiting = Some(AwaitingPolicy { texts: given, looks: 0 }),
         }
+    }
+}
+
+impl AwaitingPolicy {
+    /// Once, after a time in which every list of namespaces that is allowed has come.
+    fn is_overdue(&mut self) -> bool {
+        self.looks = self.looks.saturating_add(1);
+        self.looks == LOOKS_IN_VAIN
     }
 }
 
@@ -216,7 +233,7 @@ enum ReloadOutcome {
     },
     Refused(Problems),
     /// It is tried again when the labels of namespaces are known; the policy before stays in force.
-    Awaits(Problems),
+    Awaits,
 }
 
 fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
@@ -227,14 +244,16 @@ fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
     let before = service.cluster().policy().clone();
     if policy.reads_namespaces() && !service.namespaces_known() {
         service.want_namespaces(true);
-        return ReloadOutcome::Awaits(Problems::of_unknown_namespaces());
+        return ReloadOutcome::Awaits;
     }
     policy.version = before.version;
     policy = service.cluster().under_namespaces(policy);
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
-    service.set_policy(policy);
+    if !service.set_policy(policy) {
+        return ReloadOutcome::Awaits;
+    }
     ReloadOutcome::InForce { warnings, before }
 }
 
@@ -265,8 +284,8 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 impl Problems {
     /// It is about to be taken over, unless namespaces may not be read.
     fn of_unknown_namespaces() -> Self {
-        let text = "it selects namespaces by label, and their labels are not listed yet; it comes into force when they are. If \
-                    that takes longer than seconds: may Stowage's service account list and watch namespaces?";
+        let text = "it selects namespaces by label (namespaceSelector), and these could not be listed for ten seconds; it comes \
+                    into force when they can. May Stowage's service account list and watch namespaces?";
         Self { headline: text.into(), whole: text.into() }
     }
 
@@ -280,5 +299,28 @@ impl Problems {
 impl From<ReadError> for Problems {
     fn from(error: ReadError) -> Self {
         Self { headline: error.to_string(), whole: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f_a_policy_that_selects_namespaces_waits_for_their_labels_and_then_comes_into_force() {
+        let service = Service::with_stopped_clock(built_in());
+        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let texts = [SourceText::new("policy.yaml", text)];
+        let before = service.cluster().policy().digest;
+        assert!(matches!(take(&service, &texts), ReloadOutcome::Awaits));
+        assert_eq!(service.cluster().policy().digest, before, "the policy before stays in force");
+        assert!(*service.namespaces_wanted().borrow(), "and the namespaces are asked for");
+        let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
+        service.list_namespaces([("chat".to_owned(), labels)].into());
+        assert!(matches!(take(&service, &texts), ReloadOutcome::InForce { .. }));
+        assert!(matches!(take(&service, &texts), ReloadOutcome::Unchanged { .. }));
+        let mut awaiting = AwaitingPolicy { texts: texts.to_vec(), looks: 0 };
+        let announced = (0..100).filter(|_| awaiting.is_overdue()).count();
+        assert_eq!(announced, 1, "it is said once that it takes long");
     }
 }

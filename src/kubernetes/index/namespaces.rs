@@ -2,7 +2,7 @@
 
 use super::ClusterIndex;
 use crate::scheduling::policy::namespaces::Labels;
-use crate::scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
+use crate::scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved};
 use crate::service::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::sync::Arc;
@@ -24,8 +24,7 @@ impl ClusterIndex {
 
     /// Ends the list: these are all namespaces.
     pub fn end_namespaces(&mut self, service: &Service) {
-        service.apply_namespaces(NamespacesListed(std::mem::take(&mut self.listed_namespaces)), |_| true);
-        service.set_namespaces_known(true);
+        service.list_namespaces(std::mem::take(&mut self.listed_namespaces));
         self.namespaces_list.is_complete = true;
     }
 
@@ -40,12 +39,12 @@ impl ClusterIndex {
         service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| namespace == name);
     }
 
-    /// Nothing asks for them any more, and nothing shows them.
+    /// Nothing shows them any more, unless a policy asks for them again.
     pub fn forget_namespaces(&mut self, service: &Service) {
-        service.set_namespaces_known(false);
-        self.namespaces_list.is_complete = false;
-        self.listed_namespaces.clear();
-        service.apply_namespaces(NamespacesListed::default(), |_| true);
+        if service.forget_namespaces() {
+            self.namespaces_list.is_complete = false;
+            self.listed_namespaces.clear();
+        }
     }
 
     /// The term since which every namespace has been seen once; `None` before that and during a list.
