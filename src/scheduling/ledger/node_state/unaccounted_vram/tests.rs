@@ -89,6 +89,12 @@ impl MeasurementFixture {
         self.ledger.expire(self.now);
     }
 
+    /// `GPU-a`, once these victims are gone.
+    fn reservation_on_a(&self, victims: impl Into<Arc<[PodUid]>>, seconds: u64) -> Reservation {
+        let deadline = self.now + Millis::seconds(seconds);
+        Reservation { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: victims.into(), deadline }
+    }
+
     fn free(&mut self) -> [u64; 2] {
         let snapshot = self.ledger.snapshot();
         let gpus = &snapshot.node("n").unwrap().gpus;
