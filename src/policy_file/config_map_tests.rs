@@ -49,7 +49,7 @@ fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
     assert_eq!(found(&config_map("|", &broken)), [("unknown-field", "9:5 mood".to_owned())]);
     assert_eq!(
         found(&config_map("|-", &POLICY.replace("[chat]", "[Chat]")))[0],
-        ("malformed", "12:26 Chat".into())
+        ("malformed", "12:28 Chat".into())
     );
     let cut = POLICY.replace("[chat]", "[chat");
     assert_eq!(
@@ -59,7 +59,7 @@ fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
         found(&config_map("|", &cut))
     );
     let quoted = format!("kind: ConfigMap\ndata:\n  p.yaml: {}\n", serde_json::json!(broken));
-    assert_eq!(found(&quoted), [("unknown-field", "3:29 mood".to_owned())]);
+    assert_eq!(found(&quoted), [("unknown-field", "3:26 mood".to_owned())]);
 }
 
 #[test]

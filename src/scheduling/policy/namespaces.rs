@@ -3,7 +3,7 @@
 //! The labels themselves are the ledger's. A policy keeps only what follows from them, so that a label that no selector asks for
 //! changes nothing, and pods are classified by one look at their namespace.
 
-use super::{Policy, Tenant};
+use super::{NamespaceSelector, Policy, Tenant};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,13 +50,13 @@ impl Policy {
     /// What its selectors say of a namespace with these labels; unknown labels are taken by none.
     pub fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
         let Some(labels) = labels else { return NamespaceSelection::default() };
-        let selectors = self.classes().iter().map(|class| class.matches.namespace_selector.as_ref());
-        let takes = |(place, _): &(usize, _)| ClassId::at(*place);
-        let classes = selectors.enumerate().filter(|(_, one)| one.is_some_and(|one| one.takes(labels)));
-        let is_its =
-            |tenant: &Tenant| tenant.namespace_selector.as_ref().is_some_and(|one| one.takes(labels));
+        let is_taken =
+            |selector: &Option<NamespaceSelector>| selector.as_ref().is_some_and(|one| one.takes(labels));
+        let classes = self.classes().iter().enumerate();
+        let classes = classes.filter(|(_, class)| is_taken(&class.matches.namespace_selector));
+        let is_its = |tenant: &Tenant| is_taken(&tenant.namespace_selector);
         NamespaceSelection {
-            classes: classes.map(|one| takes(&one)).collect(),
+            classes: classes.map(|(place, _)| ClassId::at(place)).collect(),
             tenant: self.tenants().iter().position(is_its).map(TenantId::at),
         }
     }
@@ -71,7 +71,7 @@ impl Policy {
         self.selected.get(namespace).copied().unwrap_or_default()
     }
 
-    /// From now on they say this of the namespace, and it is another version of the policy.
+    /// From now on they say this of the namespace. The caller gives the policy another version.
     pub(in crate::scheduling) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
         let selected = Arc::make_mut(&mut self.selected);
         match selection == NamespaceSelection::default() {

@@ -16,6 +16,7 @@ use super::tick::{LeadershipBegan, PolicySet, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::LeaderEpoch;
+use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
 use crate::scheduling::placing::score_cache::ScoreCache;
@@ -328,6 +329,7 @@ proptest! {
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
+        prop_assert_eq!(audit(&recorded.cluster), []);
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 
