@@ -10,6 +10,7 @@ mod pools;
 mod reach;
 mod settings;
 mod tenants;
+mod windows;
 
 use super::diagnostic::{Diagnostic, has_errors};
 use super::file;
@@ -22,6 +23,7 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     classes::check(policy, &mut found);
+    windows::check(policy, &mut found);
     // What an invalid class takes from other classes says nothing.
     if !has_errors(&found) {
         reach::check(policy, &mut found);

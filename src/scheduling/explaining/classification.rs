@@ -38,9 +38,11 @@ pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
     let before = policy.classes().iter().take(demand.class.place());
+    let mut because = conditions(class, &subject, &demand.traits);
+    because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
     ClassPart {
         name: class.name.clone(),
-        because: conditions(class, &subject, &demand.traits),
+        because,
         passed_over: before.filter_map(|class| passed_over(class, &subject, &demand.traits)).collect(),
         engine: class.engine,
         kv_cache_limit_percent: class.limits.kv_cache,
@@ -70,8 +72,18 @@ pub fn policy(facts: &Facts) -> PolicyPart {
 }
 
 fn passed_over(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Option<PassedOver> {
-    let unmet = condition(&class.matches, class.matches.unmet_by(subject)?, subject, traits);
+    let windows = || class.when.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let unmet = match class.matches.unmet_by(subject) {
+        Some(unmet) => condition(&class.matches, unmet, subject, traits),
+        // It matches, and was passed over all the same: it is closed.
+        None => when((!class.when.is_empty()).then(windows)?, "none is open"),
+    };
     Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// Not a condition on the pod, but on the time.
+fn when(wants: String, has: &str) -> Condition {
+    Condition { field: "when".into(), wants, has: has.into() }
 }
 
 /// All conditions that the class sets.

@@ -109,7 +109,7 @@ pub struct ClassPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// The name of its field under `match`.
+    /// The name of its field under `match`, or `when` for the class's windows.
     pub field: String,
     pub wants: String,
     /// What the pod has instead, or what meets it.

@@ -155,8 +155,11 @@ fn class(class: &ClassPart) -> String {
     let mut text = format!("{}: {because}\n{}", class.name, terms(class));
     for passed in &class.passed_over {
         let Condition { field, wants, has } = &passed.unmet;
-        write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class)
-            .expect(TAKES_TEXT);
+        match field.as_str() {
+            "when" => write!(text, "\nnot {}: it takes pods when it is {wants}, and {has}", passed.class),
+            _ => write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class),
+        }
+        .expect(TAKES_TEXT);
     }
     text
 }
