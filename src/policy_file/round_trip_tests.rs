@@ -4,7 +4,7 @@
 
 use super::format::{TextFormat, duration_text, quantity_text, speed_text};
 use super::parse::{Draft, render};
-use super::shape::{Field, SHAPES, SchemaShape};
+use super::shape::{Field, Needed, SHAPES, SchemaShape};
 use super::{digest, file};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::PodTraits;
@@ -52,7 +52,7 @@ fn values(shape: &SchemaShape) -> BoxedStrategy<Json> {
 fn some_of(fields: &[Field]) -> BoxedStrategy<Json> {
     let field = |field: &Field| {
         let name = field.name.clone();
-        let value = if name == "name" {
+        let value = if name == "name" || field.needed == Needed::Always {
             values(&field.shape).prop_map(Some).boxed()
         } else {
             option::of(values(&field.shape)).boxed()
