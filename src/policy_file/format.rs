@@ -39,6 +39,8 @@ pub enum TextFormat {
     TimeZone,
     /// A moment with its offset from UTC.
     Timestamp,
+    /// A part of a GPU model's name.
+    GpuModel,
 }
 
 impl From<ExpressionError> for Malformed {
@@ -72,6 +74,7 @@ impl TextFormat {
             "time-of-day" => Self::TimeOfDay,
             "time-zone" => Self::TimeZone,
             "timestamp" => Self::Timestamp,
+            "gpu-model" => Self::GpuModel,
             _ => return None,
         })
     }
@@ -90,6 +93,7 @@ impl TextFormat {
             Self::Weekdays => "a weekday such as `mon`, or a range such as `mon-fri`",
             Self::TimeOfDay => "a time of day such as `20:00`",
             Self::TimeZone => "a time zone such as `Europe/Berlin`",
+            Self::GpuModel => "a part of a GPU model's name such as `H100`",
             Self::Timestamp => "a time such as `2026-11-23T22:00:00+01:00`",
         }
     }
@@ -115,6 +119,7 @@ impl TextFormat {
             Self::TimeOfDay => TimeOfDay::parse(text).map(drop),
             Self::TimeZone => time_zone(text),
             Self::Timestamp => timestamp(text).map(drop),
+            Self::GpuModel => gpu_model(text),
         }
     }
 
@@ -150,6 +155,17 @@ fn time_zone(text: &str) -> Result<(), Malformed> {
             None => "write a name of the IANA database, such as `Europe/Berlin` or `UTC`".into(),
         },
     ))
+}
+
+/// Every model has the empty text in its name.
+fn gpu_model(text: &str) -> Result<(), Malformed> {
+    match text.trim().is_empty() {
+        true => Err(Malformed::new(
+            "empty",
+            "take the line away for any model, or write a part of its name such as `H100`",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// RFC 3339.

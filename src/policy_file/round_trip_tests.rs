@@ -77,6 +77,7 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
         TextFormat::TimeOfDay => {
             (0..=96u16).prop_map(|n| format!("{:02}:{:02}", n / 4, n % 4 * 15).into()).boxed()
         }
+        TextFormat::GpuModel => select(vec!["H100", "a100"]).prop_map(Json::from).boxed(),
         TextFormat::TimeZone => select(vec!["UTC", "Europe/Berlin"]).prop_map(Json::from).boxed(),
         TextFormat::Timestamp => Just(json!("2026-11-23T22:00:00+01:00")).boxed(),
         TextFormat::Name | TextFormat::Subdomain | TextFormat::QualifiedName | TextFormat::LabelValue => {

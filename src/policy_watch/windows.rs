@@ -68,3 +68,109 @@ fn step(service: &Service, change: &ChangeOfPolicy) {
     service.metrics.policy.window_changes.inc();
     info!(policy = %before.digest, opened, closed, "the policy's windows changed");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ReloadOutcome, take};
+    use super::*;
+    use crate::policy_file::{SourceText, load};
+    use crate::service::TimeSource;
+    use jiff::Timestamp;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Seconds since 1970, as this test's machine shows them.
+        static WALL: Cell<i64> = const { Cell::new(0) };
+    }
+
+    fn at(text: &str) {
+        WALL.set(text.parse::<Timestamp>().unwrap().as_second());
+    }
+
+    fn by_wall() -> TimeSource {
+        TimeSource { wall: || Timestamp::from_second(WALL.get()).unwrap(), ..TimeSource::SYSTEM }
+    }
+
+    const NIGHTS: &str = r#"
+classes:
+  - name: night
+    match: {namespaces: [jobs]}
+    when: [{days: [mon-fri], from: "20:00", to: "06:00", timeZone: Europe/Berlin}]
+"#;
+
+    fn sources(text: &str) -> Vec<SourceText> {
+        vec![SourceText::new("policy.yaml", text)]
+    }
+
+    fn service(text: &str) -> Arc<Service> {
+        Service::timed_by(by_wall(), load(&sources(text)).unwrap().policy)
+    }
+
+    /// The version of the policy, and how many of its windows are open.
+    fn standing(service: &Service) -> (u64, usize) {
+        let policy = service.cluster().policy().clone();
+        (policy.version, policy.open_windows().len())
+    }
+
+    #[test]
+    fn windows_follow_the_wall_clock_and_nothing_else() {
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let look = |time| {
+            at(time);
+            step(&service, &change);
+            standing(&service)
+        };
+        assert_eq!(look("2026-11-23T19:59:59+01:00"), (0, 0));
+        assert_eq!(look("2026-11-23T20:00:00+01:00"), (1, 1), "at its minute");
+        assert_eq!(look("2026-11-24T02:00:00+01:00"), (1, 1), "as long as nothing changes, nothing is set");
+        assert_eq!(look("2026-11-23T19:59:00+01:00"), (2, 0), "the clock was set back");
+        assert_eq!(look("2026-11-27T23:00:00+01:00"), (3, 1), "the machine was suspended for four days");
+        assert_eq!(look("2026-11-28T06:00:00+01:00"), (4, 0));
+        assert_eq!(service.metrics.policy.window_changes.get(), 4);
+    }
+
+    #[test]
+    fn a_policy_that_is_read_within_a_window_has_it_open_at_once() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service("{}"), ChangeOfPolicy::default());
+        at("2026-11-23T23:00:00+01:00");
+        assert!(matches!(take(&service, &sources(NIGHTS), &change), ReloadOutcome::InForce { .. }));
+        assert_eq!(standing(&service), (1, 1));
+        step(&service, &change);
+        assert_eq!(standing(&service), (1, 1));
+        // The same files in other words, after the window has closed: the files did not change the policy, the clock does.
+        at("2026-11-24T07:00:00+01:00");
+        let again = take(&service, &sources(&format!("# nights\n{NIGHTS}")), &change);
+        assert!(matches!(again, ReloadOutcome::Unchanged { .. }));
+        assert_eq!(standing(&service), (1, 1));
+        step(&service, &change);
+        assert_eq!(standing(&service), (2, 0));
+    }
+
+    #[test]
+    fn a_window_that_opens_builds_on_the_files_that_were_read_last() {
+        at("2026-11-23T12:00:00+01:00");
+        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        take(&service, &sources(&format!("mode: shadow\n{NIGHTS}")), &change);
+        at("2026-11-23T23:00:00+01:00");
+        step(&service, &change);
+        let policy = service.cluster().policy().clone();
+        assert_eq!((policy.mode, policy.open_windows().len()), (crate::scheduling::policy::Mode::Shadow, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_jumps_to_and_fro_changes_the_policy_a_few_times_a_minute_at_most() {
+        use std::sync::atomic::{AtomicI64, Ordering};
+        // A look is on one thread and the step on another.
+        static JUMPS: AtomicI64 = AtomicI64::new(0);
+        fn jumping() -> Timestamp {
+            let hour = if JUMPS.fetch_add(1, Ordering::Relaxed) % 2 == 0 { "12" } else { "22" };
+            format!("2026-11-23T{hour}:00:00Z").parse().unwrap()
+        }
+        let source = TimeSource { wall: jumping, ..TimeSource::SYSTEM };
+        let service = Service::timed_by(source, load(&sources(NIGHTS)).unwrap().policy);
+        let watching = watch(service.clone(), ChangeOfPolicy::default());
+        let _ = tokio::time::timeout(Duration::from_secs(60), watching).await;
+        assert!(standing(&service).0 <= 7, "{:?}", standing(&service));
+    }
+}

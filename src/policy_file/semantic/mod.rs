@@ -9,6 +9,7 @@ mod overlap;
 mod pools;
 mod reach;
 mod settings;
+mod spare;
 mod tenants;
 mod windows;
 
@@ -22,6 +23,7 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     let policy = Written { merged, file, draft };
     let mut found = Vec::new();
     settings::check(policy, &mut found);
+    spare::check(policy, &mut found);
     classes::check(policy, &mut found);
     windows::check(policy, &mut found);
     // What an invalid class takes from other classes says nothing.

@@ -1,8 +1,8 @@
 //! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
-use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
+use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
-use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, Unmet};
+use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, SpareRule, Unmet};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -64,6 +64,22 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
         weight: tenant.weight,
         share_millionths: tenant.dominant_share(facts.used, facts.whole()),
     })
+}
+
+/// What is kept free of pods of its class; nothing, if its class is not preemptible.
+pub fn spare(facts: &Facts) -> Vec<SparePart> {
+    let (policy, demand) = (&facts.policy, facts.demand());
+    if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
+        return Vec::new();
+    }
+    let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
+        rule: rule.to_string(),
+        keeps: rule.gpus,
+        free: *free,
+        kept_from_pod: demand.kept.contains(place),
+        window: policy.open_window(&rule.when).or(rule.when.first()).map(ToString::to_string),
+    };
+    facts.spare.iter().enumerate().map(part).collect()
 }
 
 pub fn policy(facts: &Facts) -> PolicyPart {

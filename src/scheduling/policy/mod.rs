@@ -14,6 +14,7 @@ pub mod planning;
 pub mod pool;
 pub mod scoring;
 pub mod settings;
+pub mod spare;
 mod stored;
 pub mod tenant;
 pub mod window;
@@ -29,6 +30,7 @@ pub use planning::{
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
 pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
+pub use spare::SpareRule;
 pub use tenant::{Borrowing, Reclaim, Tenant};
 pub use window::{TimeOfDay, Weekdays, Window};
 
@@ -37,6 +39,8 @@ use super::vocabulary::classification::{
 };
 use super::vocabulary::demand::Sharing;
 use super::vocabulary::node::NodeKind;
+use super::vocabulary::spare::{MAX_SPARE_RULES, SpareSet};
+use crate::ids::GpuModel;
 use crate::units::Percent;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,7 +135,8 @@ impl Policy {
 
     /// The windows of all its classes and rules; one that several have, several times.
     pub fn windows(&self) -> impl Iterator<Item = &Window> {
-        self.classes.iter().flat_map(|class| &class.when)
+        let spare = self.planning.spare.iter().flat_map(|rule| &rule.when);
+        self.classes.iter().flat_map(|class| &class.when).chain(spare)
     }
 
     /// The windows that are open now. None is, until the edge has said which ([`Policy::with_open_windows`]).
@@ -247,6 +252,28 @@ impl Policy {
 
     pub fn pool(&self, id: PoolId) -> Option<&Pool> {
         self.pools.get(id.place())
+    }
+
+    /// Whether pods of higher priority may evict the pods of a class.
+    pub fn is_preemptible(&self, class: ClassId) -> bool {
+        self.class(class).eviction == Preemptibility::ForHigherPriority
+    }
+
+    /// Whether a rule of `planning.spare` holds now.
+    pub fn holds_now(&self, rule: &SpareRule) -> bool {
+        rule.when.is_empty() || self.open_window(&rule.when).is_some()
+    }
+
+    /// The rules of `planning.spare` that hold now, by their places.
+    pub fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
+        let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
+        rules.filter(|(_, rule)| self.holds_now(rule))
+    }
+
+    /// Of these, the ones for which GPUs of that model on nodes of that pool count.
+    pub fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
+        let pool = pool.and_then(|id| self.pool(id)).map(|pool| pool.name.as_str());
+        self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
     }
 
     /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.

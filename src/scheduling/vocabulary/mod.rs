@@ -18,3 +18,4 @@ pub mod model_tier;
 pub mod node;
 pub mod node_reading;
 pub mod placement;
+pub mod spare;

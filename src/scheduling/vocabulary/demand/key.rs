@@ -4,6 +4,7 @@ use super::{Demand, HostResources, Sharing};
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ pub struct DemandKey {
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
     models: Arc<[GpuModel]>,
+    kept: SpareSet,
 }
 
 impl DemandKey {
@@ -36,6 +38,7 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            kept,
             // Part of the key as the size of the model's weights.
             kv_cache: _,
             weights: _,
@@ -60,6 +63,7 @@ impl DemandKey {
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             models: models.clone(),
+            kept: *kept,
         }
     }
 }
@@ -88,6 +92,7 @@ mod tests {
             Demand { model: None, ..base.clone() },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { kept: [0].into_iter().collect(), ..base.clone() },
         ];
         for (n, other) in others.iter().enumerate() {
             assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
