@@ -170,7 +170,7 @@ impl StartTimesTable {
             };
             let (before, after) = (row.before, row.after);
             format!(
-                "{:<10}{way:<10}{:>10.0} %{:>6.0} %{:>12.0} %{:>6.0} %",
+                "{:<10}{way:<10}{:>10.0} %{:>6.0} %{:>16.0} %{:>6.0} %",
                 row.node, before.p50, before.p90, after.p50, after.p90
             )
         }));
