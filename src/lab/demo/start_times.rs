@@ -159,7 +159,7 @@ impl StartTimesTable {
                 "Errors of those after the first {LEARNED} of each row, by the policy's speeds and as calibrated:"
             ),
             format!(
-                "{:<10}{:<10}{:>12}{:>8}{:>14}{:>8}",
+                "{:<10}{:<10}{:>12}{:>8}{:>18}{:>8}",
                 "node", "from", "policy p50", "p90", "calibrated p50", "p90"
             ),
         ];

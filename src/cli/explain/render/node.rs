@@ -122,6 +122,7 @@ fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
     let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
     let of = match source {
         FactorSource::Policy => return String::new(),
+        FactorSource::Cluster if what == "pulls" => "on other nodes",
         FactorSource::Cluster => "on such GPUs",
         FactorSource::Node => "on this node",
     };
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(
             start(&learned).unwrap(),
             "90 s to pull 2 images of 8.0 GiB (assumed), 30 s to fetch the model, 10 s to load it, 20 s to start the engine\n\
-             by 7 starts on such GPUs, pulls move bytes in 2.25 × the policy's time\n\
+             by 7 starts on other nodes, pulls move bytes in 2.25 × the policy's time\n\
              by 12 starts on this node, engines move bytes in 0.33 × the policy's time, the rest 1.04 × as long\n\
              by the policy's speeds 60 s"
         );
