@@ -4,6 +4,7 @@
 
 mod conflicts;
 mod edge;
+mod overuse;
 mod planner;
 mod policy;
 mod start_times;
@@ -17,6 +18,7 @@ use prometheus::{
 
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
+pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 pub use start_times::StartMetrics;
@@ -71,6 +73,7 @@ pub struct Metrics {
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
     pub starts: StartMetrics,
+    pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
 }
 
@@ -225,6 +228,7 @@ impl Metrics {
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
             starts: StartMetrics::new(&registry),
+            overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
         }

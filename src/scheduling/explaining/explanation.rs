@@ -416,6 +416,9 @@ pub struct OccupantPart {
     pub bytes: Bytes,
     /// While its engine starts: how long the start gate still excludes other starting engines here, at most.
     pub start_gate_opens_in_millis: Option<Millis>,
+    /// VRAM that its processes use beyond its grant, over all its GPUs, once several reports in a row have shown it.
+    #[serde(default)]
+    pub over_grant_bytes: Bytes,
     /// Why it may not be evicted for the pod; `None` if it may, or if the pod does not wait.
     #[serde(default)]
     pub keep_reason: Option<String>,

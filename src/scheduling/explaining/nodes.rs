@@ -296,6 +296,7 @@ fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, fac
         presence: gpu_occupant.presence,
         bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
         start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
+        over_grant_bytes: gpu_occupant.over_grant,
         keep_reason,
     }
 }

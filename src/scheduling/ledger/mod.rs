@@ -17,6 +17,7 @@
 //! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
@@ -44,6 +45,7 @@ mod node_state;
 mod node_states;
 mod observe;
 mod occupants;
+mod overuse;
 mod owner_evictions;
 mod packing;
 mod pod_groups;
@@ -67,6 +69,7 @@ pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
+pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
@@ -98,6 +101,7 @@ pub(crate) use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
+use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
@@ -121,6 +125,7 @@ pub struct Ledger {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    overuse: OverusingPods,
 }
 
 impl Ledger {
@@ -165,6 +170,7 @@ impl Ledger {
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            overuse: OverusingPods::default(),
         }
     }
 

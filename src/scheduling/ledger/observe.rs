@@ -83,6 +83,7 @@ impl Ledger {
         if !self.has_node(name) {
             return;
         }
+        self.note_overuse(name, &reading.over_grant, reading.sampled);
         let found = self.node_states.read(name, reading, &self.policy);
         // It may be old already.
         self.age(name);
@@ -104,6 +105,7 @@ impl Ledger {
     /// The node is gone. Its pods keep their charge until they are gone too.
     pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
         self.observe_images(name, None);
+        self.overuse.forget_node(name);
         if self.node_states.remove(name, &self.policy) {
             self.drop_soft_reservations_on(name);
             self.refresh(name);
@@ -181,6 +183,9 @@ impl Ledger {
             node_state.note_departed(uid, self.now);
         }
         self.note_departure(&pod_state);
+        if let Some(node) = pod_state.node() {
+            self.forget_overuse(uid, node);
+        }
         let moved = self.pod_states.remove(uid);
         self.follow(uid, &moved);
         Some(pod_state)

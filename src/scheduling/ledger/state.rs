@@ -7,6 +7,7 @@ use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
+use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
@@ -35,6 +36,8 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    #[serde(default)]
+    overuse: OverusingPods,
 }
 
 /// Why a stored state is not loaded.
@@ -67,6 +70,7 @@ impl Ledger {
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            overuse: self.overuse.clone(),
         }
     }
 
@@ -88,6 +92,7 @@ impl Ledger {
             packing: state.packing,
             start_times: state.start_times,
             origin: state.origin,
+            overuse: state.overuse,
         })
     }
 }

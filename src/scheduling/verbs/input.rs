@@ -14,7 +14,9 @@ use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
-use super::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, Tick};
+use super::tick::{
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
+};
 use super::wait::{
     AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
     PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
@@ -59,5 +61,5 @@ inputs! {
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
-    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved,
+    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, TakeOveruse,
 }

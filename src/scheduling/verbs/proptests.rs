@@ -11,7 +11,7 @@ use super::observe::{
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
-use super::tick::{LeadershipBegan, PolicySet, Tick};
+use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
@@ -19,14 +19,14 @@ use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requir
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{OveruseRule, Policy};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -168,7 +168,11 @@ impl RecordedCluster {
                     attributed: Vec::new(),
                     engine_load: EngineLoad::default(),
                 };
-                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
+                // An old sample accuses no pod.
+                let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
+                let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
+                let reading = NodeReading { sampled, gpus, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
@@ -180,6 +184,9 @@ impl RecordedCluster {
                 let mut policy = Policy::default();
                 policy.scoring.shortlist = shortlist;
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
+                if shortlist % 2 == 0 {
+                    (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
+                }
                 self.apply(PolicySet { policy, classified: Default::default() });
             }
             OutsideEvent::Pass(millis) => {
@@ -276,6 +283,8 @@ impl RecordedCluster {
     }
 
     fn plan(&mut self) {
+        let overuse = self.apply(TakeOveruse);
+        self.decisions.push(format!("{overuse:?}"));
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();

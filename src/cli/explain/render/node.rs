@@ -246,8 +246,12 @@ fn occupant(occupant: &OccupantPart) -> String {
     let gate = occupant
         .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+    let over = match occupant.over_grant_bytes {
+        Bytes::ZERO => String::new(),
+        over => format!(", uses {over} beyond its grant"),
+    };
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
 }
 
 #[cfg(test)]
