@@ -351,6 +351,7 @@ impl LedgerRace {
             gpus: devices.iter().map(gpu).collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
             replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() })

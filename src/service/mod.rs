@@ -45,6 +45,9 @@ pub struct Service {
     /// Whether they have been listed, and are watched since.
     namespaces_known: AtomicBool,
     pub metrics: Metrics,
+    /// How often the cluster or the continuous audit was locked.
+    #[cfg(test)]
+    locks: std::sync::atomic::AtomicU64,
 }
 
 impl Service {
@@ -80,12 +83,15 @@ impl Service {
             namespaces_known: AtomicBool::default(),
             clock,
             metrics,
+            #[cfg(test)]
+            locks: std::sync::atomic::AtomicU64::default(),
         })
     }
 
     /// All state that decisions are made on, with its time set to the present. Take it for one call or a few; never across an
     /// await. A panic under the lock discards the state.
     pub fn cluster(&self) -> ClusterGuard<'_> {
+        self.count_lock();
         let mut cluster = ClusterGuard::new(self, self.cluster.lock());
         cluster.apply(ClockAdvanced(self.now()));
         cluster
@@ -98,12 +104,32 @@ impl Service {
 
     /// The continuous audit: what the watches show of allocated GPUs. Take no other lock while this is held.
     pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+        self.count_lock();
         self.conflicts.lock()
+    }
+
+    #[cfg(test)]
+    fn count_lock(&self) {
+        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(not(test))]
+    fn count_lock(&self) {}
+
+    /// How often the cluster or the continuous audit was locked so far.
+    #[cfg(test)]
+    pub fn locks_taken(&self) -> u64 {
+        self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// How the current policy classifies a pod.
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         self.classify.classify(traits)
+    }
+
+    /// The policy in force, without the cluster's lock: for what is read before that is taken. A decision reads the cluster's.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.classify.policy()
     }
 
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
@@ -115,7 +141,7 @@ impl Service {
             let cluster = self.cluster();
             (cluster.to_classify(), cluster.under_namespaces(policy))
         };
-        let reads_namespaces = policy.reads_namespaces();
+        let (reads_namespaces, selections) = (policy.reads_namespaces(), policy.selections().clone());
         let mut classified = Classifications::default();
         for traits in traits {
             classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
@@ -132,7 +158,13 @@ impl Service {
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
-        self.classify.set(policy, remembered);
+        self.classify.set(policy.clone(), remembered);
+        if *policy.selections() != selections {
+            // Labels changed since the pods were classified beforehand.
+            let before = |namespace: &str| selections.get(namespace).copied().unwrap_or_default();
+            self.classify
+                .reclassify(policy.clone(), |namespace| before(namespace) != policy.selection(namespace));
+        }
         drop(cluster);
         self.want_namespaces(reads_namespaces);
         true

@@ -16,7 +16,7 @@ pub use test::{
 };
 pub use texts::{
     Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage, QualifiedName,
-    Subdomain,
+    Subdomain, Timestamp,
 };
 
 use crate::scheduling::policy::{Class, Settings};

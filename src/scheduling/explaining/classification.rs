@@ -1,9 +1,9 @@
 //! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
-use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
+use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
 use crate::scheduling::policy::{
-    Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, Unmet,
+    Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, SpareRule, Unmet,
 };
 use crate::scheduling::vocabulary::classification::{ClassId, PodTraits};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -40,9 +40,11 @@ pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
     let before = (0..demand.class.place()).map(ClassId::at);
+    let mut because = conditions(class, &subject, &demand.traits);
+    because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
     ClassPart {
         name: class.name.clone(),
-        because: conditions(class, &subject, &demand.traits),
+        because,
         passed_over: before
             .filter_map(|class| passed_over(policy, class, &subject, &demand.traits))
             .collect(),
@@ -69,6 +71,22 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
     })
 }
 
+/// What is kept free of pods of its class; nothing, if its class is not preemptible.
+pub fn spare(facts: &Facts) -> Vec<SparePart> {
+    let (policy, demand) = (&facts.policy, facts.demand());
+    if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
+        return Vec::new();
+    }
+    let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
+        rule: rule.to_string(),
+        keeps: rule.gpus,
+        free: *free,
+        kept_from_pod: demand.kept.contains(place),
+        window: policy.open_window(&rule.when).or(rule.when.first()).map(ToString::to_string),
+    };
+    facts.spare.iter().enumerate().map(part).collect()
+}
+
 pub fn policy(facts: &Facts) -> PolicyPart {
     let policy = &facts.policy;
     PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
@@ -80,9 +98,19 @@ fn passed_over(
     subject: &ExpressionPod<'_>,
     traits: &PodTraits,
 ) -> Option<PassedOver> {
-    let (unmet, class) = (policy.unmet_by(class, subject)?, policy.class(class));
-    let unmet = condition(&class.matches, unmet, subject, traits);
+    let (unmet, class) = (policy.unmet_by(class, subject), policy.class(class));
+    let windows = || class.when.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let unmet = match unmet {
+        Some(unmet) => condition(&class.matches, unmet, subject, traits),
+        // It matches, and was passed over all the same: it is closed.
+        None => when((!class.when.is_empty()).then(windows)?, "none is open"),
+    };
     Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// Not a condition on the pod, but on the time.
+fn when(wants: String, has: &str) -> Condition {
+    Condition { field: "when".into(), wants, has: has.into() }
 }
 
 /// All conditions that the class sets.

@@ -1,8 +1,10 @@
 //! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
 //! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
 
+use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
+use super::window::Window;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
@@ -24,6 +26,9 @@ pub struct Class {
     /// Which pods belong to it. Default: all that no earlier class has.
     #[serde(rename = "match", default)]
     pub matches: Match,
+    /// The windows in which it takes pods. At other hours its pods are of the next class that matches. Default: always.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub when: Vec<Window>,
     /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at the same time break each other,
     /// so they start one by one.
     #[serde(default)]
@@ -61,6 +66,12 @@ pub struct Class {
     /// The node pools that its pods may be placed in, and nowhere else. Default: every node whose pool admits it.
     #[schemars(extend("items" = {"format": "name", "type": "string"}))]
     pub pools: Option<Vec<String>>,
+    /// What happens to its pods that use more VRAM than they were granted. Default: the policy's `overuse` if the class is
+    /// preemptible, otherwise `report`.
+    pub overuse: Option<OveruseRule>,
+    /// How long they do before they are told. Default: the policy's `overuseAfter`.
+    #[serde(with = "setting::Optional::<setting::Duration>", default)]
+    pub overuse_after: Option<Millis>,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
@@ -227,6 +238,7 @@ impl Class {
         Self {
             name: name.into(),
             matches: Match::default(),
+            when: Vec::new(),
             eviction: Preemptibility::Never,
             engine: true,
             limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
@@ -238,6 +250,8 @@ impl Class {
             disruption_budgets: Protection::default(),
             max_lost_work: None,
             pools: None,
+            overuse: None,
+            overuse_after: None,
         }
     }
 

@@ -62,7 +62,7 @@ impl Policy {
     }
 
     /// What its selectors say of every namespace that any takes.
-    pub(in crate::scheduling) fn selections(&self) -> &SelectedNamespaces {
+    pub fn selections(&self) -> &SelectedNamespaces {
         &self.selected
     }
 

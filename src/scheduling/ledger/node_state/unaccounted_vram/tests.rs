@@ -1,6 +1,7 @@
 //! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
 
 mod charges;
+mod engine_loads;
 mod leaving;
 mod silence;
 mod starting;
@@ -80,6 +81,7 @@ impl MeasurementFixture {
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }
