@@ -18,10 +18,11 @@ use super::objects;
 use super::objects::ReservationMessage;
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::observe::{
-    FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+    EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
+    PodObserved, PodReleased, ReservationGone,
 };
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
@@ -49,6 +50,8 @@ pub struct ClusterIndex {
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
     pods_list: ListProgress,
+    /// What is applied comes from a list, not from a change that was just made.
+    is_listing_pods: bool,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
@@ -100,7 +103,9 @@ impl ClusterIndex {
         }
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
-        let PodSeen { warning, is_known, event } = see(service, pod, &uid, for_filters);
+        let progress = self.start_progress(pod);
+        let PodSeen { warning, is_known, event, start } = see(service, pod, &uid, for_filters, progress);
+        start.iter().for_each(|start| service.metrics.starts.note(start));
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
         event
@@ -119,6 +124,7 @@ impl ClusterIndex {
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
+        self.is_listing_pods = true;
         self.unlisted_pods = service.cluster().pod_states().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.cluster().kube_filters().pods().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
@@ -137,6 +143,7 @@ impl ClusterIndex {
         service.conflicts().end_list();
         self.pods.retain(|_, uid| !gone.contains(uid));
         self.pods_list.is_complete = true;
+        self.is_listing_pods = false;
     }
 
     /// Replaces all pods at once.
@@ -181,6 +188,8 @@ impl ClusterIndex {
             labels,
             machine,
         });
+        let images = objects::node_images(node);
+        service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
         self.nodes.insert(name, record);
     }
 
@@ -230,6 +239,16 @@ impl ClusterIndex {
     }
 
     // ---- inside ----
+
+    /// How far the pod's start is. When a list shows a pod ready, it may have been so for long.
+    fn start_progress(&self, pod: &Pod) -> Option<StartProgress> {
+        match objects::start_progress(pod)? {
+            StartProgress::Ready | StartProgress::Running if self.is_listing_pods => {
+                Some(StartProgress::Untimed)
+            }
+            progress => Some(progress),
+        }
+    }
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.cluster().apply(PodDeleted(uid.clone()));
@@ -284,10 +303,18 @@ struct PodSeen {
     warning: PodWarning,
     is_known: bool,
     event: Option<PodEvent>,
+    /// Its start, if it is over by that.
+    start: Option<TimedStart>,
 }
 
 /// Brings the pod into the cluster, under one lock. Everything is read before: a filter may be waiting for it.
-fn see(service: &Service, pod: &Pod, uid: &PodUid, for_filters: FilterPodObserved) -> PodSeen {
+fn see(
+    service: &Service,
+    pod: &Pod,
+    uid: &PodUid,
+    for_filters: FilterPodObserved,
+    progress: Option<StartProgress>,
+) -> PodSeen {
     let reservation = recorded_reservation(service, pod);
     let has_reservation = reservation.is_some();
     let (mode, classify) = (service.policy().mode, |traits: &PodTraits| service.classify(traits));
@@ -313,7 +340,16 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid, for_filters: FilterPodObserve
             PodWarning::Nothing
         }
     };
-    PodSeen { warning, is_known: cluster.pod_state(uid).is_some(), event: event(&cluster, uid, warning) }
+    let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
+    let progress = progress.filter(|_| cluster.pod_state(uid).is_some_and(is_timed));
+    let start =
+        progress.and_then(|progress| cluster.apply(EngineStartObserved { uid: uid.clone(), progress }));
+    PodSeen {
+        warning,
+        is_known: cluster.pod_state(uid).is_some(),
+        event: event(&cluster, uid, warning),
+        start,
+    }
 }
 
 fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {

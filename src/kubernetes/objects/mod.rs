@@ -8,6 +8,7 @@ mod conditions;
 mod disruption_budget;
 mod disruption_info;
 mod gpu_models;
+mod images;
 pub mod kube_filters;
 mod reservation;
 
@@ -17,6 +18,7 @@ pub use conditions::{
     gates, nominated, placed_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use images::{node_images, start_progress};
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
     reservation_ended_condition,
@@ -104,7 +106,8 @@ pub fn classified_demand(
     classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
-    Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+    let (images, engine) = (images::pod_images(pod), images::engine(pod));
+    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
 }
 
 /// Whether any container names `stowage.dev/vram`.

@@ -11,6 +11,7 @@ use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
@@ -33,6 +34,7 @@ pub struct LedgerState {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
     #[serde(default)]
     overuse: OverusingPods,
@@ -66,6 +68,7 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
             origin: self.origin.clone(),
             overuse: self.overuse.clone(),
         }
@@ -87,6 +90,7 @@ impl Ledger {
             owner_evictions: state.owner_evictions,
             budgets: state.budgets,
             packing: state.packing,
+            start_times: state.start_times,
             origin: state.origin,
             overuse: state.overuse,
         })

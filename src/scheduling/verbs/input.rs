@@ -6,8 +6,9 @@ use super::binding::{
 };
 use super::filter::{FilterAsked, FilterDecided};
 use super::observe::{
-    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReadingReported, ReservationGone,
+    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
+    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
+    ReadingReported, ReservationGone,
 };
 use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
@@ -55,7 +56,7 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
-    DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
+    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
