@@ -19,6 +19,7 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -58,6 +59,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             slice,
             island,
             health,
+            spare: SpareSet::NONE,
         },
     )
 }
