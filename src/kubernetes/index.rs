@@ -400,3 +400,5 @@ mod exclusive_tests;
 mod replaced_node_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod volume_tests;
