@@ -1,5 +1,5 @@
-//! The cluster index: brings pods, nodes and disruption budgets from the watches into the ledger and into the view of
-//! kube-scheduler's filters.
+//! The cluster index: brings pods, nodes, disruption budgets, ResourceSlices and volumes from the watches into the ledger and into the view
+//! of kube-scheduler's filters.
 //!
 //! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
 //! pod objects would be most of this process' memory.
@@ -12,12 +12,15 @@
 mod budgets;
 mod conflicts;
 mod kube_filters;
+mod slices;
+mod storage;
 mod unplannable_pods;
 
 use super::objects;
 use super::objects::ReservationMessage;
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::kube_filters::StorageKind;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::observe::{
@@ -32,6 +35,7 @@ use crate::units::{Bytes, plural};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub struct ClusterIndex {
@@ -47,9 +51,12 @@ pub struct ClusterIndex {
     unlisted_nodes: BTreeSet<NodeName>,
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
+    unlisted_slices: BTreeSet<Arc<str>>,
+    unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
     pods_list: ListProgress,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
+    slices_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }
@@ -216,10 +223,10 @@ impl ClusterIndex {
         &self.nodes
     }
 
-    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be read;
+    /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
     /// `None` during a list.
     pub fn complete_since(&self) -> Option<u64> {
-        let lists = [self.pods_list, self.nodes_list, self.budgets_list];
+        let lists = [self.pods_list, self.nodes_list, self.budgets_list, self.slices_list];
         if lists.iter().all(|list| list.is_complete) {
             lists.iter().map(|list| list.term).min()
         } else {
@@ -373,7 +380,7 @@ fn node_name(node: &Node) -> Option<NodeName> {
 fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
     match kind {
         NodeKind::Stowage => objects::devices_from_labels(node),
-        NodeKind::DevicePlugin => Some(Vec::new()),
+        NodeKind::DevicePlugin | NodeKind::Dra => Some(Vec::new()),
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod acts;
 mod admission;
+mod dra;
 mod fence;
 mod fleet;
 mod install;

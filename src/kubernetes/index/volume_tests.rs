@@ -3,7 +3,7 @@
 use crate::ids::{NodeName, PodUid};
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
 use crate::kubernetes::index::ClusterIndex;
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict, UnsupportedRule};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use serde_json::{Value, json};
@@ -51,6 +51,26 @@ fn volume(name: &str, label: &str, values: &[&str]) -> Value {
     })
 }
 
+fn unbound_claim(class: &str) -> Value {
+    json!({
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "weights", "namespace": "team" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": class },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn class(name: &str, provisioner: &str, zone: Option<&str>) -> Value {
+    let topologies = zone.map(|zone| {
+        let rule = json!({ "key": "topology.kubernetes.io/zone", "values": [zone] });
+        json!([{ "matchLabelExpressions": [rule] }])
+    });
+    json!({
+        "kind": "StorageClass", "metadata": { "name": name }, "provisioner": provisioner,
+        "volumeBindingMode": "WaitForFirstConsumer", "allowedTopologies": topologies,
+    })
+}
+
 /// What kube-scheduler's filters say of the pod on nodes `a`, `b` and `c`, in zones east, west and west.
 fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
     let nodes = [node("a", "east"), node("b", "west"), node("c", "west")];
@@ -73,4 +93,21 @@ fn a_bound_claim_is_judged_by_the_node_affinity_of_its_volume() {
     assert_eq!(verdicts[1..], [FilterVerdict::Accepts, FilterVerdict::Accepts]);
     assert!(matches!(verdicts[0], FilterVerdict::Rejects(_)), "{:?}", verdicts[0]);
     assert!(!matches!(verdicts[0], FilterVerdict::Rejects(FilterReason::UnknownNode)));
+}
+
+#[test]
+fn an_unbound_claim_is_judged_by_its_class_unless_that_provisions_nothing() {
+    let pod = || pod_with_claim("weights");
+    let elsewhere = FilterVerdict::Rejects(FilterReason::VolumeElsewhere);
+    let east = class("disks", "disk.example.com", Some("east"));
+    assert_eq!(
+        verdicts(&[pod(), unbound_claim("disks"), east]),
+        [FilterVerdict::Accepts, elsewhere.clone(), elsewhere]
+    );
+    let local = class("local", "kubernetes.io/no-provisioner", None);
+    let unjudged = FilterVerdict::Unsupported(UnsupportedRule::VolumeNotProvisioned);
+    assert_eq!(
+        verdicts(&[pod(), unbound_claim("local"), local]),
+        [unjudged.clone(), unjudged.clone(), unjudged]
+    );
 }

@@ -9,6 +9,8 @@ mod disruption_budget;
 mod disruption_info;
 mod gpu_models;
 pub mod kube_filters;
+mod resource_slice;
+mod storage;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
@@ -16,6 +18,8 @@ pub use conditions::{
     gates, nominated, placed_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use resource_slice::device_slice;
+pub use storage::StorageResource;
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -107,6 +111,17 @@ pub fn classified_demand(
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+}
+
+/// The demand of a pod whose devices kube-scheduler allocates by its claims.
+pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    with_request(pod, |request| Demand::of_claims(request, classify))
+}
+
+/// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
+pub fn asks_by_claims(pod: &Pod) -> bool {
+    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    claims.next().is_some() && !asks_for_gpu(pod)
 }
 
 /// Whether any container names `stowage.dev/vram`.

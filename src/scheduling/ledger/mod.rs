@@ -54,6 +54,7 @@ mod publication;
 mod query;
 mod reservation_status;
 mod reservations;
+mod resource_slices;
 mod set_policy;
 mod state;
 mod tenant_usage;
@@ -72,6 +73,7 @@ pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_c
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
+pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
 pub use set_policy::Classifications;
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
@@ -97,6 +99,7 @@ use node_states::NodeStates;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use resource_slices::ResourceSlices;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -115,6 +118,7 @@ pub struct Ledger {
     budgets: DisruptionBudgets,
     packing: PackingState,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
 }
 
 impl Ledger {
@@ -158,6 +162,8 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
             origin: ReservationOrigin::default(),
+            // Nodes change kind on the ledger itself only.
+            slices: Arc::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use super::node_states::{NodeStates, StoredNodes};
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::resource_slices::ResourceSlices;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
@@ -33,6 +34,7 @@ pub struct LedgerState {
     budgets: DisruptionBudgets,
     packing: PackingState,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
 }
 
 /// Why a stored state is not loaded.
@@ -64,6 +66,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
             origin: self.origin.clone(),
+            slices: self.slices.clone(),
         }
     }
 
@@ -84,6 +87,7 @@ impl Ledger {
             budgets: state.budgets,
             packing: state.packing,
             origin: state.origin,
+            slices: state.slices,
         })
     }
 }

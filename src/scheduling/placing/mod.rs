@@ -4,6 +4,7 @@
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 
+pub mod claims;
 pub mod device_plugin;
 pub mod fit;
 pub mod learned;

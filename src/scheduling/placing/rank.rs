@@ -1,5 +1,6 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
+use super::claims;
 use super::device_plugin;
 use super::fit::{Misfit, fit_by};
 use super::pack::GpuChoice;
@@ -227,8 +228,10 @@ fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy
 /// What speaks against these GPUs of a node.
 pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
     let demand = evaluation.demand();
-    if let Ask::Plugin { .. } = demand.ask {
-        return device_plugin::parts(node, demand, policy);
+    match demand.ask {
+        Ask::Plugin { .. } => return device_plugin::parts(node, demand, policy),
+        Ask::Claims => return claims::parts(node, demand, policy),
+        Ask::Vram => {}
     }
     let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {

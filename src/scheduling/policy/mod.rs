@@ -1,12 +1,13 @@
 //! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
 //! has been checked.
 //!
-//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`].
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`], [`dra`].
 //! [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has,
 //! and [`pool`] what a node is for.
 
 pub mod class;
 mod demand;
+pub mod dra;
 pub mod eviction;
 pub mod expression;
 pub mod packing;
@@ -18,6 +19,7 @@ mod stored;
 pub mod tenant;
 
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use dra::DraRules;
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
@@ -203,10 +205,13 @@ impl Policy {
         self.pools.get(id.place())
     }
 
-    /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
+    /// What allocates a node's GPUs, by the node and by its pool: Stowage only if neither names another.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
         let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
-        if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
+        match declared {
+            Some(allocator @ (NodeKind::DevicePlugin | NodeKind::Dra)) => allocator,
+            Some(NodeKind::Stowage) | None => seen,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
 //! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
-use super::{ConflictRule, PackingRules, Planning, PreemptionRules, Scoring};
+use super::{ConflictRule, DraRules, PackingRules, Planning, PreemptionRules, Scoring};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Millis, Percent, setting};
@@ -23,6 +23,7 @@ pub struct Settings {
     /// What happens to pods for which the continuous audit finds conflicting allocations of one GPU.
     pub conflicts: ConflictRule,
     pub planning: Planning,
+    pub dra: DraRules,
 }
 
 /// Whether decisions are enforced.

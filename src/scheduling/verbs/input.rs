@@ -13,6 +13,8 @@ use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
+use super::slices::{SliceDeleted, SliceObserved};
+use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, Tick};
 use super::wait::{
     AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
@@ -53,6 +55,7 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
+    SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
