@@ -1,5 +1,5 @@
-//! The cluster index: brings pods, nodes, disruption budgets, ResourceSlices and volumes from the watches into the ledger and into the view
-//! of kube-scheduler's filters.
+//! The cluster index: brings pods, nodes, disruption budgets, ResourceSlices and volumes from the watches into the ledger and
+//! into the view of kube-scheduler's filters.
 //!
 //! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
 //! pod objects would be most of this process' memory.
@@ -166,7 +166,8 @@ impl ClusterIndex {
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.cluster();
-        self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
+        let warnings = self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning));
+        warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
     }
 
     // ---- nodes ----

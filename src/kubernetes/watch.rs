@@ -73,8 +73,8 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
     watch(client, &feed, "poddisruptionbudgets", taking).await;
 }
 
-/// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where it
-/// is served nothing is placed before all slices are known.
+/// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where
+/// it is served nothing is placed before all slices are known.
 pub async fn slices(client: Client, feed: WatchFeed) {
     let taking = WatchHandler {
         take: WatchFeed::slice,
@@ -452,6 +452,77 @@ mod tests {
         assert!(matches!(list(404), Some(WatchEnd::Retry)));
         assert!(list(500).is_none() && list(429).is_none());
         assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
+    }
+
+    const SLICES_SERVED: &str = r#"{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"resource.k8s.io/v1",
+        "resources":[{"name":"resourceslices","singularName":"","kind":"ResourceSlice","namespaced":false,"verbs":[]}]}"#;
+    const NO_SLICES: &str = r#"{"kind":"ResourceSliceList","apiVersion":"resource.k8s.io/v1",
+        "metadata":{"resourceVersion":"1"},"items":[]}"#;
+
+    /// A client of an API server that answers so: status and body, by path and query.
+    fn client_of(answer: impl Fn(&str) -> (u16, &'static str) + Clone + Send + 'static) -> Client {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (status, body) = answer(&request.uri().to_string());
+            let body = kube::client::Body::from(body.as_bytes().to_vec());
+            std::future::ready(Ok::<_, std::io::Error>(
+                http::Response::builder().status(status).body(body).unwrap(),
+            ))
+        });
+        Client::new(service, "default")
+    }
+
+    /// A feed in which everything is listed but slices, and the task that watches these.
+    fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        for event in [Event::Init, Event::InitDone] {
+            feed.pod(event);
+        }
+        for event in [Event::Init, Event::InitDone] {
+            feed.node(event);
+        }
+        for event in [Event::Init, Event::InitDone] {
+            feed.budget(event);
+        }
+        assert!(!feed.service.gate.is_synced());
+        (feed.clone(), tokio::spawn(slices(client, feed)))
+    }
+
+    async fn is_synced_soon(feed: &WatchFeed) -> bool {
+        for _ in 0..600 {
+            if feed.service.gate.is_synced() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+
+    #[tokio::test]
+    async fn a_server_without_slices_holds_nothing_up() {
+        const NOT_FOUND: &str = "404 page not found";
+        let (feed, task) = waiting_for_slices(client_of(|_| (404, NOT_FOUND)));
+        assert!(is_synced_soon(&feed).await);
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn where_slices_are_served_nothing_is_placed_before_they_are_listed() {
+        const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","reason":"Forbidden","code":403}"#;
+        let is_allowed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let allowed = is_allowed.clone();
+        let answer = move |path: &str| match (path, allowed.load(std::sync::atomic::Ordering::Relaxed)) {
+            (path, _) if path.ends_with("resource.k8s.io/v1") => (200, SLICES_SERVED),
+            (_, false) => (403, FORBIDDEN),
+            (path, true) if path.contains("watch=") => (200, ""),
+            (_, true) => (200, NO_SLICES),
+        };
+        let (feed, task) = waiting_for_slices(client_of(answer));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!feed.service.gate.is_synced(), "slices may not be read");
+        is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(is_synced_soon(&feed).await);
+        task.abort();
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::scheduling::ledger::{Ledger, NewlyPublished};
 use crate::scheduling::verbs::slices::{SliceDeleted, SliceObserved};
+use crate::scheduling::vocabulary::node::NodeKind;
 use crate::service::Service;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::sync::Arc;
@@ -65,6 +66,15 @@ fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
         );
     }
     published.nodes.iter().flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS).collect()
+}
+
+/// Events for all pods whose GPUs are published.
+pub(super) fn standing<'a>(
+    ledger: &'a Ledger,
+    nodes: impl Iterator<Item = &'a NodeName> + 'a,
+) -> impl Iterator<Item = PodEvent> + 'a {
+    let is_published = |name: &&NodeName| ledger.node(name).is_some_and(|node| node.kind == NodeKind::Dra);
+    nodes.filter(is_published).flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS)
 }
 
 fn events_on<'a>(ledger: &'a Ledger, node: &'a NodeName) -> impl Iterator<Item = PodEvent> + 'a {

@@ -104,7 +104,8 @@ fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
     })
 }
 
-/// All but those that any node can provide, and those with a claim, which is judged by itself. Some disks can be mounted only once.
+/// All but those that any node can provide, and those with a claim, which is judged by itself. Some disks can be mounted only
+/// once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()

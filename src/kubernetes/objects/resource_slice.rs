@@ -89,8 +89,8 @@ impl PublishedDevices {
     }
 }
 
-/// The GPU or part of one that it is, and the GPU that it is a part of, as far as it says so. Attributes without a domain are of the
-/// driver's.
+/// The GPU or part of one that it is, and the GPU that it is a part of, as far as it says so. An attribute without a domain is of
+/// the driver's.
 fn uuids_of(device: &Device, driver: &str) -> impl Iterator<Item = GpuUuid> {
     let attribute = move |name: &str| {
         let attributes = device.attributes.as_ref()?;

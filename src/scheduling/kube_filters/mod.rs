@@ -3,12 +3,14 @@
 //!
 //! The input is all nodes and all pods, also those without a GPU: they use CPU, memory and ports, too. GPUs and
 //! `stowage.dev/vram` belong to the ledger and are left out. The filters are NodeUnschedulable, TaintToleration, NodeAffinity,
-//! NodeResourcesFit and NodePorts, and VolumeBinding and VolumeZone for persistent volume claims; where a pod requests anything else that filters nodes, the verdict is unknown. Arguments of a
-//! scheduler profile (`addedAffinity`, ignored resources) are not known here.
+//! NodeResourcesFit and NodePorts, and for persistent volume claims VolumeBinding and VolumeZone; where a pod requests anything
+//! else that filters nodes, the verdict is unknown. Arguments of a scheduler profile (`addedAffinity`, ignored resources) are not
+//! known here.
 //!
 //! [`resources`], [`node`] and [`host_ports`] are the types; [`requirements`] is what a pod shows; [`filters`] the verdict;
-//! [`volumes`] what claims and their volumes ask of a node; [`node_state`] is a node with its pods and [`anti_affinity`] the index of bound pods' anti-affinities; this file is the view
-//! of them all. Nothing here knows a Kubernetes type: `kubernetes::objects` reads them.
+//! [`volumes`] what claims and their volumes ask of a node; [`node_state`] is a node with its pods and [`anti_affinity`] the
+//! index of bound pods' anti-affinities; this file is the view of them all. Nothing here knows a Kubernetes type:
+//! `kubernetes::objects` reads them.
 
 mod anti_affinity;
 pub mod filters;

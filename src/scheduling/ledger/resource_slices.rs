@@ -1,16 +1,16 @@
-//! Devices that DRA drivers publish as ResourceSlices: kube-scheduler may allocate each of them to a claim at any time, so the GPUs
-//! of a node for which a GPU driver publishes one are not Stowage's.
+//! Devices that DRA drivers publish as ResourceSlices: kube-scheduler may allocate each of them to a claim at any time, so the
+//! GPUs of a node for which a GPU driver publishes one are not Stowage's.
 //!
 //! A node is published when a slice of a GPU driver that counts
 //! - names the node and has a device, whatever the device is; or
-//! - reaches it by a selector or as every node, and has a device that may be one of the node's: by its UUID, or because its UUID or
-//!   the node's own GPUs are not known yet.
+//! - reaches it by a selector or as every node, and has a device that may be one of the node's: by its UUID, or because its UUID
+//!   or the node's own GPUs are not known yet.
 //!
-//! A slice counts unless its pool has a newer generation that is complete. While a newer one is incomplete both count: a device that
-//! moves from one slice to another is in no gap between them.
+//! A slice counts unless its pool has a newer generation that is complete. While a newer one is incomplete both count: a device
+//! that moves from one slice to another is in no gap between them.
 //!
-//! A driver that restarts takes its slices away for a while, and pods keep the devices of their claims. So a node that was published
-//! stays it as long as pods with claims are bound there.
+//! A driver that restarts takes its slices away for a while, and pods keep the devices of their claims. So a node that was
+//! published stays it as long as pods with claims are bound there.
 //!
 //! Of a slice on one node only whether it has a device is kept, so that thousands of devices take no more than one.
 
@@ -312,9 +312,12 @@ impl Ledger {
 
     /// Whether pods with ResourceClaims are bound to a node.
     pub(in crate::scheduling) fn set_device_claims(&mut self, name: &NodeName, claims_devices: bool) {
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
-        if node_state.claims_devices() != claims_devices {
-            node_state.set_device_claims(claims_devices);
+        // A state that a plan shares is copied only for a change.
+        let is_news = |node_state: &NodeState| node_state.claims_devices() != claims_devices;
+        if self.node_states.get(name).is_some_and(is_news) {
+            if let Some(node_state) = self.node_states.get_mut(name) {
+                node_state.set_device_claims(claims_devices);
+            }
             self.note_published(name);
         }
     }

@@ -1,5 +1,5 @@
-//! Scores of nodes for pods whose devices kube-scheduler allocates by ResourceClaims. It knows which nodes have the devices; what it
-//! cannot see is how busy the engines there are, which models are near, and whether the GPUs are healthy.
+//! Scores of nodes for pods whose devices kube-scheduler allocates by ResourceClaims. It knows which nodes have the devices; what
+//! it cannot see is how busy the engines there are, which models are near, and whether the GPUs are healthy.
 //!
 //! Which GPU the pod gets is known only when it is bound, so all of this is of whole nodes.
 
@@ -11,8 +11,8 @@ use crate::scheduling::vocabulary::gpu::{Gpu, Health};
 use crate::scheduling::vocabulary::model_tier;
 use crate::scheduling::vocabulary::node::Node;
 
-/// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where no
-/// GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
+/// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where
+/// no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
 pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
     let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DraRules {
-    /// Drivers whose devices are GPUs: Stowage allocates nothing on a node for which one of them publishes a device. Slices of other
-    /// drivers do not matter.
+    /// Drivers whose devices are GPUs: Stowage allocates nothing on a node for which one of them publishes a device. Slices of
+    /// other drivers do not matter.
     #[schemars(extend("items" = {"format": "subdomain", "type": "string"}))]
     pub gpu_drivers: Vec<String>,
 }

@@ -1,9 +1,9 @@
 //! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
 //! has been checked.
 //!
-//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`], [`dra`].
-//! [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has,
-//! and [`pool`] what a node is for.
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`],
+//! [`dra`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
+//! team has, and [`pool`] what a node is for.
 
 pub mod class;
 mod demand;

@@ -228,8 +228,8 @@ impl Demand {
         Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
     }
 
-    /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name that
-    /// cannot be read is none.
+    /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name
+    /// that cannot be read is none.
     pub fn of_claims(pod: &PodRequest<'_>, classify: impl FnOnce(&PodTraits) -> Classification) -> Self {
         let requested = RequestedGpus {
             ask: Ask::Claims,

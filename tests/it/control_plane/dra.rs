@@ -94,7 +94,7 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
     eventually("one engine has the one GPU of Stowage, and others are refused by the extender", async || {
         world.check();
         let bound = places(&world, "vram").await.iter().filter(|node| !node.is_empty()).count();
-        let refused = world.count("stowage_refusals_total", "code=\"dra-node\"").await;
+        let refused = world.count("stowage_nodes_rejected_total", "code=\"dra-node\"").await;
         (bound == 1 && refused > 0).then_some(())
     })
     .await;

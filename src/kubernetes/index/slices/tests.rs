@@ -52,6 +52,7 @@ fn pods_on_a_node_that_a_driver_takes_are_told_once() {
     let told: Vec<_> = events.iter().map(|event| (event.key.to_string(), event.kind)).collect();
     assert_eq!(told, [("team/engine".to_owned(), PodEventReason::PublishedByDra)]);
     assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
+    assert_eq!(index.standing(&service).len(), 1, "another leader tells it again");
     assert!(index.apply_slice(&service, &slice("t", "b")).is_empty(), "no pod is there");
     assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
 }
