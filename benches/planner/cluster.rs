@@ -204,6 +204,7 @@ impl FullCluster {
                 gpus: (0..GPUS).map(gpu).collect(),
                 holdings: models.into_iter().map(holding).collect(),
                 in_flight: Vec::new(),
+                over_grant: Vec::new(),
             };
             self.ledger.apply(ReadingReported { node: name.clone(), reading });
         }

@@ -1,9 +1,9 @@
 //! Converts a report into the core's types: free VRAM, engine load and models.
 
-use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
+use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
 
@@ -17,7 +17,18 @@ impl NodeReport {
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
             holdings: self.holdings(),
             in_flight: self.in_flight(fresh),
+            over_grant: self.over_grant(),
         })
+    }
+
+    fn over_grant(&self) -> Vec<OverGrant> {
+        let over = |finding: &ReportFinding| match finding {
+            ReportFinding::OverGrant { pod, granted_bytes, used_bytes } => {
+                Some(OverGrant { pod: pod.clone(), granted: *granted_bytes, used: *used_bytes })
+            }
+            ReportFinding::Drift { .. } => None,
+        };
+        self.findings.iter().filter_map(over).collect()
     }
 
     fn gpu_reading(&self, gpu: &GpuReport, engine_loads: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {

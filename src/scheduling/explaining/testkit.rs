@@ -7,6 +7,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -165,6 +166,7 @@ impl ExplainedCluster {
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&name(node), reading);
     }
@@ -189,6 +191,16 @@ impl ExplainedCluster {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = if starting { None } else { Some(Millis::seconds(3600)) };
         self.see(pod, ObservedPhase::Bound { node: name(node), devices, starting, ran });
+    }
+
+    /// A pod that has run for an hour and shows this of its disruption.
+    pub fn bound_with(&mut self, pod: &Sketch, node: &str, gpus: &[usize], disruption_info: DisruptionInfo) {
+        let demand = pod.demand(&self.ledger.policy().clone());
+        let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
+        let ran = Some(Millis::seconds(3600));
+        let state = ObservedPhase::Bound { node: name(node), devices, starting: false, ran };
+        let observed = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed });
     }
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {

@@ -116,7 +116,7 @@ impl Ledger {
     }
 
     /// Whether the pod is being deleted.
-    pub(in crate::scheduling) fn is_leaving(&self, uid: &PodUid) -> bool {
+    pub fn is_leaving(&self, uid: &PodUid) -> bool {
         self.pod_states.get(uid).is_some_and(PodState::is_leaving)
     }
 

@@ -7,10 +7,12 @@ use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
+use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
 use super::resource_slices::ResourceSlices;
+use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
@@ -33,8 +35,11 @@ pub struct LedgerState {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
     slices: Arc<ResourceSlices>,
+    #[serde(default)]
+    overuse: OverusingPods,
 }
 
 /// Why a stored state is not loaded.
@@ -65,8 +70,10 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
             origin: self.origin.clone(),
             slices: self.slices.clone(),
+            overuse: self.overuse.clone(),
         }
     }
 
@@ -86,8 +93,10 @@ impl Ledger {
             owner_evictions: state.owner_evictions,
             budgets: state.budgets,
             packing: state.packing,
+            start_times: state.start_times,
             origin: state.origin,
             slices: state.slices,
+            overuse: state.overuse,
         })
     }
 }

@@ -4,21 +4,20 @@
 //! Which GPU the pod gets is known only when it is bound, so all of this is of whole nodes.
 
 use super::pack::{self, EngineLoadLevel};
-use super::rank::{READY_STEPS, ScoreParts, WHOLE_PART, ready, share_of_one_more};
+use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
+use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, Health};
-use crate::scheduling::vocabulary::model_tier;
 use crate::scheduling::vocabulary::node::Node;
 
 /// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where
 /// no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
-pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
+pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> ScoreParts {
     ScoreParts {
         packing: unhealthy(node),
         kv_headroom: kv_headroom(node, demand),
-        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        time_to_ready: time_to_ready_part(node, demand, starts, policy),
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,

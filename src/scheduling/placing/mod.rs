@@ -1,6 +1,6 @@
 //! Where a pod goes: [`snapshot`] is the cluster at one generation; [`fit`] says whether a node can take the pod, and why not;
 //! [`pack`] chooses the GPUs of a node by their [`packing`] cost: the usable VRAM that is lost ([`learned`]), or best fit;
-//! [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for a demand until the node changes.
+//! [`start_model`] says when an engine would answer there; [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for a demand until the node changes.
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 
@@ -13,3 +13,4 @@ pub mod packing;
 pub mod rank;
 pub mod score_cache;
 pub mod snapshot;
+pub mod start_model;

@@ -7,6 +7,8 @@ use super::pack::GpuChoice;
 use super::packing::{NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
+use super::start_model::StartModel;
+pub use super::start_model::ready;
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::policy::Policy;
@@ -16,9 +18,8 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::model_tier;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
 use crate::scheduling::vocabulary::node::Node;
-use crate::units::{Bytes, Millis};
+use crate::units::Bytes;
 use serde::Serialize;
 
 /// The top of the extender's score range.
@@ -180,7 +181,8 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            (score(&evaluation, node, GpuChoice::of(&evaluation, gpus), attempt.policy), gpus)
+            let choice = GpuChoice::of(&evaluation, gpus);
+            (score(&evaluation, node, choice, snapshot.start_model(), attempt.policy), gpus)
         }
         None => score_node(place)?,
     };
@@ -201,7 +203,7 @@ fn consider(
 pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
     let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
     let choice = fit_by(&evaluation, node)?;
-    Ok((score(&evaluation, node, choice, policy), choice.gpus))
+    Ok((score(&evaluation, node, choice, snapshot.start_model(), policy), choice.gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. A reserved placement is counted already.
@@ -216,28 +218,39 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
     is_refused.then(|| Misfit::TenantLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
+fn score(
+    evaluation: &NodeEvaluation<'_>,
+    node: &Node,
+    choice: GpuChoice,
+    starts: &StartModel,
+    policy: &Policy,
+) -> Score {
     Score {
         contended: choice.contended,
-        cost: parts(evaluation, node, choice, policy).weighted(&policy.scoring.weights),
+        cost: parts(evaluation, node, choice, starts, policy).weighted(&policy.scoring.weights),
         packing_cost: choice.packing_cost,
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
 }
 
 /// What speaks against these GPUs of a node.
-pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
+pub fn parts(
+    evaluation: &NodeEvaluation<'_>,
+    node: &Node,
+    choice: GpuChoice,
+    starts: &StartModel,
+    policy: &Policy,
+) -> ScoreParts {
     let demand = evaluation.demand();
     match demand.ask {
-        Ask::Plugin { .. } => return device_plugin::parts(node, demand, policy),
-        Ask::Claims => return claims::parts(node, demand, policy),
+        Ask::Plugin { .. } => return device_plugin::parts(node, demand, starts, policy),
+        Ask::Claims => return claims::parts(node, demand, starts, policy),
         Ask::Vram => {}
     }
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load_level.weight(),
-        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        time_to_ready: time_to_ready_part(node, demand, starts, policy),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
@@ -254,10 +267,11 @@ pub(crate) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
-/// How long until the pod's model answers on this node; `None` for a pod that names no model.
-pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
-    let model = demand.model.as_ref()?;
-    Some(time_to_ready(node.holding(model), demand.weights(), speeds))
+/// How long until the pod answers on this node, in doublings of a second.
+pub(super) fn time_to_ready_part(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> u32 {
+    let step =
+        ready(node, demand, starts, &policy.loading).map_or(0, |found| model_tier::step(found.total()));
+    (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 
 /// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.

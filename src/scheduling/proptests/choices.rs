@@ -102,7 +102,7 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
 }
 
 /// The engine load for this demand: 0 well below the limits, 1 unknown, 2 near a limit.
-fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
+fn engine_load_level_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
     let parts = [
         (
             demand.terms.kv_cache_limit.map(|p| u32::from(p.get())),
@@ -136,7 +136,7 @@ proptest! {
             let contended = set.iter().filter(|g| taken(g)).count();
             let mut each: Vec<_> = set.iter().map(|g| {
                 let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].unaccounted_vram.0 - demand.per_gpu.0;
-                (taken(g), bustle_by_the_book(&gpus[*g], &demand), left, *g)
+                (taken(g), engine_load_level_by_the_book(&gpus[*g], &demand), left, *g)
             }).collect();
             each.sort_unstable();
             let islands: Vec<_> = set.iter().map(|g| gpus[*g].island).collect();
@@ -204,7 +204,7 @@ proptest! {
         let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
             let gpus = fit(node, &demand).ok()?;
             let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
-            let engine_load_level = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
+            let engine_load_level = gpus.iter().map(|g| engine_load_level_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
             // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.

@@ -6,8 +6,9 @@ use super::binding::{
 };
 use super::filter::{FilterAsked, FilterDecided};
 use super::observe::{
-    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReadingReported, ReservationGone,
+    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
+    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
+    ReadingReported, ReservationGone,
 };
 use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
@@ -15,7 +16,9 @@ use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
-use super::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, Tick};
+use super::tick::{
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
+};
 use super::wait::{
     AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
     PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
@@ -56,10 +59,10 @@ inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
     SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
-    DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
+    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
-    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved,
+    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, TakeOveruse,
 }

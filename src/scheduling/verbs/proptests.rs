@@ -5,33 +5,34 @@ use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
 use super::observe::{
-    DevicesReported, FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
-    ReadingReported,
+    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
+    NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
-use super::tick::{LeadershipBegan, PolicySet, Tick};
+use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
-use crate::ids::LeaderEpoch;
+use crate::ids::{LeaderEpoch, ModelId};
 use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
 use crate::scheduling::kube_filters::{
     Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
 };
 use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{OveruseRule, Policy};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ enum OutsideEvent {
     Bind(u8, u8, BindingAnswer),
     Read(u8, u8),
     Delete(u8),
+    Start(u8, u8),
+    Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
     Slice(u8, i64, i64, bool),
@@ -69,7 +72,9 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         3 => pod.clone().prop_map(OutsideEvent::Preempt),
         6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| OutsideEvent::Bind(pod, node, answer)),
         2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| OutsideEvent::Read(pod, what)),
-        2 => pod.prop_map(OutsideEvent::Delete),
+        2 => pod.clone().prop_map(OutsideEvent::Delete),
+        4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
+        2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
         1 => node.clone().prop_map(OutsideEvent::NodeGone),
         2 => (node.clone(), 1i64..3, 1i64..3, any::<bool>())
@@ -81,6 +86,10 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
+}
+
+fn image(n: u8) -> ImageId {
+    ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
 /// A cluster, and every input that it was given, as text.
@@ -134,7 +143,11 @@ impl RecordedCluster {
     fn happens(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
-                let demand = demand_of(vram, 1, Sharing::Shared, priority);
+                let demand = Demand {
+                    model: (pod % 3 > 0).then(|| ModelId::parse("m").unwrap()),
+                    images: [image(pod % 3)].into(),
+                    ..demand_of(vram, 1, Sharing::Shared, priority)
+                };
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
@@ -149,6 +162,20 @@ impl RecordedCluster {
             OutsideEvent::Bind(pod, node, answer) => self.bind(pod, node, answer),
             OutsideEvent::Read(pod, what) => self.read(pod, what),
             OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            OutsideEvent::Start(pod, what) => {
+                let progress = match what {
+                    0 => StartProgress::Untimed,
+                    1 => StartProgress::Running,
+                    _ => StartProgress::Ready,
+                };
+                let timed = self.apply(EngineStartObserved { uid: uid(pod), progress });
+                self.decisions.push(format!("{timed:?}"));
+            }
+            OutsideEvent::Images(node, images) => {
+                let image = |n: u8| NodeImage { image: image(n), bytes: Bytes::gib(u64::from(n)) };
+                let listed = |set: u8| (0..3).filter(|n| set >> n & 1 == 1).map(image).collect();
+                self.apply(NodeImagesObserved { node: node_name(node), images: images.map(listed) });
+            }
             OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
                     uuid: unit_gpu(node, index).uuid,
@@ -156,7 +183,11 @@ impl RecordedCluster {
                     attributed: Vec::new(),
                     engine_load: EngineLoad::default(),
                 };
-                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
+                // An old sample accuses no pod.
+                let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
+                let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
+                let reading = NodeReading { sampled, gpus, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
@@ -201,6 +232,10 @@ impl RecordedCluster {
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = Policy::default();
                 policy.scoring.shortlist = shortlist;
+                policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
+                if shortlist % 2 == 0 {
+                    (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
+                }
                 self.apply(PolicySet { policy, classified: Default::default() });
             }
             OutsideEvent::Pass(millis) => {
@@ -299,6 +334,8 @@ impl RecordedCluster {
     }
 
     fn plan(&mut self) {
+        let overuse = self.apply(TakeOveruse);
+        self.decisions.push(format!("{overuse:?}"));
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();

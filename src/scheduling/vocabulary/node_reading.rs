@@ -17,6 +17,17 @@ pub struct NodeReading {
     pub holdings: NodeModelSet,
     /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
     pub in_flight: Vec<(PodUid, u32)>,
+    /// Pods whose processes use more than they were granted, each once.
+    #[serde(default)]
+    pub over_grant: Vec<OverGrant>,
+}
+
+/// What an agent found of a pod that uses more VRAM than it was granted, over all its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverGrant {
+    pub pod: PodUid,
+    pub granted: Bytes,
+    pub used: Bytes,
 }
 
 /// One GPU or MIG slice.

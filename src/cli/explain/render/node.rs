@@ -2,14 +2,16 @@
 
 use super::{Paint, WIDTH, lines, pairs};
 use crate::scheduling::explaining::explanation::{
-    DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, StartPart,
+    WeightedPart,
 };
 use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
+use crate::scheduling::placing::start_model::FactorSource;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
@@ -32,6 +34,7 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
         ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
     }));
     rows.extend(model(node).map(|model| ("model".into(), model)));
+    rows.extend(node.start.as_ref().and_then(start).map(|start| ("start".into(), start)));
     rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
     text += &pairs(&rows, INDENT - 1);
     if !node.gpus.is_empty() {
@@ -83,6 +86,66 @@ fn model(node: &NodePart) -> Option<String> {
         Some(ModelTier::Resident) => "in a GPU",
     };
     Some(format!("{tier}; it would answer {ready} after binding"))
+}
+
+/// `17 s to fetch, 6 s to load and 20 s to start`, and what of it was learned; nothing where a pod has neither a model nor a pull.
+fn start(start: &StartPart) -> Option<String> {
+    let StartPart { missing_images, missing_image_bytes, .. } = start;
+    let pull = format!(
+        "to pull {} of {missing_image_bytes}{}",
+        plural(*missing_images, "image"),
+        if start.is_image_size_assumed { " (assumed)" } else { "" }
+    );
+    let parts = [
+        (start.pull_millis, pull.as_str()),
+        (start.fetch_millis, "to fetch the model"),
+        (start.load_millis, "to load it"),
+        (start.init_millis, "to start the engine"),
+    ];
+    let said = parts.iter().filter(|(time, _)| *time > Millis::default());
+    let said: Vec<String> = said.map(|(time, what)| format!("{} {what}", length(*time))).collect();
+    if said.is_empty() {
+        return None;
+    }
+    let mut text = said.join(", ");
+    for (what, calibration) in [("pulls", &start.pull), ("engines", &start.engine)] {
+        text += &calibrated(what, calibration);
+    }
+    if start.pull.starts + start.engine.starts > 0 {
+        text += &format!("\nby the policy's speeds {}", length(start.policy_millis));
+    }
+    Some(text)
+}
+
+/// What was learned, if anything was.
+fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
+    let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
+    let of = match source {
+        FactorSource::Policy => return String::new(),
+        FactorSource::Cluster => "on such GPUs",
+        FactorSource::Node => "on this node",
+    };
+    let times = |thousandths: u32| format!("{}.{:02} ×", thousandths / 1000, thousandths % 1000 / 10);
+    let init = match what {
+        "pulls" => String::new(),
+        _ => format!(", the rest {} as long", times(init_thousandths)),
+    };
+    let starts = plural(starts, "start");
+    format!(
+        "\nby {starts} {of}, {what} move bytes in {} the policy's time{init}",
+        times(transfer_thousandths)
+    )
+}
+
+/// When a bound pod's engine was to answer, and when it did.
+pub fn bound_start(start: &BoundStartPart) -> String {
+    let BoundStartPart { expected_millis, policy_millis, took_millis } = *start;
+    let policy = match policy_millis == expected_millis {
+        true => String::new(),
+        false => format!(", by the policy's speeds after {}", length(policy_millis)),
+    };
+    let took = took_millis.map_or("it has not yet".into(), |took| format!("it did after {}", length(took)));
+    format!("its engine was expected to answer {} after binding{policy}; {took}", length(expected_millis))
 }
 
 /// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
@@ -182,6 +245,10 @@ fn occupant(occupant: &OccupantPart) -> String {
     let gate = occupant
         .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+    let over = match occupant.over_grant_bytes {
+        Bytes::ZERO => String::new(),
+        over => format!(", uses {over} beyond its grant"),
+    };
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
 }

@@ -3,6 +3,7 @@
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`node_starts`]: how long engines took to start there;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -10,24 +11,29 @@
 mod charges;
 mod departed;
 mod device_list;
+mod node_starts;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
 
 use super::pod_states::PodStates;
+use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::Moment;
 use charges::NodeCharges;
 use device_list::GainLimit;
+use node_starts::NodeStarts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -59,6 +65,9 @@ pub(in crate::scheduling) struct NodeState {
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    /// Its images, as far as it lists them.
+    images: NodeImageSet,
+    starts: Arc<NodeStarts>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
@@ -92,6 +101,8 @@ impl NodeState {
             reading: None,
             freshness: Freshness::default(),
             unaccounted: Vec::new(),
+            images: NodeImageSet::default(),
+            starts: Arc::default(),
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
@@ -179,6 +190,28 @@ impl NodeState {
 
     pub(super) fn remove(&mut self) {
         self.exists = false;
+        self.forget_starts();
+    }
+
+    pub(super) fn images(&self) -> &NodeImageSet {
+        &self.images
+    }
+
+    /// Answers whether they are others than before.
+    pub(super) fn set_images(&mut self, images: NodeImageSet) -> bool {
+        let is_new = self.images != images;
+        self.images = images;
+        is_new
+    }
+
+    /// An engine has started here; `known` is what the cluster knows of such starts.
+    pub(super) fn learn_start(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+        Arc::make_mut(&mut self.starts).learn(kind, sample, known);
+    }
+
+    /// What engines took to start here counts no more.
+    pub(super) fn forget_starts(&mut self) {
+        self.starts = Arc::default();
     }
 
     /// Answers whether another machine bears the name now.
@@ -265,6 +298,8 @@ impl NodeState {
             miscut: self.is_miscut(policy),
             classes: self.admission.classes,
             holdings: self.holdings(),
+            images: self.images.clone(),
+            start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
             free_host: self.free_host(pods),
         }

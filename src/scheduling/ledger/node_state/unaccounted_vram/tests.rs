@@ -80,6 +80,7 @@ impl MeasurementFixture {
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }
@@ -87,6 +88,12 @@ impl MeasurementFixture {
     fn pass(&mut self, seconds: u64) {
         self.now = self.now + Millis::seconds(seconds);
         self.ledger.expire(self.now);
+    }
+
+    /// `GPU-a`, once these victims are gone.
+    fn reservation_on_a(&self, victims: impl Into<Arc<[PodUid]>>, seconds: u64) -> Reservation {
+        let deadline = self.now + Millis::seconds(seconds);
+        Reservation { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: victims.into(), deadline }
     }
 
     fn free(&mut self) -> [u64; 2] {

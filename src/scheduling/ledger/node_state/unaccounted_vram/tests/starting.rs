@@ -86,13 +86,7 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.bind("job", 60, -1);
     bench.bind("other", 85, -1);
     bench.wait("urgent", 40, 5);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
