@@ -391,10 +391,13 @@ pub struct GpuPart {
     /// VRAM in soft reservations of other pods.
     pub soft_reserved_bytes: Bytes,
     pub free_bytes: Bytes,
-    /// Of the fullest engine on it; `None` if unknown.
+    /// Of the fullest engine on it, as it was last read; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait for the engines on it; `None` if unknown.
     pub queue: Option<u32>,
+    /// What decisions count of that; `None` without a fresh report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_load: Option<EngineLoadPart>,
     /// An engine is starting on it.
     pub starting: bool,
     pub occupants: Vec<OccupantPart>,
@@ -402,6 +405,25 @@ pub struct GpuPart {
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
+}
+
+/// How busy the engines on a GPU are over the last readings, and what that costs the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineLoadPart {
+    /// KV cache in use, averaged over the policy's `telemetry.smoothing`; `None` if unknown.
+    pub average_percent: Option<Percent>,
+    /// By how many points of KV cache the average changes in a minute.
+    pub trend_per_minute: Option<i32>,
+    /// What decisions count: it follows the average in steps.
+    pub counted_percent: Option<Percent>,
+    pub counted_queue: Option<u32>,
+    /// An engine interrupts its own requests for lack of KV cache, which counts as a full one.
+    pub preempting: bool,
+    /// The age of the latest reading.
+    pub age_millis: Millis,
+    /// The part of the score that it is, 0 to 1,000.
+    pub part: u32,
 }
 
 /// A pod that has, reserves or was offered a part of a GPU.

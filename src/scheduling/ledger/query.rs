@@ -9,6 +9,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,6 +99,13 @@ impl Ledger {
     /// The latest that was measured on a node, if anything was.
     pub fn reading(&self, name: &NodeName) -> Option<&NodeReading> {
         self.node_states.get(name)?.reading()
+    }
+
+    /// How busy the engines on a GPU are, over its readings.
+    pub fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
+        let node_state = self.node_states.get(name)?;
+        let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
+        node_state.smoothed_load(gpu, place)
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.

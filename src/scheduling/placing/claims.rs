@@ -3,7 +3,7 @@
 //!
 //! Which GPU the pod gets is known only when it is bound, so all of this is of whole nodes.
 
-use super::pack::{self, EngineLoadLevel};
+use super::engine_load_cost::EngineLoadCost;
 use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
 use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
@@ -36,12 +36,13 @@ fn unhealthy(node: &Node) -> u32 {
 }
 
 fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
-    let calmest = healthy(node).map(|gpu| pack::engine_load_level(gpu, demand)).min();
-    match calmest {
-        Some(level) => level.weight(),
-        None if node.gpus.is_empty() => EngineLoadLevel::Unknown.weight(),
-        None => WHOLE_PART,
-    }
+    let has_none = !node.gpus.is_empty() && healthy(node).next().is_none();
+    if has_none { WHOLE_PART } else { least_loaded(node, demand).part() }
+}
+
+/// The load of the healthy GPU with the least.
+pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+    healthy(node).map(|gpu| EngineLoadCost::of(gpu, demand)).min().unwrap_or(EngineLoadCost::UNKNOWN)
 }
 
 #[cfg(test)]

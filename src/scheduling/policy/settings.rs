@@ -54,6 +54,9 @@ pub struct TelemetryRules {
     /// For a reading younger than this, the ledger is used, less `margin`. An older one has expired.
     #[serde(with = "setting::Duration")]
     pub stale: Millis,
+    /// The time over which the KV cache use and the queues of engines are averaged. `0` counts each reading as it is.
+    #[serde(with = "setting::Duration")]
+    pub smoothing: Millis,
     /// The share of a GPU that is not allocated without a fresh reading.
     #[serde(with = "setting::Percentage::<90>")]
     pub margin: Percent,
@@ -92,11 +95,12 @@ impl Default for Settings {
 }
 
 impl Default for TelemetryRules {
-    /// Fresh for five samples, at one a second.
+    /// Fresh for five samples, at one a second. Averaged over ten: a KV cache that is in use fills in minutes.
     fn default() -> Self {
         Self {
             fresh: Millis::seconds(5),
             stale: Millis::seconds(30),
+            smoothing: Millis::seconds(10),
             margin: const { Percent::new(5).unwrap() },
             expired: ExpiredRule::LedgerOnly,
         }

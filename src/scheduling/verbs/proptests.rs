@@ -32,7 +32,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -181,7 +181,7 @@ impl RecordedCluster {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
-                    engine_load: EngineLoad::default(),
+                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
                 let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
                 // An old sample accuses no pod.

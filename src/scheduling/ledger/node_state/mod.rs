@@ -29,6 +29,7 @@ use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::Moment;
 use charges::NodeCharges;
@@ -68,6 +69,9 @@ pub(in crate::scheduling) struct NodeState {
     /// Its images, as far as it lists them.
     images: NodeImageSet,
     starts: Arc<NodeStarts>,
+    /// Of each GPU, how busy its engines are, over the readings.
+    #[serde(default)]
+    engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
@@ -103,6 +107,7 @@ impl NodeState {
             unaccounted: Vec::new(),
             images: NodeImageSet::default(),
             starts: Arc::default(),
+            engine_loads: Vec::new(),
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
