@@ -13,6 +13,8 @@ pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, com
 
 use crate::ids::{NodeName, PodUid};
 use crate::policy_file::file::{Expectation, PolicyTest, TestCase};
+use crate::policy_file::format::timestamp;
+use crate::policy_windows;
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
 use crate::scheduling::ledger::Ledger;
@@ -66,10 +68,19 @@ pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCl
     let cluster = test.cluster.as_ref().unwrap_or(&nothing);
     let mut outcomes = Vec::new();
     for case in test.cases.iter().flatten() {
-        let ledger = cluster::build(cluster, policy)?;
+        let ledger = cluster::build(cluster, &at(policy, case))?;
         outcomes.push(CaseOutcome { case: case.name.clone(), differences: differences(ledger, case) });
     }
     Ok(outcomes)
+}
+
+/// The policy at the case's time. Without one no window is open: a case holds at every hour of the day, or at none.
+fn at(policy: &Policy, case: &TestCase) -> Policy {
+    let time = case.at.as_ref().and_then(|at| timestamp(&at.0).ok());
+    match time {
+        Some(time) => policy_windows::at(policy.clone(), time),
+        None => policy.clone().with_open_windows(Default::default()),
+    }
 }
 
 fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
@@ -141,8 +152,10 @@ impl CaseAnswer<'_> {
         let because = || {
             let class = self.policy.classes().iter().find(|class| class.name == wanted);
             let Some(class) = class else { return vec![format!("the policy has no class {wanted}")] };
+            let is_closed = self.policy.class_named(wanted).is_some_and(|id| self.policy.is_closed(id));
             match class.matches.unmet_by(&ExpressionPod::new(&self.demand.traits)) {
                 Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.describe())],
+                None if is_closed => vec![format!("no window of {wanted} is open at the case's `at`")],
                 None => vec![format!("{found} stands before {wanted} and matches too")],
             }
         };

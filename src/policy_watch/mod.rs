@@ -12,12 +12,15 @@
 //! The contents are read twice a second instead of relying on file notifications: that is a few kilobytes, and it works alike
 //! for files, directories, the links of a mounted ConfigMap and network file systems, some of which send no notifications.
 //!
-//! Nothing here knows the meaning of a policy, and no request waits for anything here.
+//! [`windows`] opens and closes the windows of the policy in force, beside that: it does not wait for a file system that hangs.
+//!
+//! Nothing else here knows the meaning of a policy, and no request waits for anything here.
 
 mod announce;
 mod last_good;
 pub mod read;
 mod step;
+mod windows;
 
 pub use announce::OwnPod;
 pub use last_good::LastGood;
@@ -26,6 +29,7 @@ use crate::kubernetes::port::ControlPlane;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::diagnostic::{Diagnostic, Severity};
 use crate::policy_file::{self, PolicySources, SourceText};
+use crate::policy_windows::{self, TimeZones};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use announce::Announcer;
@@ -34,6 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use step::{PolicyTexts, ReloadStep, Watching};
+use windows::{ChangeOfPolicy, open_now};
 
 /// A change is current within two seconds: it is seen after this time, settled after the next, and classifying all pods takes
 /// the rest.
@@ -74,7 +79,14 @@ pub struct PolicyWatch {
 /// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
 /// that path is used or, if there is none, the built-in one, and [`PolicyWatch::run`] announces it. It is an error if nothing
 /// there can be read and there is no last good one: then the path is wrong.
+///
+/// The policy's windows are those that are open by this machine's clock.
 pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
+    let (policy, watch) = open_files(path, last_good)?;
+    Ok((policy_windows::at(policy, jiff::Timestamp::now()), watch))
+}
+
+fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
     let seen = read(&path);
     let problems = match seen.as_ref().map(|texts| load(texts)) {
         Ok(Ok(found)) => return Ok(good(path, last_good, seen, found)),
@@ -146,10 +158,22 @@ impl PolicyWatch {
     /// Runs until it is dropped. Announces changes in the log, the metrics and `service.standing`, and as Events on `own_pod`,
     /// if that is known.
     pub async fn run(
+        self,
+        service: Arc<Service>,
+        control_plane: Arc<dyn ControlPlane>,
+        own_pod: Option<OwnPod>,
+    ) {
+        let change = ChangeOfPolicy::default();
+        let windows = windows::watch(service.clone(), change.clone());
+        futures::join!(self.watch_files(service, control_plane, own_pod, change), windows);
+    }
+
+    async fn watch_files(
         mut self,
         service: Arc<Service>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
+        change: ChangeOfPolicy,
     ) {
         service.standing.set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
@@ -166,17 +190,24 @@ impl PolicyWatch {
             match self.watching.look(seen) {
                 ReloadStep::Nothing => {}
                 ReloadStep::LookAgain => pause = SETTLES_IN,
-                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts).await,
+                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts, &change).await,
                 ReloadStep::Refuse(error) => announcer.refused(&error.into()),
             }
         }
     }
 
     /// On a thread of its own: classifying every pod of a large cluster takes a while.
-    async fn take_over(&self, service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
+    async fn take_over(
+        &self,
+        service: &Arc<Service>,
+        announcer: &Announcer,
+        texts: Vec<SourceText>,
+        change: &ChangeOfPolicy,
+    ) {
         let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let change = change.clone();
         let taken = tokio::task::spawn_blocking(move || {
-            let outcome = take(&service, &texts);
+            let outcome = take(&service, &texts, &change);
             if !matches!(outcome, ReloadOutcome::Refused(_)) {
                 keep(last_good.as_ref(), &path, &texts);
             }
@@ -203,17 +234,21 @@ enum ReloadOutcome {
     Refused(Problems),
 }
 
-fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
+fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
     let LoadedPolicy { mut policy, warnings } = match load(texts) {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
+    let _whole = change.lock();
     let before = service.cluster().policy().clone();
     policy.version = before.version;
+    // Which windows are open is no change of the files.
+    policy = policy.with_open_windows(before.open_windows().clone());
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
-    service.set_policy(policy);
+    let open = open_now(service, &mut TimeZones::default(), &policy);
+    service.set_policy(policy.with_open_windows(open));
     ReloadOutcome::InForce { warnings, before }
 }
 

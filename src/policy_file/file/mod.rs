@@ -16,6 +16,7 @@ pub use test::{
 };
 pub use texts::{
     Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
+    Timestamp,
 };
 
 use crate::scheduling::policy::{Class, Settings};

@@ -2,6 +2,7 @@
 
 use super::{
     ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
+    Timestamp,
 };
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
@@ -114,6 +115,8 @@ pub struct ExistingPod {
 pub struct TestCase {
     /// A sentence that says what the case shows.
     pub name: String,
+    /// The time, which decides which windows of the policy are open. Default: none is.
+    pub at: Option<Timestamp>,
     pub pod: PodSketch,
     pub expect: Expectation,
 }

@@ -33,4 +33,6 @@ words! {
     MigProfile: TextFormat::MigProfile, "mig-profile";
     /// A condition on a pod.
     Cel: TextFormat::Cel, "cel";
+    /// A moment with its offset from UTC.
+    Timestamp: TextFormat::Timestamp, "timestamp";
 }

@@ -2,7 +2,7 @@
 //!
 //! The answer "never" is certain, the answer "perhaps" is not: a class' pods are divided into cells (one namespace, one
 //! PriorityClass, one resource, one range of priorities, one kind of sharing), and a class is unreachable if each cell is in an
-//! earlier class. Expressions are compared as texts.
+//! earlier class. Expressions are compared as texts. A class with windows leaves its pods to later ones at other hours.
 
 use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
@@ -37,11 +37,13 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
     if is_empty(matches) {
         return None;
     }
-    if let Some(one) = earlier.iter().position(|one| holds_whole(&one.class.matches, matches)) {
+    let takes =
+        |one: &DraftClass, pods: &Match| one.class.when.is_empty() && holds_whole(&one.class.matches, pods);
+    if let Some(one) = earlier.iter().position(|one| takes(one, matches)) {
         return Some([one].into());
     }
     let cells = cells(earlier, matches)?;
-    cells.iter().map(|cell| earlier.iter().position(|one| holds_whole(&one.class.matches, cell))).collect()
+    cells.iter().map(|cell| earlier.iter().position(|one| takes(one, cell))).collect()
 }
 
 /// Reported elsewhere.

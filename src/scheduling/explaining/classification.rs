@@ -1,8 +1,8 @@
 //! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
-use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
+use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
-use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, Unmet};
+use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, SpareRule, Unmet};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
@@ -38,9 +38,11 @@ pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
     let before = policy.classes().iter().take(demand.class.place());
+    let mut because = conditions(class, &subject, &demand.traits);
+    because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
     ClassPart {
         name: class.name.clone(),
-        because: conditions(class, &subject, &demand.traits),
+        because,
         passed_over: before.filter_map(|class| passed_over(class, &subject, &demand.traits)).collect(),
         engine: class.engine,
         kv_cache_limit_percent: class.limits.kv_cache,
@@ -64,14 +66,40 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
     })
 }
 
+/// What is kept free of pods of its class; nothing, if its class is not preemptible.
+pub fn spare(facts: &Facts) -> Vec<SparePart> {
+    let (policy, demand) = (&facts.policy, facts.demand());
+    if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
+        return Vec::new();
+    }
+    let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
+        rule: rule.to_string(),
+        keeps: rule.gpus,
+        free: *free,
+        kept_from_pod: demand.kept.contains(place),
+        window: policy.open_window(&rule.when).or(rule.when.first()).map(ToString::to_string),
+    };
+    facts.spare.iter().enumerate().map(part).collect()
+}
+
 pub fn policy(facts: &Facts) -> PolicyPart {
     let policy = &facts.policy;
     PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
 }
 
 fn passed_over(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Option<PassedOver> {
-    let unmet = condition(&class.matches, class.matches.unmet_by(subject)?, subject, traits);
+    let windows = || class.when.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let unmet = match class.matches.unmet_by(subject) {
+        Some(unmet) => condition(&class.matches, unmet, subject, traits),
+        // It matches, and was passed over all the same: it is closed.
+        None => when((!class.when.is_empty()).then(windows)?, "none is open"),
+    };
     Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// Not a condition on the pod, but on the time.
+fn when(wants: String, has: &str) -> Condition {
+    Condition { field: "when".into(), wants, has: has.into() }
 }
 
 /// All conditions that the class sets.

@@ -83,6 +83,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         request: classification::asks(facts.demand()),
         class: classification::class(&facts),
         tenant: classification::tenant(&facts),
+        spare: classification::spare(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
         counts: outline.counts,

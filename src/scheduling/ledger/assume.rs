@@ -272,6 +272,7 @@ impl Ledger {
     fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
             Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
             Ask::Plugin { .. } | Ask::Claims => Some(fit(node_state.view(), demand)?),

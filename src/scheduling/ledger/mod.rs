@@ -14,7 +14,7 @@
 //! | part | what it is | what it keeps |
 //! |---|---|---|
 //! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
-//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
+//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, spare GPUs, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
 //! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
@@ -29,7 +29,7 @@
 //!
 //! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
 //! - acts: [`assume`], [`reservations`];
-//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`],
+//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`], [`spare`],
 //!   [`eviction_allowance`], [`budget_index`], [`pod_groups`].
 
 mod adopt_reservations;
@@ -59,6 +59,7 @@ mod reservation_status;
 mod reservations;
 mod resource_slices;
 mod set_policy;
+mod spare;
 mod start_samples;
 mod start_times;
 mod state;

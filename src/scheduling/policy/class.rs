@@ -3,6 +3,7 @@
 
 use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
+use super::window::Window;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
@@ -24,6 +25,9 @@ pub struct Class {
     /// Which pods belong to it. Default: all that no earlier class has.
     #[serde(rename = "match", default)]
     pub matches: Match,
+    /// The windows in which it takes pods. At other hours its pods are of the next class that matches. Default: always.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub when: Vec<Window>,
     /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at the same time break each other,
     /// so they start one by one.
     #[serde(default)]
@@ -220,6 +224,7 @@ impl Class {
         Self {
             name: name.into(),
             matches: Match::default(),
+            when: Vec::new(),
             eviction: Preemptibility::Never,
             engine: true,
             limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },

@@ -3,7 +3,7 @@
 //!
 //! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`],
 //! [`dra`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
-//! team has, and [`pool`] what a node is for.
+//! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds.
 
 pub mod class;
 mod demand;
@@ -15,8 +15,10 @@ pub mod planning;
 pub mod pool;
 pub mod scoring;
 pub mod settings;
+pub mod spare;
 mod stored;
 pub mod tenant;
+pub mod window;
 
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
 pub use dra::DraRules;
@@ -32,16 +34,20 @@ pub use planning::{
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
 pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
+pub use spare::SpareRule;
 pub use tenant::{Borrowing, Reclaim, Tenant};
+pub use window::{TimeOfDay, Weekdays, Window};
 
 use super::vocabulary::classification::{
     ClassId, ClassSet, ClassTerms, Classification, MAX_CLASSES, MAX_TENANTS, PodTraits, TenantId,
 };
 use super::vocabulary::demand::Sharing;
 use super::vocabulary::node::NodeKind;
+use super::vocabulary::spare::{MAX_SPARE_RULES, SpareSet};
+use crate::ids::GpuModel;
 use crate::units::{Millis, Percent};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use stored::StoredPolicy;
 
@@ -62,6 +68,10 @@ pub struct Policy {
     pools: Vec<Pool>,
     /// Of each pool, the classes that may be placed there.
     admitted: Vec<ClassSet>,
+    /// The windows that are open now.
+    open: BTreeSet<Window>,
+    /// The classes that have windows, of which none is open.
+    closed: ClassSet,
 }
 
 /// The first 64 bits of a hash over a policy's settings.
@@ -84,6 +94,8 @@ pub enum PolicyError {
     SharedNamespace { namespace: String },
     #[error("a policy has at most {MAX_TENANTS} tenants and as many pools")]
     TooMany,
+    #[error("the last class, {last:?}, has windows: outside of them no class would take its pods")]
+    LastHasWindows { last: String },
 }
 
 impl Policy {
@@ -101,13 +113,49 @@ impl Policy {
         if last.matches != Match::default() {
             return Err(PolicyError::NoCatchAll { last: last.name.clone() });
         }
+        if !last.when.is_empty() {
+            return Err(PolicyError::LastHasWindows { last: last.name.clone() });
+        }
         all_differ("classes", classes.iter().map(|class| &class.name))?;
         let named = classes.iter().flat_map(|class| class.shares_with.iter().flatten());
         if let Some(name) = named.into_iter().find(|name| classes.iter().all(|class| class.name != **name)) {
             return Err(PolicyError::UnknownClass { name: name.clone() });
         }
         let terms = classes.iter().map(|class| terms(class, &classes)).collect();
-        Ok(Self { classes, terms, ..self })
+        let open = self.open.clone();
+        Ok(Self { classes, terms, ..self }.with_open_windows(open))
+    }
+
+    /// This policy at a time at which these windows are open; windows that it does not have are left out.
+    pub fn with_open_windows(self, open: BTreeSet<Window>) -> Self {
+        let open: BTreeSet<Window> =
+            self.windows().filter(|window| open.contains(*window)).cloned().collect();
+        let is_closed =
+            |class: &Class| !class.when.is_empty() && !class.when.iter().any(|window| open.contains(window));
+        let closed = self.classes.iter().enumerate().filter(|(_, class)| is_closed(class));
+        let closed = closed.map(|(place, _)| ClassId::at(place)).collect();
+        Self { open, closed, ..self }
+    }
+
+    /// The windows of all its classes and rules; one that several have, several times.
+    pub fn windows(&self) -> impl Iterator<Item = &Window> {
+        let spare = self.planning.spare.iter().flat_map(|rule| &rule.when);
+        self.classes.iter().flat_map(|class| &class.when).chain(spare)
+    }
+
+    /// The windows that are open now. None is, until the edge has said which ([`Policy::with_open_windows`]).
+    pub fn open_windows(&self) -> &BTreeSet<Window> {
+        &self.open
+    }
+
+    /// The window of these that is open, the first if several are.
+    pub fn open_window<'a>(&self, windows: &'a [Window]) -> Option<&'a Window> {
+        windows.iter().find(|window| self.open.contains(*window))
+    }
+
+    /// Whether a class has windows, of which none is open: it takes no pod now.
+    pub fn is_closed(&self, class: ClassId) -> bool {
+        self.closed.contains(class)
     }
 
     /// This policy with other tenants.
@@ -150,6 +198,11 @@ impl Policy {
         &self.classes
     }
 
+    /// Of each class, what decisions read.
+    pub fn terms(&self) -> &[ClassTerms] {
+        &self.terms
+    }
+
     /// Whether any class shares no GPU with some other.
     pub fn keeps_classes_apart(&self) -> bool {
         self.terms.iter().any(|terms| !terms.class_exclusions.is_empty())
@@ -171,11 +224,14 @@ impl Policy {
         &self.pools
     }
 
-    /// What a pod is: the first class that matches it, and its tenant.
+    /// What a pod is: the first class that matches it and is not closed, and its tenant.
     pub fn classify(&self, pod: &PodTraits) -> Classification {
         let subject = ExpressionPod::new(pod);
-        let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
-        let place = place.expect("the last class matches every pod");
+        let mut classes = self.classes.iter().enumerate();
+        let takes = |(place, class): &(usize, &Class)| {
+            !self.is_closed(ClassId::at(*place)) && class.matches.accepts(&subject)
+        };
+        let (place, _) = classes.find(takes).expect("the last class matches every pod, at any time");
         Classification {
             class: ClassId::at(place),
             terms: self.terms[place],
@@ -215,6 +271,28 @@ impl Policy {
 
     pub fn pool(&self, id: PoolId) -> Option<&Pool> {
         self.pools.get(id.place())
+    }
+
+    /// Whether pods of higher priority may evict the pods of a class.
+    pub fn is_preemptible(&self, class: ClassId) -> bool {
+        self.class(class).eviction == Preemptibility::ForHigherPriority
+    }
+
+    /// Whether a rule of `planning.spare` holds now.
+    pub fn holds_now(&self, rule: &SpareRule) -> bool {
+        rule.when.is_empty() || self.open_window(&rule.when).is_some()
+    }
+
+    /// The rules of `planning.spare` that hold now, by their places.
+    pub fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
+        let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
+        rules.filter(|(_, rule)| self.holds_now(rule))
+    }
+
+    /// Of these, the ones for which GPUs of that model on nodes of that pool count.
+    pub fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
+        let pool = pool.and_then(|id| self.pool(id)).map(|pool| pool.name.as_str());
+        self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
     }
 
     /// What allocates a node's GPUs, by the node and by its pool: Stowage only if neither names another.
@@ -282,6 +360,8 @@ impl Default for Policy {
             tenant_of: BTreeMap::new(),
             pools: Vec::new(),
             admitted: Vec::new(),
+            open: BTreeSet::new(),
+            closed: ClassSet::NONE,
         };
         bare.with_classes(built_in_classes()).expect("the built-in classes are valid")
     }

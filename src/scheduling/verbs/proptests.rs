@@ -25,7 +25,7 @@ use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::{OveruseRule, Policy};
+use crate::scheduling::policy::{OveruseRule, Policy, SpareRule, Window};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -232,10 +232,18 @@ impl RecordedCluster {
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = Policy::default();
                 policy.scoring.shortlist = shortlist;
+                // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
+                let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
+                let window: Window = serde_json::from_str(hours).unwrap();
+                let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
+                let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
+                policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
                 if shortlist % 2 == 0 {
                     (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
                 }
+                let policy =
+                    policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
                 self.apply(PolicySet { policy, classified: Default::default() });
             }
             OutsideEvent::Pass(millis) => {

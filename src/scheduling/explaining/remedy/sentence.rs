@@ -33,6 +33,7 @@ impl fmt::Display for RemedyChange {
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
+            | Self::KeepFewerSpare { .. }
             | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
             Self::WaitForStartGate { .. }
@@ -144,6 +145,13 @@ impl RemedyChange {
                 f,
                 "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::KeepFewerSpare { gpu_candidate, class, nodes } => write!(
+                f,
+                "wait until more GPUs are free, or keep fewer of them from class {class} (planning.spare in the policy): \
+                 {gpu_candidate} {} then{}",
                 fits(gpu_candidate),
                 others(*nodes)
             ),
