@@ -524,6 +524,9 @@ mod tests {
             for event in [Event::Init, Event::InitDone] {
                 feed.budget(event);
             }
+            for event in [Event::Init, Event::InitDone] {
+                feed.slice(event);
+            }
             let gate = &feed.service.gate;
             assert_eq!(gate.is_synced(), !waits);
             feed.namespace(Event::Init);
