@@ -65,6 +65,7 @@ pub struct Metrics {
     vram_allocatable: IntGauge,
     vram_allocated: IntGauge,
     nodes: IntGauge,
+    dra_nodes: IntGauge,
     gpus: IntGauge,
     spare: IntGaugeVec,
     pub leading: IntGauge,
@@ -219,6 +220,10 @@ impl Metrics {
             ),
             vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
             nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
+            dra_nodes: gauge(
+                "stowage_dra_nodes",
+                "Nodes whose GPUs a DRA driver publishes, so that Stowage allocates none of them.",
+            ),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
             spare: gauges(
                 "stowage_spare_gpus",
@@ -267,6 +272,7 @@ impl Metrics {
         self.vram_allocatable.set(totals.capacity.0 as i64);
         self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
+        self.dra_nodes.set(totals.dra_nodes as i64);
         self.gpus.set(totals.gpus as i64);
     }
 

@@ -67,6 +67,7 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::DevicePluginNode) => {
                 "conflict: a device plugin allocates the node's GPUs"
             }
+            Self::NoLongerFits(Misfit::DraNode) => "conflict: a DRA driver allocates the node's GPUs",
             Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage allocates the node's GPUs",
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => {
                 "conflict: preempted pods have not terminated yet"
@@ -274,7 +275,7 @@ impl Ledger {
         let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
             Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
-            Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
+            Ask::Plugin { .. } | Ask::Claims => Some(fit(node_state.view(), demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
@@ -361,7 +362,8 @@ pub(super) fn gate(
 ) -> Option<Moment> {
     let of_model = rank::ready(node, demand, starts, &policy.loading);
     let expected = match (of_model, &demand.model) {
-        (Some(found), Some(_)) => found.total(),
+        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
+        (Some(found), Some(_)) => found.total().max(found.prior.total()),
         // What it will load is unknown, and may be as large as what it asks for.
         (found, _) => {
             let pull = found.map_or(Millis::default(), |found| found.time.pull);

@@ -5,6 +5,7 @@
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 
+pub mod claims;
 pub mod device_plugin;
 pub mod engine_load_cost;
 pub mod fit;

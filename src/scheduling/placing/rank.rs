@@ -1,5 +1,6 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
+use super::claims;
 use super::device_plugin;
 use super::engine_load_cost::EngineLoadCost;
 use super::fit::{Misfit, fit_by};
@@ -234,6 +235,7 @@ fn score(
         engine_load: match evaluation.demand().ask {
             Ask::Vram => choice.engine_load,
             Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
+            Ask::Claims => claims::least_loaded(node, evaluation.demand()),
         },
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
@@ -248,8 +250,10 @@ pub fn parts(
     policy: &Policy,
 ) -> ScoreParts {
     let demand = evaluation.demand();
-    if let Ask::Plugin { .. } = demand.ask {
-        return device_plugin::parts(node, demand, starts, policy);
+    match demand.ask {
+        Ask::Plugin { .. } => return device_plugin::parts(node, demand, starts, policy),
+        Ask::Claims => return claims::parts(node, demand, starts, policy),
+        Ask::Vram => {}
     }
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),

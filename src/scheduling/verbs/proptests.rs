@@ -12,12 +12,18 @@ use super::observe::{
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
+use super::slices::{SliceDeleted, SliceObserved};
+use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
+use crate::scheduling::kube_filters::{
+    Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
+};
+use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
@@ -49,6 +55,10 @@ enum OutsideEvent {
     Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
+    Slice(u8, i64, i64, bool),
+    SliceGone(u8),
+    Claim(bool),
+    ClaimGone,
     Plan,
     SetPolicy(u16),
     Label(u8, Option<u8>),
@@ -101,7 +111,12 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
         2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
-        1 => node.prop_map(OutsideEvent::NodeGone),
+        1 => node.clone().prop_map(OutsideEvent::NodeGone),
+        2 => (node.clone(), 1i64..3, 1i64..3, any::<bool>())
+            .prop_map(|(node, generation, of, shared)| OutsideEvent::Slice(node, generation, of, shared)),
+        2 => node.prop_map(OutsideEvent::SliceGone),
+        1 => any::<bool>().prop_map(OutsideEvent::Claim),
+        1 => Just(OutsideEvent::ClaimGone),
         2 => Just(OutsideEvent::Plan),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
@@ -174,10 +189,10 @@ impl RecordedCluster {
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
                 self.apply(PodObserved(observation));
-                self.apply(FilterPodObserved {
-                    uid: uid(pod),
-                    pod: FilterPod::Waiting(Requirements::default()),
-                });
+                // Every other pod has a claim.
+                let claims = if pod % 2 == 0 { Arc::default() } else { Arc::from([Arc::from("data")]) };
+                let wants = Requirements { namespace: "team".into(), claims, ..Requirements::default() };
+                self.apply(FilterPodObserved { uid: uid(pod), pod: FilterPod::Waiting(wants) });
             }
             OutsideEvent::Schedule(pod) => self.schedule(pod),
             OutsideEvent::Preempt(pod) => self.preempt(pod),
@@ -215,6 +230,40 @@ impl RecordedCluster {
             OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(node_name(node)));
                 self.show_node(node);
+            }
+            OutsideEvent::Slice(node, generation, slices_of_pool, shared) => {
+                let devices = match shared {
+                    true => {
+                        let uuids = DeviceUuids::Known([unit_gpu(node, 1).uuid].into());
+                        PublishedDevices::Shared { terms: None, uuids }
+                    }
+                    false => PublishedDevices::OnNode(node_name(node)),
+                };
+                let slice = DeviceSlice {
+                    driver: "gpu.nvidia.com".into(),
+                    pool: "pool".into(),
+                    generation,
+                    slices_of_pool,
+                    devices: vec![devices],
+                };
+                let published = self.apply(SliceObserved { name: format!("slice-{node}").into(), slice });
+                self.decisions.push(format!("{published:?}"));
+            }
+            OutsideEvent::SliceGone(node) => {
+                self.apply(SliceDeleted(format!("slice-{node}").into()));
+            }
+            OutsideEvent::Claim(is_bound) => {
+                let binding = match is_bound {
+                    true => ClaimBinding::Bound { volume: "pv".into() },
+                    false => ClaimBinding::Unusable,
+                };
+                let claim = VolumeClaim { binding, of_one_pod: false };
+                self.apply(StorageObserved { name: "team/data".into(), object: StorageObject::Claim(claim) });
+                let object = StorageObject::Volume(VolumePlace::default());
+                self.apply(StorageObserved { name: "pv".into(), object });
+            }
+            OutsideEvent::ClaimGone => {
+                self.apply(StorageDeleted { kind: StorageKind::Claim, name: "team/data".into() });
             }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::SetPolicy(shortlist) => {
@@ -306,6 +355,8 @@ impl RecordedCluster {
                 amounts: Amounts::default(),
                 ports: Arc::default(),
                 repels: Arc::default(),
+                volumes: 0,
+                claims_devices: pod % 3 == 0,
             };
             self.apply(FilterPodObserved {
                 uid: uid(pod),

@@ -47,6 +47,10 @@ pub(in crate::scheduling) struct NodeState {
     exists: bool,
     /// What hands its GPUs out, as the node shows it.
     kind: NodeKind,
+    /// Whether its GPUs are a DRA driver's: by the slices, or by those that were, as long as pods with claims are there.
+    published: bool,
+    /// Whether pods with ResourceClaims are bound here.
+    claims_devices: bool,
     labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for what hands its GPUs out.
     admission: PoolAdmission,
@@ -96,6 +100,8 @@ impl NodeState {
         Self {
             exists: false,
             kind: NodeKind::default(),
+            published: false,
+            claims_devices: false,
             labels: Arc::default(),
             admission: PoolAdmission::default(),
             identity: None,
@@ -244,6 +250,27 @@ impl NodeState {
         self.admission = policy.admission(&self.labels);
     }
 
+    pub(super) fn labels(&self) -> &BTreeMap<String, String> {
+        &self.labels
+    }
+
+    /// Whether a DRA driver publishes its GPUs.
+    pub(super) fn is_published(&self) -> bool {
+        self.published
+    }
+
+    pub(super) fn claims_devices(&self) -> bool {
+        self.claims_devices
+    }
+
+    pub(super) fn set_device_claims(&mut self, claims_devices: bool) {
+        self.claims_devices = claims_devices;
+    }
+
+    pub(super) fn set_published(&mut self, published: bool) {
+        self.published = published;
+    }
+
     /// Answers whether device plugins offer something else than before.
     pub(super) fn set_offered(&mut self, offered: PluginDevices) -> bool {
         let is_new = self.offered != offered;
@@ -271,7 +298,7 @@ impl NodeState {
         let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {
             name: known.name.clone(),
-            kind: policy.kind_of(self.kind, self.admission),
+            kind: if self.published { NodeKind::Dra } else { policy.kind_of(self.kind, self.admission) },
             generation: known.generation,
             // What decisions read again and again is shared as long as it stays the same.
             gpus: kept_or_new(&known.gpus, gpus),
