@@ -1,4 +1,5 @@
-//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets -A -o yaml` (or `-o json`) prints.
+//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets,namespaces -A -o yaml` (or
+//! `-o json`) prints.
 //!
 //! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For experiments, tests and
 //! benchmarks.
@@ -13,7 +14,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::service::Service;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -63,6 +64,7 @@ enum Object {
     Claim(Box<PersistentVolumeClaim>),
     Volume(Box<PersistentVolume>),
     StorageClass(Box<StorageClass>),
+    Namespace(Box<Namespace>),
 }
 
 impl Dump {
@@ -150,6 +152,7 @@ impl Dump {
             "PersistentVolume" => source.read().map(Object::Volume).map(Some),
             "StorageClass" => source.read().map(Object::StorageClass).map(Some),
             "ResourceSlice" => source.read().map(Object::Slice).map(Some),
+            "Namespace" => source.read().map(Object::Namespace).map(Some),
             _ => Ok(None),
         };
         object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
@@ -183,6 +186,7 @@ impl DumpControlPlane {
         index.begin_pods(service);
         index.begin_budgets(service);
         index.begin_slices(service);
+        index.begin_namespaces();
         dump.each(|object| match object {
             Object::Node(node) => index.apply_node(service, &node),
             Object::Pod(pod) => {
@@ -194,12 +198,15 @@ impl DumpControlPlane {
             Object::Volume(volume) => index.apply_storage(service, &*volume),
             Object::StorageClass(class) => index.apply_storage(service, &*class),
             Object::Slice(slice) => drop(index.apply_slice(service, &slice)),
+            Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
         })?;
         index.end_nodes(service);
         index.end_pods(service);
         // A dump without budgets means that there are none.
         index.end_budgets(service);
         index.end_slices(service);
+        // One without namespaces means that no selector takes any.
+        index.end_namespaces(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }

@@ -12,6 +12,7 @@
 mod budgets;
 mod conflicts;
 mod kube_filters;
+mod namespaces;
 mod slices;
 mod storage;
 mod unplannable_pods;
@@ -23,6 +24,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::kube_filters::StorageKind;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::verbs::observe::{
     EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
     PodObserved, PodReleased, ReservationGone,
@@ -61,6 +63,10 @@ pub struct ClusterIndex {
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     slices_list: ListProgress,
+    /// Listed only while a policy asks for their labels.
+    namespaces_list: ListProgress,
+    /// During a list: the namespaces that have been in it.
+    listed_namespaces: NamespaceLabels,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
 //!  budgets, slices ─┤        │
-//!  volumes, claims ─┘        │
+//!  volumes, claims ─┤        │
+//!  namespaces ──────┘        │
 //!                            │
 //!               tick ────────┤                      (time: reservations expire; the planner)
 //!     packing_learner ───────┤                      (the packing model)
@@ -112,7 +113,8 @@ pub fn start(
         "persistentvolumeclaims",
     )));
     run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), "persistentvolumes")));
-    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, "storageclasses")));
+    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed.clone(), "storageclasses")));
+    run(Box::pin(watch::namespaces(client.clone(), feed)));
     run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));

@@ -76,9 +76,9 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
-                "conflict: the node's pool has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
+            ) => "conflict: the node's pool has changed",
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
