@@ -25,6 +25,8 @@ pub enum TextFormat {
     Speed,
     /// A DNS label: a class, a tenant, a namespace.
     Name,
+    /// A namespace, or a pattern of several: `team-*`.
+    NamePattern,
     /// A DNS subdomain: a PriorityClass, a node.
     Subdomain,
     /// A label's key, or an extended resource.
@@ -65,6 +67,7 @@ impl TextFormat {
             "quantity" => Self::Quantity,
             "speed" => Self::Speed,
             "name" => Self::Name,
+            "name-pattern" => Self::NamePattern,
             "subdomain" => Self::Subdomain,
             "qualified-name" => Self::QualifiedName,
             "label-value" => Self::LabelValue,
@@ -86,6 +89,7 @@ impl TextFormat {
             Self::Duration => "a duration such as `30s`",
             Self::Quantity => "an amount of memory such as `40Gi`",
             Self::Speed => "a speed such as `3GB/s`",
+            Self::NamePattern => "a name, or a pattern such as `team-*`",
             Self::Name | Self::Subdomain | Self::QualifiedName => "a name",
             Self::LabelValue => "a label's value",
             Self::MigProfile => "a MIG profile such as `3g.40gb`",
@@ -110,6 +114,7 @@ impl TextFormat {
             Self::Quantity => quantity(text).map(drop),
             Self::Speed => speed(text).map(drop),
             Self::Name => names::label(text),
+            Self::NamePattern => names::pattern(text),
             Self::Subdomain => names::subdomain(text),
             Self::QualifiedName => names::qualified(text),
             Self::LabelValue => names::label_value(text),

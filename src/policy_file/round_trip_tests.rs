@@ -73,6 +73,7 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
         TextFormat::Speed => (1..=1u64 << 60).prop_map(|n| speed_text(Bytes(n)).into()).boxed(),
         TextFormat::Cel => select(EXPRESSIONS.to_vec()).prop_map(Json::from).boxed(),
         TextFormat::MigProfile => Just(json!("3g.40gb")).boxed(),
+        TextFormat::NamePattern => select(vec!["dedicated", "b*", "*ving", "*"]).prop_map(Json::from).boxed(),
         TextFormat::Weekdays => select(vec!["mon", "mon-fri", "fri-mon"]).prop_map(Json::from).boxed(),
         TextFormat::TimeOfDay => {
             (0..=96u16).prop_map(|n| format!("{:02}:{:02}", n / 4, n % 4 * 15).into()).boxed()
@@ -89,11 +90,16 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
 /// A policy that the schema allows and that makes sense: each name once, a catch-all class, each namespace of one tenant.
 fn policies() -> impl Strategy<Value = Policy> {
     values(&SHAPES.policy).prop_map(|mut file| {
+        let pools: Vec<Json> =
+            file["nodePools"].as_array().into_iter().flatten().map(|pool| pool["name"].clone()).collect();
         for list in ["classes", "tenants", "nodePools"] {
             let mut names = BTreeSet::new();
             if let Some(entries) = file.get_mut(list).and_then(Json::as_array_mut) {
                 entries.retain(|entry| names.insert(entry["name"].to_string()));
-                entries.iter_mut().filter_map(Json::as_object_mut).for_each(|entry| make_sense(list, entry));
+                entries
+                    .iter_mut()
+                    .filter_map(Json::as_object_mut)
+                    .for_each(|entry| make_sense(list, entry, &pools));
             }
         }
         let file: file::PolicySpec = serde_json::from_value(file).expect("the schema allows it");
@@ -106,14 +112,18 @@ fn policies() -> impl Strategy<Value = Policy> {
     })
 }
 
-fn make_sense(list: &str, entry: &mut Map<String, Json>) {
+fn make_sense(list: &str, entry: &mut Map<String, Json>, pools: &[Json]) {
     let name = entry["name"].clone();
     if list == "classes" && name == "serving" {
         entry.remove("match");
         entry.remove("when");
     }
+    if let Some(named) = entry.get_mut("pools").and_then(Json::as_array_mut) {
+        named.retain(|name| pools.contains(name));
+    }
     if list == "tenants" {
-        entry.insert("namespaces".into(), json!([name]));
+        let pattern = format!("{}*", name.as_str().unwrap_or_default());
+        entry.insert("namespaces".into(), json!([name, pattern]));
     }
 }
 

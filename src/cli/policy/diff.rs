@@ -61,7 +61,7 @@ impl DiffArgs {
 
 /// A policy without errors, as it is at a time, by default now; or, once its problems are printed, the exit code.
 pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy, ExitCode>> {
-    let files = match read::read(path) {
+    let files = match read::given(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),
     };

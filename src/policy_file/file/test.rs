@@ -31,6 +31,9 @@ pub enum TestKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TestCluster {
+    /// Namespaces with their labels, for selectors.
+    #[schemars(extend("propertyNames" = {"format": "name"}))]
+    pub namespaces: Option<BTreeMap<String, BTreeMap<String, LabelValue>>>,
     pub nodes: Option<Vec<TestNode>>,
     pub pods: Option<Vec<ExistingPod>>,
 }
@@ -49,6 +52,8 @@ pub struct TestNode {
     pub plugin: Option<BTreeMap<String, u32>>,
     /// Models, and where their weights are on the node.
     pub models: Option<BTreeMap<String, ModelTier>>,
+    /// How old its agent's last report is. Default: it has just come.
+    pub report_age: Option<Duration>,
 }
 
 /// One GPU, or `count` alike.

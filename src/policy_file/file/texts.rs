@@ -25,6 +25,8 @@ macro_rules! words {
 words! {
     /// A DNS label: the name of a class, a tenant or a namespace.
     Name: TextFormat::Name, "name";
+    /// A namespace, or a pattern of several.
+    NamePattern: TextFormat::NamePattern, "name-pattern";
     /// A DNS subdomain: the name of a PriorityClass or a node.
     Subdomain: TextFormat::Subdomain, "subdomain";
     /// A label's key, or a resource.

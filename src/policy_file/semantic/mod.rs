@@ -5,9 +5,11 @@
 //! intended; warnings are settings that hardly are.
 
 mod classes;
+mod label_sets;
 mod overlap;
 mod pools;
 mod reach;
+mod selectors;
 mod settings;
 mod spare;
 mod tenants;

@@ -106,6 +106,9 @@ pub struct ClassPart {
     pub queue_limit: Option<u32>,
     /// `None`: with every class.
     pub shares_with: Option<Vec<String>>,
+    /// The node pools that it is kept in; `None`: in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pools: Option<Vec<String>>,
     pub preemptible: bool,
 }
 

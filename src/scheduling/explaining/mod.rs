@@ -19,6 +19,7 @@ pub mod remedy;
 pub mod units;
 
 pub use explanation::Explanation;
+pub use remedy::sentence::lost;
 
 use super::verbs::Cluster;
 use crate::ids::{NodeName, PodUid};

@@ -75,9 +75,9 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
-                "conflict: the node's pool has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
+            ) => "conflict: the node's pool has changed",
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
@@ -361,7 +361,8 @@ pub(super) fn gate(
 ) -> Option<Moment> {
     let of_model = rank::ready(node, demand, starts, &policy.loading);
     let expected = match (of_model, &demand.model) {
-        (Some(found), Some(_)) => found.total(),
+        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
+        (Some(found), Some(_)) => found.total().max(found.prior.total()),
         // What it will load is unknown, and may be as large as what it asks for.
         (found, _) => {
             let pull = found.map_or(Millis::default(), |found| found.time.pull);

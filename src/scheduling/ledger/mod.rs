@@ -40,6 +40,7 @@ mod device_plugin;
 mod disruption_budgets;
 pub mod eviction_allowance;
 mod eviction_rates;
+mod namespaces;
 mod node_devices;
 mod node_state;
 mod node_states;
@@ -92,7 +93,7 @@ pub(in crate::scheduling) use preemptor::Departure;
 pub(in crate::scheduling) use tenant_usage::TenantHold;
 
 use super::placing::snapshot::Snapshot;
-use super::policy::Policy;
+use super::policy::{NamespaceLabels, Policy};
 use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
@@ -115,6 +116,8 @@ use waiting_pods::WaitingPods;
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
+    /// Their labels, which the policy's selectors ask for.
+    namespaces: Arc<NamespaceLabels>,
     /// The time that the caller has set.
     now: Moment,
     pod_states: PodStates,
@@ -161,6 +164,7 @@ impl Ledger {
     pub fn scratch(&self) -> Self {
         Self {
             policy: self.policy.clone(),
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pod_states: self.pod_states.clone(),
             node_states: self.node_states.scratch(),

@@ -68,6 +68,10 @@ pub enum Misfit {
     InsufficientVram { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
     #[error("the node's pool does not admit the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
+    #[error(
+        "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
+    )]
+    ClassKeptInPools,
     #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
     MigLayoutMismatch,
     #[error(
@@ -118,6 +122,7 @@ impl Misfit {
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::InsufficientVram { .. } => "insufficient-vram",
             Self::ClassNotAdmitted => "class-not-admitted",
+            Self::ClassKeptInPools => "class-kept-in-pools",
             Self::MigLayoutMismatch => "mig-layout-mismatch",
             Self::ClassExcluded { .. } => "class-excluded",
             Self::TenantLimit { .. } => "tenant-limit",
@@ -141,6 +146,7 @@ impl Misfit {
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
             Self::ClassNotAdmitted => "the node's pool does not admit the pod's class",
+            Self::ClassKeptInPools => "the node is in no pool of the pod's class",
             // Of all nodes or of none, so that it mixes with no other.
             Self::TenantLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
@@ -184,7 +190,7 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
         _ => {}
     }
     if !node.classes.contains(demand.class) {
-        return Err(Misfit::ClassNotAdmitted);
+        return Err(if demand.terms.confined { Misfit::ClassKeptInPools } else { Misfit::ClassNotAdmitted });
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.

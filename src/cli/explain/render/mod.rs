@@ -174,7 +174,8 @@ fn terms(class: &ClassPart) -> String {
     });
     let kind = class.engine.then(|| "an engine: one starts at a time on a GPU".to_owned());
     let leaves = class.preemptible.then(|| "preemptible".to_owned());
-    let all: Vec<String> = [kind, kv, queue, sharing, leaves].into_iter().flatten().collect();
+    let pools = class.pools.as_ref().map(|names| format!("goes to nodes of {} only", names.join(", ")));
+    let all: Vec<String> = [kind, kv, queue, sharing, pools, leaves].into_iter().flatten().collect();
     if all.is_empty() { "no limits".into() } else { all.join("; ") }
 }
 

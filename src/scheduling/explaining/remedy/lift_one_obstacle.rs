@@ -134,6 +134,9 @@ impl LiftedObstacle {
                     nodes,
                 }
             }
+            Self::Pool if facts.demand().terms.confined => {
+                RemedyChange::AddPoolToClass { gpu_candidate, class: class(), pool: known.pool, nodes }
+            }
             Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
             Self::Spare => RemedyChange::KeepFewerSpare { gpu_candidate, class: class(), nodes },
             Self::MigLayout => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },

@@ -33,6 +33,7 @@ impl fmt::Display for RemedyChange {
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
+            | Self::AddPoolToClass { .. }
             | Self::KeepFewerSpare { .. }
             | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
@@ -145,6 +146,17 @@ impl RemedyChange {
                 f,
                 "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::AddPoolToClass { gpu_candidate, class, pool, nodes } => write!(
+                f,
+                "{} in the policy: {gpu_candidate} {} then{}",
+                match pool {
+                    Some(pool) => format!("add node pool {pool} to `pools` of class {class}"),
+                    None =>
+                        format!("add {} to a node pool that class {class} is kept in", gpu_candidate.node),
+                },
                 fits(gpu_candidate),
                 others(*nodes)
             ),
@@ -345,7 +357,7 @@ fn with_others(victim: &Victim) -> String {
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
-fn lost(eviction_cost: &PodEvictionCost) -> String {
+pub fn lost(eviction_cost: &PodEvictionCost) -> String {
     let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),
