@@ -359,6 +359,7 @@ impl LedgerRace {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
             gpus: devices.iter().map(gpu).collect(),
             holdings: NodeModelSet::default(),
+            engines: devices.iter().map(|device| sleeping(&uid, device, amount)).collect(),
             in_flight: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {

@@ -202,6 +202,7 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
             sampled: now,
             gpus,
             holdings: holdings.into_values().collect(),
+            engines: Vec::new(),
             in_flight: Vec::new(),
         },
     });

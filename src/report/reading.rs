@@ -2,6 +2,7 @@
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -16,6 +17,7 @@ impl NodeReport {
             sampled: received.before(self.age_millis),
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
             holdings: self.holdings(),
+            engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
         })
     }
@@ -60,6 +62,29 @@ impl NodeReport {
         }
         let count = |(uid, sum): (&PodUid, u64)| (uid.clone(), u32::try_from(sum).unwrap_or(u32::MAX));
         by_pod.into_iter().map(count).collect()
+    }
+
+    /// Engines whose model is known, in order of their pods' UIDs. One that does not answer shows nothing of its model.
+    fn engine_readings(&self, received: Moment) -> Vec<EngineReading> {
+        let reading = |engine: &EngineReport| {
+            Some(EngineReading {
+                pod: engine.pod.clone(),
+                model: engine.model.clone()?,
+                gpus: engine.gpus.as_slice().into(),
+                state: match engine.state {
+                    // Most engines open their port when the model is loaded.
+                    EngineState::Starting | EngineState::Loading => EngineModelState::Loading,
+                    EngineState::Serving | EngineState::Draining => EngineModelState::Resident,
+                    EngineState::Sleeping => EngineModelState::Asleep(SleepLevel::of(engine.sleep_level)),
+                    EngineState::Unreachable | EngineState::Other => return None,
+                },
+                reusable_in: engine.reusable_in.clone(),
+                seen: received.before(engine.age_millis),
+            })
+        };
+        let mut readings: Vec<EngineReading> = self.engines.iter().filter_map(reading).collect();
+        readings.sort_by(|a, b| a.pod.cmp(&b.pod));
+        readings
     }
 
     fn did_not_look_for_engines(&self) -> bool {

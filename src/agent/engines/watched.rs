@@ -4,6 +4,7 @@
 
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
+use super::reuse;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
@@ -247,6 +248,7 @@ impl WatchedEngine {
             kv_cache_tokens: figures.and_then(|figures| figures.kv_cache_tokens.or(self.kv_cache_tokens)),
             waiting: figures.and_then(|figures| figures.waiting),
             running: figures.and_then(|figures| figures.running),
+            reusable_in: reuse::reusable_in(pod),
             age_millis: Millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             problem: self.problem(figures),
         })

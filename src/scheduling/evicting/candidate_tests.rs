@@ -277,6 +277,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         sampled: START,
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
+        engines: Vec::new(),
         in_flight,
     };
     // Where it is in the page cache: 10 s, and 20 s to start.

@@ -164,6 +164,7 @@ impl ExplainedCluster {
             sampled: self.ledger.now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
+            engines: Vec::new(),
             in_flight: Vec::new(),
         };
         self.ledger.read(&name(node), reading);

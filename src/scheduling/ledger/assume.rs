@@ -5,10 +5,10 @@ use super::node_state::NodeState;
 use super::pod_state::{BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
 use super::pod_states::ExpiredReservations;
 use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
-use crate::scheduling::placing::pack;
 use crate::scheduling::placing::rank;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
@@ -266,25 +266,28 @@ impl Ledger {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let chosen = match &demand.ask {
-            Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
+            Ask::Vram => self.choice(uid, node_state, &gpus, demand, GpuSet::ALL),
             Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
     }
 
-    /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
+    /// The GPUs for the pod's demand among the `allowed` ones of a node whose GPUs are these.
     fn choice(
         &self,
+        uid: &PodUid,
         node_state: &NodeState,
         gpus: &[Gpu],
         demand: &Demand,
         allowed: GpuSet,
     ) -> Option<GpuSet> {
-        pack::choose_at(
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        affinity::choose_at(
             self.packing.model(),
             NodeGpus { gpus, ..node_state.view().node_gpus() },
             demand,
+            &reusable.into(),
             allowed,
         )
     }
@@ -321,7 +324,7 @@ impl Ledger {
         forget_measured(&mut gpus);
         let reserved = node_state
             .resolve(&reservation.devices)
-            .and_then(|reserved| self.choice(node_state, &gpus, demand, reserved));
+            .and_then(|reserved| self.choice(uid, node_state, &gpus, demand, reserved));
         let reserved = reserved.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, reserved)
     }

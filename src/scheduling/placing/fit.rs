@@ -1,7 +1,8 @@
 //! Whether a demand fits on a node, and if not, why not.
 
+use super::affinity;
 use super::device_plugin;
-use super::pack::{self, GpuChoice};
+use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -161,7 +162,7 @@ pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice,
     if let Ask::Plugin { resource, count } = &demand.ask {
         return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
     }
-    pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
+    affinity::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.

@@ -166,8 +166,14 @@ fn preference(
     EqualGpus { gpu, places, .. }: EqualGpus<'_>,
     demand: &Demand,
 ) -> Option<(bool, EngineLoadLevel)> {
-    let can_take = !places.is_empty() && usable(gpu, demand) && gpu.can_take(demand);
+    let can_take = !places.is_empty() && takes(gpu, demand);
     can_take.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
+}
+
+/// Whether a demand fits on a GPU now.
+#[inline]
+pub fn takes(gpu: &Gpu, demand: &Demand) -> bool {
+    usable(gpu, demand) && gpu.can_take(demand)
 }
 
 /// The first `wanted` of the candidates, which are in order; or those of one NVLink island, if that has enough and no more of

@@ -1,5 +1,6 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
+use super::affinity;
 use super::device_plugin;
 use super::fit::{Misfit, fit_by};
 use super::pack::GpuChoice;
@@ -230,7 +231,7 @@ pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, po
     if let Ask::Plugin { .. } = demand.ask {
         return device_plugin::parts(node, demand, policy);
     }
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
+    let step = ready_on(node, choice.gpus, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load_level.weight(),
@@ -255,6 +256,12 @@ pub(crate) fn share_of_one_more(n: u16) -> u32 {
 pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
     let model = demand.model.as_ref()?;
     Some(time_to_ready(node.holding(model), demand.weights(), speeds))
+}
+
+/// The same on these GPUs of it, where an engine may sleep that the pod can wake.
+pub fn ready_on(node: &Node, gpus: GpuSet, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
+    let woken = affinity::wake_on(node, gpus, demand, speeds).map(|wake| wake.woken);
+    woken.or_else(|| ready(node, demand, speeds))
 }
 
 /// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.

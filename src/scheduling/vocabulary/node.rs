@@ -4,6 +4,7 @@ use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
+use super::engine_model::ReusableEngineSet;
 use super::gpu::{Device, Gpu, GpuSet};
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
@@ -62,6 +63,9 @@ pub struct Node {
     pub classes: ClassSet,
     /// Models of which something is here.
     pub holdings: NodeModelSet,
+    /// Engines that sleep on its GPUs and that new pods may wake.
+    #[serde(default, skip_serializing_if = "ReusableEngineSet::is_empty")]
+    pub reusable: ReusableEngineSet,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
     /// CPU and memory that pods may still have here; `None` if unknown.
@@ -89,6 +93,7 @@ impl Node {
             miscut: false,
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
+            reusable: ReusableEngineSet::default(),
             replicas: Arc::new([]),
             free_host: None,
         }

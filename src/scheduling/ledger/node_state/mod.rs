@@ -3,6 +3,7 @@
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -10,6 +11,7 @@
 mod charges;
 mod departed;
 mod device_list;
+mod reusable_engines;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
@@ -238,6 +240,7 @@ impl NodeState {
             miscut: self.is_miscut(policy),
             classes: self.admission.classes,
             holdings: self.holdings(),
+            reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
             replicas: kept_or_new(&known.replicas, replicas),
             free_host: self.free_host(pods),
         }

@@ -79,6 +79,7 @@ impl MeasurementFixture {
             sampled: self.now,
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
+            engines: Vec::new(),
             in_flight: Vec::new(),
         };
         self.ledger.read(&node(), reading);
