@@ -190,6 +190,38 @@ mod tests {
     }
 
     #[test]
+    fn an_engines_model_its_gpus_and_its_sleep_come_along_whatever_the_agents_version() {
+        let asleep = json!({ "state": "sleeping", "sleepLevel": 1, "model": "m" });
+        let newer = json!({ "state": "sleeping", "sleepLevel": 7, "model": "m", "reusableIn": "team", "unheardOf": 1 });
+        let others = [
+            json!({ "state": "serving", "model": "m", "pod": "a" }),
+            json!({ "state": "starting", "model": "m", "pod": "b" }),
+            json!({ "state": "unreachable", "model": "m", "pod": "c" }),
+            json!({ "state": "of-a-later-version", "model": "m", "pod": "d" }),
+            json!({ "state": "sleeping", "sleepLevel": 1, "pod": "e" }),
+        ];
+        let engines: Vec<_> = [asleep, newer].into_iter().chain(others).map(engine).collect();
+        let reading = report(json!(engines)).reading(Moment(10_000), FRESH).unwrap();
+        let said: Vec<_> = reading
+            .engines
+            .iter()
+            .map(|engine| (engine.pod.as_str(), engine.state, engine.reusable_in.as_deref()))
+            .collect();
+        let asleep = EngineModelState::Asleep;
+        assert_eq!(
+            said,
+            [
+                ("a", EngineModelState::Resident, None),
+                ("b", EngineModelState::Loading, None),
+                ("x", asleep(SleepLevel::WeightsOffloaded), None),
+                ("x", asleep(SleepLevel::WeightsDiscarded), Some("team")),
+            ]
+        );
+        assert_eq!(reading.engines[2].seen, Moment(9_800));
+        assert_eq!(reading.engines[2].gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(), ["GPU-a"]);
+    }
+
+    #[test]
     fn use_is_attributed_to_pods_and_dated_by_the_receivers_clock() {
         let reading = report(json!([])).reading(Moment(10_000), FRESH).unwrap();
         assert_eq!(reading.sampled, Moment(9_600));

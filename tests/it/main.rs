@@ -18,6 +18,7 @@ mod golden;
 mod handover;
 mod handovers;
 mod http;
+mod models;
 mod needs;
 mod packing;
 mod planner;

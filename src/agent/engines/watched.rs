@@ -4,8 +4,8 @@
 
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
-use super::reuse;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::reuse;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
 use crate::ids::{GpuUuid, ModelId};

@@ -2,12 +2,14 @@
 
 use super::ShownNodes;
 use super::explanation::{
-    Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart, WeightedPart,
+    Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart, WakePart,
+    WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
+use crate::scheduling::placing::affinity::{self, Wake};
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
@@ -125,7 +127,7 @@ impl NodeOutline {
             freshness: node.freshness,
             report_age_millis: known.report_age,
             tier: holding.map(|holding| holding.tier),
-            ready_in_millis: rank::ready(node, facts.demand(), &facts.policy.loading),
+            ready_in_millis: rank::ready_on(node, chosen, facts.demand(), &facts.policy.loading),
             score: candidate
                 .filter(|_| facts.entry.node().is_none())
                 .map(|(rank, candidate)| score(node, rank, candidate, facts)),
@@ -209,10 +211,14 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
 }
 
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
+    let wake = affinity::wake_on(node, chosen, facts.demand(), &facts.policy.loading);
+    let wake =
+        wake.map(|Wake { woken, loaded }| WakePart { woken_in_millis: woken, loaded_in_millis: loaded });
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
         let gpu_occupants = known.on(&node.devices, place, facts);
-        gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts)
+        let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
+        GpuPart { wake: wake.filter(|_| part.chosen), ..part }
     })
     .collect()
 }
@@ -255,6 +261,7 @@ fn gpu_part(
             .collect(),
         chosen,
         obstacles: against,
+        wake: None,
     }
 }
 

@@ -24,11 +24,11 @@ pub fn choose(
         engine.gpus.without(allowed).is_empty() && engine.gpus.iter().all(takes)
     };
     let candidates = reusable.suiting(demand).filter(has_room);
-    let warm = candidates
-        .map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus)))
-        .min_by_key(|(level, choice)| {
+    let warm = candidates.map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus))).min_by_key(
+        |(level, choice)| {
             (choice.contended, *level, choice.engine_load_level, choice.packing_cost, choice.gpus)
-        });
+        },
+    );
     match warm {
         Some((_, warm)) if !warm.contended => Some(warm),
         Some((_, warm)) => choose_by(evaluation, allowed).filter(|other| !other.contended).or(Some(warm)),
@@ -45,7 +45,8 @@ pub fn choose_at(
     allowed: GpuSet,
 ) -> Option<GpuSet> {
     let node_summary = packing_model.node_summary(node_gpus);
-    choose(&NodeEvaluation::of(packing_model, &node_summary, demand), reusable, allowed).map(|choice| choice.gpus)
+    choose(&NodeEvaluation::of(packing_model, &node_summary, demand), reusable, allowed)
+        .map(|choice| choice.gpus)
 }
 
 /// A wake in place of a start.

@@ -14,7 +14,7 @@ use super::request::VerbRequest;
 use super::tick::{LeadershipBegan, PolicySet, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
-use crate::ids::LeaderEpoch;
+use crate::ids::{LeaderEpoch, ModelId};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
 use crate::scheduling::placing::score_cache::ScoreCache;
@@ -22,10 +22,12 @@ use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -66,6 +68,18 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
+}
+
+/// An engine that sleeps on one GPU and may be woken for a new pod.
+fn sleeping(node: u8, index: u32) -> EngineReading {
+    EngineReading {
+        pod: uid(200),
+        model: ModelId::parse("model").unwrap(),
+        gpus: [unit_gpu(node, index).uuid].into(),
+        state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+        reusable_in: Some(PodTraits::default().namespace.into()),
+        seen: Moment(u64::MAX),
+    }
 }
 
 /// A cluster, and every input that it was given, as text.
@@ -119,7 +133,8 @@ impl RecordedCluster {
     fn happens(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
-                let demand = demand_of(vram, 1, Sharing::Shared, priority);
+                let model = (vram % 2 == 0).then(|| ModelId::parse("model").unwrap());
+                let demand = Demand { model, ..demand_of(vram, 1, Sharing::Shared, priority) };
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
@@ -141,7 +156,10 @@ impl RecordedCluster {
                     attributed: Vec::new(),
                     engine_load: EngineLoad::default(),
                 };
-                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
+                let gpus = (0..4).map(gpu).collect();
+                let sampled = self.cluster.now();
+                let reading = NodeReading { sampled, gpus, engines, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {

@@ -174,7 +174,8 @@ mod tests {
             ReusableEngine { namespace: "elsewhere".into(), ..own.clone() },
             ReusableEngine { gpus: GpuSet::first(2), ..own.clone() },
         ];
-        let set: ReusableEngineSet = others.iter().cloned().chain([deeper, own.clone()]).collect::<Vec<_>>().into();
+        let set: ReusableEngineSet =
+            others.iter().cloned().chain([deeper, own.clone()]).collect::<Vec<_>>().into();
         assert_eq!(set.suiting(&demand).count(), 2);
         assert_eq!(set.on(GpuSet::one(3), &demand), Some(&own), "the one that sleeps least deep");
         assert_eq!(set.on(GpuSet::one(2), &demand), None);

@@ -203,7 +203,7 @@ mod tests {
         let woken = |level, tier| time_to_wake(level, Some(&holding(tier, 15)), Bytes::gib(15), &speeds);
         let asleep = woken(SleepLevel::WeightsOffloaded, ModelTier::Sleeping);
         // 15 GiB at 20 GB/s, and the wake itself.
-        assert_eq!(asleep, Millis(905));
+        assert_eq!(asleep, Millis(906));
         let discarded = woken(SleepLevel::WeightsDiscarded, ModelTier::Disk);
         // 5.4 s from disk, as at a start, but without its 20 s.
         assert_eq!(discarded, Millis(5_469));
