@@ -3,6 +3,7 @@
 //!
 //! A label is a user's word, so it opens the engine to pods of its own namespace only. llm-d binds within one namespace, too.
 
+use crate::agent::ownership::dual_pods::REQUESTER;
 use crate::agent::pods::PodOnNode;
 use std::sync::Arc;
 
@@ -10,14 +11,12 @@ use std::sync::Arc;
 pub const REUSABLE: &str = "stowage.dev/reusable";
 /// On a server-providing pod of llm-d's fast model actuation: `"true"` while all its engines sleep.
 const DUAL_SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
-/// On such a pod, while a requesting pod is bound to it: that pod's UID and name. The controller calls this the hard state of the
-/// binding; the label may be late.
-const DUAL_REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 
 /// The namespace whose new pods may wake the pod's engine, if any may.
 pub fn reusable_in(pod: &PodOnNode) -> Option<Arc<str>> {
     let has_label = |key: &str| pod.labels.get(key).is_some_and(|value| value == "true");
-    let is_free_provider = has_label(DUAL_SLEEPING) && !pod.annotations.contains_key(DUAL_REQUESTER);
+    // The controller calls the annotation the hard state of a binding; the label may be late.
+    let is_free_provider = has_label(DUAL_SLEEPING) && !pod.annotations.contains_key(REQUESTER);
     // An engine whose pod is about to end would be gone before the new pod came.
     let is_reusable = !pod.is_leaving && (has_label(REUSABLE) || is_free_provider);
     is_reusable.then(|| pod.key.namespace.clone())

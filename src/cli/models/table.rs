@@ -5,8 +5,12 @@ use crate::scheduling::explaining::models::{
     ModelCounts, ModelList, ModelLocations, ModelPlace, ModelPlaceState,
 };
 use crate::scheduling::explaining::units::length;
+use crate::units::Millis;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
+
+/// UUIDs up to this length are shown whole; NVML's have 40 characters.
+const WHOLE_UUID: usize = 16;
 
 /// One model: a sentence, and a row for each place.
 pub fn of_model(located: &ModelLocations) -> String {
@@ -44,15 +48,22 @@ fn place(place: &ModelPlace) -> Vec<String> {
     vec![
         place.node.to_string(),
         format!("{}{level}{reuse}", name(place.state)),
-        place.ready_in_millis.map_or("unknown".into(), length),
+        place.ready_in_millis.map_or("unknown".into(), ready),
         format!("{} ago", length(place.age_millis)),
         place.gpus.iter().map(short).collect::<Vec<_>>().join(" "),
         place.pod.as_ref().map(ToString::to_string).or_else(uid).unwrap_or_default(),
     ]
 }
 
-/// The first part of a UUID, which tells the GPUs of a node apart.
+fn ready(time: Millis) -> String {
+    if time == Millis::default() { "now".into() } else { length(time) }
+}
+
+/// The first part of a long UUID, which tells the GPUs of a node apart.
 fn short(uuid: &GpuUuid) -> String {
+    if uuid.as_str().len() <= WHOLE_UUID {
+        return uuid.to_string();
+    }
     uuid.as_str().split_inclusive('-').take(2).collect::<String>().trim_end_matches('-').to_owned()
 }
 
@@ -100,5 +111,5 @@ fn lines(header: &[&str], rows: impl Iterator<Item = Vec<String>>, right: &[usiz
         }
     }
     table.add_rows(rows);
-    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+    table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
 }
