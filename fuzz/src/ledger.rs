@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
-use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, NodeName, PodUid};
+use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, ModelId, NodeName, PodUid};
 use stowage::kubernetes::objects;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::audit::ledger::{Violation, audit};
@@ -25,6 +25,7 @@ use stowage::scheduling::verbs::request::VerbRequest;
 use stowage::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
 use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
 use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
+use stowage::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
 use stowage::scheduling::vocabulary::model_tier::NodeModelSet;
@@ -511,7 +512,7 @@ fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
     let pod = serde_json::json!({
         "metadata": {
             "name": uid, "namespace": "default", "uid": uid,
-            "labels": { "app": format!("a{}", number % 3) },
+            "labels": { "app": format!("a{}", number % 3), "llm-d.ai/model": "model" },
             "annotations": {
                 "stowage.dev/gpus": (1 + number / 16 % 3).to_string(),
                 "stowage.dev/exclusive": (number >= 128).to_string(),
@@ -527,6 +528,18 @@ fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
         },
     });
     serde_json::from_value(pod).expect("it is a pod")
+}
+
+/// An engine of a pod that sleeps on a GPU, and that new pods may wake or may not.
+fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
+    EngineReading {
+        pod: pod.clone(),
+        model: ModelId::parse("model").expect("a name"),
+        gpus: [device.uuid.clone()].into(),
+        state: EngineModelState::Asleep(SleepLevel::of(Some(amount % 3))),
+        reusable_in: (amount % 2 == 0).then(|| "default".into()),
+        seen: Moment(u64::MAX),
+    }
 }
 
 fn device(node: u8, machine: u8, index: u32, amount: u8) -> Device {

@@ -61,6 +61,8 @@ pub struct Metrics {
     vram_allocated: IntGauge,
     nodes: IntGauge,
     gpus: IntGauge,
+    reusable_engines: IntGauge,
+    pub bound_to_wake: IntCounter,
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
@@ -121,6 +123,11 @@ impl Metrics {
             "Ledgers discarded after a panic under the lock, and rebuilt from a new list of the cluster.",
         )
         .expect("the name is valid");
+        let bound_to_wake = IntCounter::new(
+            "stowage_bound_to_reusable_engines_total",
+            "Pods bound to GPUs on which an engine of their model slept that they may wake.",
+        )
+        .expect("the name is valid");
         let report_age = GaugeVec::new(
             Opts::new(
                 "stowage_agent_report_age_seconds",
@@ -139,6 +146,7 @@ impl Metrics {
         keep(Box::new(ledger_seconds.clone()));
         keep(Box::new(report_bytes.clone()));
         keep(Box::new(report_age.clone()));
+        keep(Box::new(bound_to_wake.clone()));
         keep(Box::new(gpus_delayed.clone()));
         keep(Box::new(ledgers_discarded.clone()));
         Self {
@@ -212,6 +220,11 @@ impl Metrics {
             vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
             nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            reusable_engines: gauge(
+                "stowage_reusable_engines",
+                "Sleeping engines that new pods may wake and none has taken.",
+            ),
+            bound_to_wake,
             leading: gauge("stowage_leader", "1 if this replica leads."),
             synced: gauge(
                 "stowage_synced",
@@ -241,6 +254,7 @@ impl Metrics {
         self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
         self.gpus.set(totals.gpus as i64);
+        self.reusable_engines.set(totals.reusable_engines as i64);
     }
 
     /// Ages of the nodes' latest reports; `ages` in any order.

@@ -14,6 +14,7 @@ use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::scheduling::vocabulary::node::Node;
@@ -212,6 +213,19 @@ impl Ledger {
             .and_then(|node_state| gate(&pod_state.demand, node_state.view(), self.now, &self.policy));
         self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), starting));
         Ok(AssumeResult::New(placement))
+    }
+
+    /// Whether an engine sleeps on the pod's GPUs that it may wake.
+    pub(in crate::scheduling) fn wakes(&self, uid: &PodUid) -> bool {
+        let pod_and_node = || {
+            let pod_state = self.pod_states.get(uid)?;
+            Some((pod_state, self.node_states.get(pod_state.node()?)?))
+        };
+        let Some((pod_state, node_state)) = pod_and_node() else { return false };
+        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed);
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        let reusable = ReusableEngineSet::from(reusable);
+        charge.is_some_and(|charge| reusable.on(charge.gpus, &pod_state.demand).is_some())
     }
 
     /// Where the pod goes on `node`, by what is free there now.

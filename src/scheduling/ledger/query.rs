@@ -24,6 +24,8 @@ pub struct Totals {
     pub soft_reservations: u64,
     pub nodes: u64,
     pub gpus: u64,
+    /// Sleeping engines that new pods may wake.
+    pub reusable_engines: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
 }
@@ -133,6 +135,7 @@ impl Ledger {
         for node_state in self.node_states.all_existing() {
             totals.nodes += 1;
             totals.gpus += node_state.devices().len() as u64;
+            totals.reusable_engines += node_state.view().reusable.iter().count() as u64;
             totals.capacity += node_state.view().capacity();
             totals.charged += node_state.view().charged();
         }
