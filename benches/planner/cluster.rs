@@ -205,6 +205,7 @@ impl FullCluster {
                 holdings: models.into_iter().map(holding).collect(),
                 engines: Vec::new(),
                 in_flight: Vec::new(),
+                over_grant: Vec::new(),
             };
             self.ledger.apply(ReadingReported { node: name.clone(), reading });
         }

@@ -4,9 +4,14 @@
 //! After every step the ledgers of both replicas add up. No GPU is overallocated, as long as no write was applied after another
 //! replica began to act: what may happen then is reported by the audit, and breaks nothing else.
 
+mod made;
+mod replica;
+
+use made::{bind, device, epoch, pod, sleeping};
+use replica::{FuzzedEvent, FuzzedReplica};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
-use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, ModelId, NodeName, PodUid};
+use stowage::ids::{NodeName, PodUid};
 use stowage::kubernetes::objects;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::audit::ledger::{Violation, audit};
@@ -18,18 +23,16 @@ use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use stowage::scheduling::verbs::binding::{BindingFailed, BindingWritten};
 use stowage::scheduling::verbs::filter::{FilterAnswer, FilterAsked, FilterDecided};
 use stowage::scheduling::verbs::observe::{
-    BudgetDeleted, BudgetObserved, DevicesReported, NodeDeleted, NodeObserved, PodObserved, PodReleased,
-    ReadingReported,
+    BudgetDeleted, BudgetObserved, NodeDeleted, PodReleased, ReadingReported,
 };
 use stowage::scheduling::verbs::request::VerbRequest;
 use stowage::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
 use stowage::scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
 use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
-use stowage::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use stowage::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use stowage::scheduling::vocabulary::gpu::{Device, GpuSet};
 use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
 use stowage::scheduling::vocabulary::model_tier::NodeModelSet;
-use stowage::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use stowage::scheduling::vocabulary::node::NodeIdentity;
 use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::scheduling::vocabulary::placement::Reservation;
 use stowage::units::{Bytes, Millis, Moment, Percent};
@@ -55,19 +58,6 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
 enum Write {
     Binding { by: usize, term: i32, uid: PodUid, annotations: BTreeMap<String, String>, node: NodeName },
     Hold { term: i32, uid: PodUid, reservation: Reservation },
-}
-
-/// What a watch brings.
-#[derive(Clone)]
-enum FuzzedEvent {
-    Pod(Box<ApiPod>, Option<Reservation>),
-    Gone(PodUid),
-}
-
-/// One process of Stowage.
-struct FuzzedReplica {
-    ledger: Cluster,
-    events: VecDeque<FuzzedEvent>,
 }
 
 struct LedgerRace {
@@ -362,6 +352,7 @@ impl LedgerRace {
             holdings: NodeModelSet::default(),
             engines: devices.iter().map(|device| sleeping(&uid, device, amount)).collect(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
             replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() })
@@ -468,94 +459,5 @@ impl LedgerRace {
                 FuzzedEvent::Gone(uid) => drop(replica.ledger.apply(PodReleased(uid.clone()))),
             }
         }
-    }
-}
-
-impl FuzzedReplica {
-    fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
-        let seen = objects::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
-        if let Some(seen) = seen {
-            self.ledger.apply(PodObserved(seen));
-        }
-    }
-
-    fn describe(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
-        self.ledger.apply(NodeObserved {
-            identity: Some(identity),
-            ..NodeObserved::new(name.clone(), NodeKind::Stowage)
-        });
-        // A node has at most so many, those that it has lost among them.
-        let _ = self.ledger.apply(DevicesReported { node: name.clone(), devices });
-    }
-}
-
-fn epoch(term: i32) -> LeaderEpoch {
-    LeaderEpoch::new("lease", term, "nonce")
-}
-
-/// The API server applies a Binding, unless the pod has a node.
-fn bind(
-    pod: &mut ApiPod,
-    reservation: &mut Option<Reservation>,
-    node: &NodeName,
-    annotations: BTreeMap<String, String>,
-) {
-    let spec = pod.spec.get_or_insert_default();
-    if spec.node_name.is_none() {
-        spec.node_name = Some(node.to_string());
-        pod.metadata.annotations.get_or_insert_default().extend(annotations);
-        *reservation = None;
-    }
-}
-
-fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
-    let pod = serde_json::json!({
-        "metadata": {
-            "name": uid, "namespace": "default", "uid": uid,
-            "labels": { "app": format!("a{}", number % 3), "llm-d.ai/model": "model" },
-            "annotations": {
-                "stowage.dev/gpus": (1 + number / 16 % 3).to_string(),
-                "stowage.dev/exclusive": (number >= 128).to_string(),
-            },
-        },
-        "spec": {
-            "priority": i32::from(amount % 5) - 2,
-            "terminationGracePeriodSeconds": 1,
-            "containers": [{
-                "name": "engine",
-                "resources": { "limits": { "stowage.dev/vram": format!("{}Gi", 1 + amount % 90) } },
-            }],
-        },
-    });
-    serde_json::from_value(pod).expect("it is a pod")
-}
-
-/// An engine of a pod that sleeps on a GPU, and that new pods may wake or may not.
-fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
-    EngineReading {
-        pod: pod.clone(),
-        model: ModelId::parse("model").expect("a name"),
-        gpus: [device.uuid.clone()].into(),
-        state: EngineModelState::Asleep(SleepLevel::of(Some(amount % 3))),
-        reusable_in: (amount % 2 == 0).then(|| "default".into()),
-        seen: Moment(u64::MAX),
-    }
-}
-
-fn device(node: u8, machine: u8, index: u32, amount: u8) -> Device {
-    let health = match amount % 11 {
-        9 => Health::Draining,
-        10 => Health::Lost,
-        _ => Health::Healthy,
-    };
-    Device {
-        uuid: GpuUuid::parse(&format!("GPU-{}-{machine}-{index}", node % NODES)).expect("a name"),
-        index,
-        model: GpuModel::parse("H100").expect("a name"),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: if index == 0 { health } else { Health::Healthy },
-        island: None,
     }
 }

@@ -48,6 +48,11 @@ impl Classifier {
         *self.in_force.write() = Arc::new(ActivePolicy { policy, known: remembered.0 });
     }
 
+    /// The policy by which pods are classified now. One that is about to be replaced may still be answered.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.in_force.read().policy.clone()
+    }
+
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         let in_force = self.in_force.read().clone();
         let version = in_force.policy.version;

@@ -38,6 +38,9 @@ pub struct Service {
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
     pub metrics: Metrics,
+    /// How often the cluster or the continuous audit was locked.
+    #[cfg(test)]
+    locks: std::sync::atomic::AtomicU64,
 }
 
 impl Service {
@@ -70,12 +73,15 @@ impl Service {
             contact: ApiServerContact::default(),
             clock,
             metrics,
+            #[cfg(test)]
+            locks: std::sync::atomic::AtomicU64::default(),
         })
     }
 
     /// All state that decisions are made on, with its time set to the present. Take it for one call or a few; never across an
     /// await. A panic under the lock discards the state.
     pub fn cluster(&self) -> ClusterGuard<'_> {
+        self.count_lock();
         let mut cluster = ClusterGuard::new(self, self.cluster.lock());
         cluster.apply(ClockAdvanced(self.now()));
         cluster
@@ -88,12 +94,32 @@ impl Service {
 
     /// The continuous audit: what the watches show of allocated GPUs. Take no other lock while this is held.
     pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+        self.count_lock();
         self.conflicts.lock()
+    }
+
+    #[cfg(test)]
+    fn count_lock(&self) {
+        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(not(test))]
+    fn count_lock(&self) {}
+
+    /// How often the cluster or the continuous audit was locked so far.
+    #[cfg(test)]
+    pub fn locks_taken(&self) -> u64 {
+        self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// How the current policy classifies a pod.
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         self.classify.classify(traits)
+    }
+
+    /// The policy in force, without the cluster's lock: for what is read before that is taken. A decision reads the cluster's.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.classify.policy()
     }
 
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a

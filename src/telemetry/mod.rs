@@ -4,8 +4,10 @@
 
 mod conflicts;
 mod edge;
+mod overuse;
 mod planner;
 mod policy;
+mod start_times;
 
 use crate::scheduling::ledger::Totals;
 use crate::units::Millis;
@@ -16,8 +18,10 @@ use prometheus::{
 
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
+pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
+pub use start_times::StartMetrics;
 
 pub struct Metrics {
     registry: Registry,
@@ -70,6 +74,8 @@ pub struct Metrics {
     pub silence: Gauge,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
+    pub starts: StartMetrics,
+    pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
 }
 
@@ -234,6 +240,8 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            starts: StartMetrics::new(&registry),
+            overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
         }

@@ -164,6 +164,7 @@ fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> 
         kv_cache_usage: None,
         kv_cache_tokens: None,
         waiting: None,
+        preempting: false,
         running: None,
         reusable_in: None,
         age_millis: Millis(0),

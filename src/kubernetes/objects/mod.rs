@@ -8,6 +8,7 @@ mod conditions;
 mod disruption_budget;
 mod disruption_info;
 mod gpu_models;
+mod images;
 pub mod kube_filters;
 
 pub use audited_pod::{observed_binding, observed_reservation};
@@ -16,6 +17,7 @@ pub use conditions::{
     gates, nominated, placed_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use images::{node_images, start_progress};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -106,7 +108,8 @@ pub fn classified_demand(
     classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
-    Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+    let (images, engine) = (images::pod_images(pod), images::engine(pod));
+    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
 }
 
 /// Whether any container names `stowage.dev/vram`.
@@ -137,19 +140,30 @@ pub fn observation(
     reservation: Option<Reservation>,
     now: jiff::Timestamp,
 ) -> Option<PodObservation> {
+    classified_observation(pod, policy.mode, &|traits| policy.classify(traits), reservation, now)
+}
+
+/// The same, with a classifier that may have the classification cached.
+pub fn classified_observation(
+    pod: &Pod,
+    mode: Mode,
+    classify: &dyn Fn(&PodTraits) -> Classification,
+    reservation: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
     if !asks_for_gpu(pod) || is_finished(pod) {
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
     let observed = Some(disruption_info::observed(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
-        let demand = waiting_demand(pod, policy)?;
+        let demand = waiting_demand(pod, mode, classify)?;
         let reservation = reservation.filter(|_| !demand.asks_plugin());
         let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting(pod) });
         return Some(PodObservation { uid, key, demand, state, observed });
     };
     let node = NodeName::parse(node).ok()?;
-    let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
+    let demand = classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
     // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
     let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
@@ -172,14 +186,20 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
 
 /// The most that a pod could mean, for a pod that must be counted although its request is invalid.
 pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
-    with_request(pod, |request| Demand::worst_case(request, policy))
+    classified_worst_case(pod, |traits| policy.classify(traits))
+}
+
+fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    with_request(pod, |request| Demand::worst_case_classified(request, classify))
 }
 
 /// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
-fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
-    match demand(pod, policy) {
+fn waiting_demand(pod: &Pod, mode: Mode, classify: &dyn Fn(&PodTraits) -> Classification) -> Option<Demand> {
+    match classified_demand(pod, classify) {
         Ok(demand) => Some(demand),
-        Err(_) if policy.mode == Mode::Shadow => Some(worst_case(pod, policy)).filter(Demand::asks_plugin),
+        Err(_) if mode == Mode::Shadow => {
+            Some(classified_worst_case(pod, classify)).filter(Demand::asks_plugin)
+        }
         Err(_) => None,
     }
 }

@@ -1,6 +1,7 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
 //! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
-//! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), and the rest of a group that stays
+//! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), pods that use more than their grants
+//! if the policy says so ([`overuse`]), and the rest of a group that stays
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
@@ -21,6 +22,7 @@
 mod ended_reservations;
 mod orphaned_members;
 mod outcome;
+mod overuse;
 mod relief;
 mod reservation_progress;
 mod retry;
@@ -35,7 +37,7 @@ mod writes;
 mod tests;
 
 use super::port::ControlPlane;
-use crate::ids::PodUid;
+use crate::ids::{PodKey, PodUid};
 use crate::scheduling::planning::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
@@ -67,6 +69,9 @@ pub struct Planner {
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
     released: ReleasedPods,
+    check_overuse_at: Moment,
+    /// Pods over their grants whose eviction was ordered.
+    overusing: BTreeMap<PodUid, PodKey>,
 }
 
 impl Planner {
@@ -84,6 +89,8 @@ impl Planner {
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
             released: ReleasedPods::default(),
+            check_overuse_at: Moment::default(),
+            overusing: BTreeMap::new(),
         }
     }
 
@@ -96,6 +103,7 @@ impl Planner {
         self.advance_reservations(now);
         self.advance_orphaned_members(now);
         self.relieve(now);
+        self.enforce_grants(now);
         self.seek(now);
     }
 
@@ -105,6 +113,7 @@ impl Planner {
         self.orphaned_members.clear();
         self.said.clear();
         self.staying.clear();
+        self.overusing.clear();
         self.run.give_up();
         self.writes.forget_what_is_to_come();
         self.pressure = PressureWatch::default();

@@ -79,6 +79,7 @@ impl Planner {
         }
         match task {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
+            EvictionTask::Overuse => self.note_overuse_eviction(key, &outcome),
             EvictionTask::OrphanedMember => self.note_orphaned_member(victim, key, outcome, now),
             EvictionTask::Reservation { preemptor } => {
                 let Some(progress) = self.progress_of.get_mut(preemptor) else { return };

@@ -53,6 +53,8 @@ pub enum EvictionTask {
     Relief,
     /// Its group stays incomplete.
     OrphanedMember,
+    /// It uses more VRAM than it was granted.
+    Overuse,
 }
 
 /// The API server's answer to a write.
@@ -72,6 +74,11 @@ impl PlannerWrite {
 
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended while it was queued.
     pub fn begin(mut self, ledger: &Ledger) -> Option<Self> {
+        if let Self::Evict { uid, task: EvictionTask::Overuse, .. } = &self
+            && ledger.overuse_of(uid).is_none()
+        {
+            return None;
+        }
         if let Self::Status { uid, change, purpose, .. } = &mut self {
             let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
             match purpose {

@@ -149,6 +149,8 @@ pub enum PodEventReason {
     Drift,
     /// Its processes use more VRAM than it was granted.
     OverGrant,
+    /// It will be evicted because its processes use more VRAM than it was granted.
+    Overuse,
     /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
@@ -182,6 +184,7 @@ impl PodEventReason {
             Self::EditIgnored => "StowageEditIgnored",
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
+            Self::Overuse => "StowageOveruse",
             Self::GpuLost => "StowageGpuLost",
             Self::GpuConflict => "StowageGpuConflict",
             Self::PolicyApplied => "StowagePolicyApplied",

@@ -3,6 +3,7 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::Bytes;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub enum EvictionReason {
     GroupIncomplete { group: Arc<str> },
     /// Its GPU was allocated to another pod as well, and it has not started.
     Conflict { with: PodKey, gpu: GpuUuid },
+    /// It used more VRAM than it was granted for longer than the policy allows.
+    Overuse { granted: Bytes, used: Bytes },
 }
 
 impl EvictionReason {
@@ -37,6 +40,7 @@ impl EvictionReason {
             Self::GroupEvicted { .. } => "GroupEvicted",
             Self::GroupIncomplete { .. } => "GroupIncomplete",
             Self::Conflict { .. } => "GpuConflict",
+            Self::Overuse { .. } => "Overuse",
         }
     }
 }
@@ -68,6 +72,10 @@ impl fmt::Display for EvictionReason {
             Self::GroupIncomplete { group } => write!(
                 f,
                 "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
+            ),
+            Self::Overuse { granted, used } => write!(
+                f,
+                "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
             ),
             Self::Conflict { with, gpu } => write!(
                 f,

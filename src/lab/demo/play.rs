@@ -304,6 +304,7 @@ impl Play {
             bind_calls: observations.count(Verb::Bind),
             ways: self.ways.clone(),
             kv_seen_after_millis: self.kv_seen_after,
+            start_times: None,
             violations: self.violations.clone(),
         }
     }

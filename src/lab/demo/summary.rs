@@ -1,6 +1,7 @@
 //! The story's summary, as data and as a few lines. Computed elsewhere.
 
 use super::placement_cost::PlacementManner;
+use super::start_times::StartTimesTable;
 use crate::units::{Millis, plural};
 use serde::Serialize;
 
@@ -21,11 +22,19 @@ pub struct Summary {
     pub ways: Vec<PlacementManner>,
     /// From a full KV cache on an engine's page to the first decision that used it.
     pub kv_seen_after_millis: Option<Millis>,
+    /// How well start times are predicted.
+    pub start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
     pub violations: Vec<String>,
 }
 
 impl Summary {
+    /// Adds the start times, which are played apart from the story.
+    pub fn add(&mut self, start_times: StartTimesTable) {
+        self.violations.extend(start_times.violations());
+        self.start_times = Some(start_times);
+    }
+
     pub fn lines(&self) -> Vec<String> {
         let verdict = match self.violations.len() {
             0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared.".to_owned(),
@@ -50,6 +59,7 @@ impl Summary {
         lines.extend(self.kv_seen_after_millis.map(|Millis(millis)| {
             format!("From a full KV cache on an engine's page to decisions that knew of it: {millis} ms.")
         }));
+        lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);
         lines.extend(self.violations.iter().map(|violation| format!("  {violation}")));
         lines

@@ -279,6 +279,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         holdings: [holding.clone()].into_iter().collect(),
         engines: Vec::new(),
         in_flight,
+        over_grant: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
     bench.ledger.read(&node("b"), reading(Vec::new()));

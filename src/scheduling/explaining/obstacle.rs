@@ -79,7 +79,7 @@ fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Opt
 }
 
 fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
-    let full = gpu.engine_load.kv_cache.zip(demand.terms.kv_cache_limit);
+    let full = gpu.engine_load.occupancy().zip(demand.terms.kv_cache_limit);
     let full = full.filter(|(percent, limit)| percent > limit).map(|(percent, limit_percent)| {
         let above_points = percent.get() - limit_percent.get();
         Obstacle::KvCacheFull { percent, limit_percent, above_points }

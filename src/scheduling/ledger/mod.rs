@@ -17,9 +17,11 @@
 //! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
+//! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
 //! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
@@ -43,6 +45,7 @@ mod node_state;
 mod node_states;
 mod observe;
 mod occupants;
+mod overuse;
 mod owner_evictions;
 mod packing;
 mod pod_groups;
@@ -55,6 +58,8 @@ mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
+mod start_samples;
+mod start_times;
 mod state;
 mod tenant_usage;
 mod waiting_pods;
@@ -64,6 +69,7 @@ pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
+pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
@@ -73,6 +79,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
+pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
@@ -94,9 +101,11 @@ pub(crate) use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
+use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -114,7 +123,9 @@ pub struct Ledger {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
+    overuse: OverusingPods,
 }
 
 impl Ledger {
@@ -141,7 +152,7 @@ impl Ledger {
 
     /// The cluster as it is now. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
-        self.node_states.snapshot(self.packing.model())
+        self.node_states.snapshot(self.packing.model(), self.start_times.model())
     }
 
     /// A copy to plan on, made at once: it shares what neither side changes. Readings do not age there and the queue is empty,
@@ -157,7 +168,9 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
+            start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            overuse: OverusingPods::default(),
         }
     }
 

@@ -11,6 +11,7 @@ use super::tenant_usage::TenantUsages;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
@@ -138,8 +139,12 @@ impl NodeStates {
         self.publication.generation()
     }
 
-    pub(super) fn snapshot(&mut self, packing_model: &Arc<PackingModel>) -> Arc<Snapshot> {
-        self.publication.snapshot(&self.nodes, packing_model)
+    pub(super) fn snapshot(
+        &mut self,
+        packing_model: &Arc<PackingModel>,
+        start_model: &Arc<StartModel>,
+    ) -> Arc<Snapshot> {
+        self.publication.snapshot(&self.nodes, packing_model, start_model)
     }
 
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
@@ -277,6 +282,14 @@ impl NodeStates {
     pub(super) fn take_aged(&mut self, now: Moment) -> Option<NodeName> {
         self.aging.first().filter(|(due, _)| *due <= now)?;
         self.aging.pop_first().map(|(_, name)| name)
+    }
+
+    /// Forgets how long engines took to start, on every node. Their views follow with the next refresh.
+    pub(super) fn forget_starts(&mut self) {
+        let names: Vec<NodeName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
+        for name in &names {
+            self.nodes.get_mut(name).expect("it was just listed").forget_starts();
+        }
     }
 
     /// Forgets a node that does not exist and has no pods.

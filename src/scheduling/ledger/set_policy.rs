@@ -32,6 +32,9 @@ impl Ledger {
             demand.take(known.unwrap_or_else(|| policy.classify(&demand.traits)));
         });
         let before = std::mem::replace(&mut self.policy, Arc::new(policy));
+        if before.loading != self.policy.loading {
+            self.forget_start_times();
+        }
         self.evictions.move_to(&before, &self.policy);
         self.take_packing();
         self.node_states.set_policy(self.now, &self.pod_states, &self.policy);

@@ -7,9 +7,11 @@ use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
+use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
@@ -32,7 +34,10 @@ pub struct LedgerState {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
+    #[serde(default)]
+    overuse: OverusingPods,
 }
 
 /// Why a stored state is not loaded.
@@ -63,7 +68,9 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            overuse: self.overuse.clone(),
         }
     }
 
@@ -83,7 +90,9 @@ impl Ledger {
             owner_evictions: state.owner_evictions,
             budgets: state.budgets,
             packing: state.packing,
+            start_times: state.start_times,
             origin: state.origin,
+            overuse: state.overuse,
         })
     }
 }

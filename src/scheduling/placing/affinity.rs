@@ -4,10 +4,11 @@
 use super::learned::{NodeGpus, PackingModel};
 use super::pack::{GpuChoice, choose_by, takes};
 use super::packing::NodeEvaluation;
+use super::start_model::{StartModel, ready};
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet};
+use crate::scheduling::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
 use crate::scheduling::vocabulary::gpu::GpuSet;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready, time_to_wake};
+use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_wake};
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::Millis;
 
@@ -25,9 +26,7 @@ pub fn choose(
     };
     let candidates = reusable.suiting(demand).filter(has_room);
     let warm = candidates.map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus))).min_by_key(
-        |(level, choice)| {
-            (choice.contended, *level, choice.engine_load_level, choice.packing_cost, choice.gpus)
-        },
+        |(level, choice)| (choice.contended, *level, choice.engine_load, choice.packing_cost, choice.gpus),
     );
     match warm {
         Some((_, warm)) if !warm.contended => Some(warm),
@@ -59,11 +58,23 @@ pub struct Wake {
 }
 
 /// What a pod with this demand gains on these GPUs of a node; `None` if no engine sleeps there that it may wake, or a start takes
-/// no longer.
-pub fn wake_on(node: &Node, gpus: GpuSet, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Wake> {
+/// no longer. Either way the pod's own images come first.
+pub fn wake_on(
+    node: &Node,
+    gpus: GpuSet,
+    demand: &Demand,
+    starts: &StartModel,
+    speeds: &LoadingSpeeds,
+) -> Option<Wake> {
     let engine = node.reusable.on(gpus, demand)?;
-    let (holding, weights) = (node.holding(&engine.model), demand.weights());
-    let woken = time_to_wake(engine.level, holding, weights, speeds);
-    let loaded = time_to_ready(holding, weights, speeds);
+    let start = ready(node, demand, starts, speeds)?;
+    let awake = match engine.level {
+        SleepLevel::WeightsOffloaded => {
+            time_to_wake(engine.level, node.holding(&engine.model), demand.weights(), speeds)
+        }
+        // As long as engines have taken to read them.
+        SleepLevel::WeightsDiscarded => start.time.fetch + start.time.load + speeds.wake_init,
+    };
+    let (woken, loaded) = (start.time.pull + awake, start.total());
     (woken < loaded).then_some(Wake { woken, loaded })
 }

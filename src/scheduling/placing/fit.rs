@@ -10,6 +10,7 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
@@ -260,7 +261,7 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
-        let kv_cache = busy.clone().filter_map(|engine_load| engine_load.kv_cache).min().unwrap_or_default();
+        let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
         let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
     }

@@ -1,6 +1,7 @@
 //! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
 //! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
 
+use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Millis, Percent, setting};
@@ -60,6 +61,12 @@ pub struct Class {
     /// The maximum cost of the work that one of its pods loses since its last checkpoint.
     #[serde(with = "setting::Optional::<setting::Duration>", default)]
     pub max_lost_work: Option<Millis>,
+    /// What happens to its pods that use more VRAM than they were granted. Default: the policy's `overuse` if the class is
+    /// preemptible, otherwise `report`.
+    pub overuse: Option<OveruseRule>,
+    /// How long they do before they are told. Default: the policy's `overuseAfter`.
+    #[serde(with = "setting::Optional::<setting::Duration>", default)]
+    pub overuse_after: Option<Millis>,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
@@ -227,6 +234,8 @@ impl Class {
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
             max_lost_work: None,
+            overuse: None,
+            overuse_after: None,
         }
     }
 

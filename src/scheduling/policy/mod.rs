@@ -18,7 +18,9 @@ mod stored;
 pub mod tenant;
 
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
-pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
+pub use eviction::{
+    ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
+};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
@@ -35,7 +37,7 @@ use super::vocabulary::classification::{
 };
 use super::vocabulary::demand::Sharing;
 use super::vocabulary::node::NodeKind;
-use crate::units::Percent;
+use crate::units::{Millis, Percent};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -184,6 +186,16 @@ impl Policy {
     /// the last class.
     pub fn class(&self, id: ClassId) -> &Class {
         self.classes.get(id.place()).or(self.classes.last()).expect("a policy has a class")
+    }
+
+    /// What happens to pods of the class that use more than their grant, and after how long. Only the class itself can say that
+    /// pods which are never preempted are evicted for it.
+    pub fn overuse_of(&self, class: &Class) -> (OveruseRule, Millis) {
+        let default = match class.eviction {
+            Preemptibility::Never => OveruseRule::Report,
+            Preemptibility::ForHigherPriority => self.overuse,
+        };
+        (class.overuse.unwrap_or(default), class.overuse_after.unwrap_or(self.overuse_after))
     }
 
     /// The tenant of that id; `None` for one of an earlier policy.

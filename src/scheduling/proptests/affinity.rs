@@ -7,8 +7,9 @@ use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::fit_by;
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::packing::NodeEvaluation;
-use crate::scheduling::placing::rank::{ready, ready_on, score_node};
+use crate::scheduling::placing::rank::{ready, score_node};
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
@@ -93,10 +94,9 @@ proptest! {
         prop_assert_eq!(fit_by(&evaluation, &beside), fit_by(&evaluation, &bare));
         let scored = |node: &Node| score_node(&Snapshot::new(1, 1, vec![node.clone()]), 0, &demand, &policy);
         prop_assert_eq!(scored(&beside), scored(&bare));
-        let speeds = LoadingSpeeds::default();
+        let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
         for place in 0..gpus.len() {
-            let priced = ready_on(&beside, GpuSet::one(place), &demand, &speeds);
-            prop_assert_eq!(priced, ready(&bare, &demand, &speeds));
+            prop_assert_eq!(affinity::wake_on(&beside, GpuSet::one(place), &demand, &starts, &speeds), None);
         }
     }
 
@@ -107,10 +107,12 @@ proptest! {
         let held = NodeModel { model: model("own"), tier: ModelTier::Disk, bytes: Bytes::gib(gib) };
         let holdings = on_disk.then_some(held).into_iter().collect();
         let node = Node { holdings, reusable: engines.clone().into(), ..node("n", Vec::new()) };
-        let speeds = LoadingSpeeds::default();
-        let sets = engines.iter().map(|engine| engine.gpus).chain([GpuSet::one(0)]);
-        for gpus in sets {
-            prop_assert!(ready_on(&node, gpus, &demand, &speeds) <= ready(&node, &demand, &speeds));
+        let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
+        let start = ready(&node, &demand, &starts, &speeds).unwrap().total();
+        for gpus in engines.iter().map(|engine| engine.gpus).chain([GpuSet::one(0)]) {
+            if let Some(wake) = affinity::wake_on(&node, gpus, &demand, &starts, &speeds) {
+                prop_assert!(wake.loaded == start && wake.woken < start, "{:?} against {}", wake, start.0);
+            }
         }
     }
 }

@@ -52,7 +52,7 @@ enum VictimKind {
 #[derive(Debug, Clone)]
 struct Card {
     capacity: u64,
-    taken_by_strangers: u64,
+    unaccounted_for: u64,
     busy: bool,
     starting: bool,
     lost: bool,
@@ -204,7 +204,7 @@ impl VictimCluster {
                 softly_reserved: Bytes::ZERO,
                 engine_softly_reserved: false,
                 excluded_by_soft_reservations: ClassSet::NONE,
-                unaccounted_vram: Bytes(card.taken_by_strangers),
+                unaccounted_vram: Bytes(card.unaccounted_for),
                 engine_load: if card.busy {
                     EngineLoad::of(Percent::new(99), Some(99))
                 } else {
@@ -357,7 +357,7 @@ impl VictimCluster {
         let is_emptied = had_tenants && rest.is_empty();
         let used: u64 = rest.iter().map(|pod| pod.bytes + pod.beyond).sum();
         let wants_all = self.demand.sharing == Sharing::Exclusive;
-        let is_free = used + card.taken_by_strangers + self.demand.per_gpu.0 <= card.capacity
+        let is_free = used + card.unaccounted_for + self.demand.per_gpu.0 <= card.capacity
             && rest.iter().all(|pod| !pod.alone && !pod.class_exclusions)
             && (!wants_all || rest.is_empty());
         let minds = self.demand.terms.kv_cache_limit.is_some();
@@ -373,7 +373,7 @@ impl VictimCluster {
 fn card(dice: &mut VictimDice) -> Card {
     Card {
         capacity: if dice.one_in(4) { 60 } else { 72 },
-        taken_by_strangers: if dice.one_in(5) { dice.below(40) } else { 0 },
+        unaccounted_for: if dice.one_in(5) { dice.below(40) } else { 0 },
         busy: dice.one_in(10),
         starting: dice.one_in(10),
         lost: dice.one_in(12),

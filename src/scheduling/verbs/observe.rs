@@ -3,10 +3,11 @@
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning};
+use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,21 @@ pub struct DevicesReported {
 pub struct ReadingReported {
     pub node: NodeName,
     pub reading: NodeReading,
+}
+
+/// The container images that a node lists; `None` if it lists none. Of many the largest count, as many as
+/// [`MAX_NODE_IMAGES`](crate::scheduling::vocabulary::image::MAX_NODE_IMAGES) says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeImagesObserved {
+    pub node: NodeName,
+    pub images: Option<Vec<NodeImage>>,
+}
+
+/// How far a bound pod has come with its start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineStartObserved {
+    pub uid: PodUid,
+    pub progress: StartProgress,
 }
 
 /// A disruption budget as the API server shows it.
@@ -224,6 +240,23 @@ impl Change for ReadingReported {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.read(&self.node, self.reading);
+    }
+}
+
+impl Change for NodeImagesObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.observe_images(&self.node, self.images);
+    }
+}
+
+impl Change for EngineStartObserved {
+    /// The start, if it is over by that.
+    type Output = Option<TimedStart>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        cluster.ledger.observe_start(&self.uid, self.progress)
     }
 }
 

@@ -5,29 +5,30 @@ use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
 use super::observe::{
-    DevicesReported, FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
-    ReadingReported,
+    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
+    NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
-use super::tick::{LeadershipBegan, PolicySet, Tick};
+use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{OveruseRule, Policy};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis, Moment};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ enum OutsideEvent {
     Bind(u8, u8, BindingAnswer),
     Read(u8, u8),
     Delete(u8),
+    Start(u8, u8),
+    Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
     Plan,
@@ -61,7 +64,9 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         3 => pod.clone().prop_map(OutsideEvent::Preempt),
         6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| OutsideEvent::Bind(pod, node, answer)),
         2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| OutsideEvent::Read(pod, what)),
-        2 => pod.prop_map(OutsideEvent::Delete),
+        2 => pod.clone().prop_map(OutsideEvent::Delete),
+        4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
+        2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
         1 => node.prop_map(OutsideEvent::NodeGone),
         2 => Just(OutsideEvent::Plan),
@@ -74,12 +79,16 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
 fn sleeping(node: u8, index: u32) -> EngineReading {
     EngineReading {
         pod: uid(200),
-        model: ModelId::parse("model").unwrap(),
+        model: ModelId::parse("m").unwrap(),
         gpus: [unit_gpu(node, index).uuid].into(),
         state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
         reusable_in: Some(PodTraits::default().namespace.into()),
         seen: Moment(u64::MAX),
     }
+}
+
+fn image(n: u8) -> ImageId {
+    ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
 /// A cluster, and every input that it was given, as text.
@@ -133,8 +142,11 @@ impl RecordedCluster {
     fn happens(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
-                let model = (vram % 2 == 0).then(|| ModelId::parse("model").unwrap());
-                let demand = Demand { model, ..demand_of(vram, 1, Sharing::Shared, priority) };
+                let demand = Demand {
+                    model: (pod % 3 > 0).then(|| ModelId::parse("m").unwrap()),
+                    images: [image(pod % 3)].into(),
+                    ..demand_of(vram, 1, Sharing::Shared, priority)
+                };
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
@@ -149,17 +161,33 @@ impl RecordedCluster {
             OutsideEvent::Bind(pod, node, answer) => self.bind(pod, node, answer),
             OutsideEvent::Read(pod, what) => self.read(pod, what),
             OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            OutsideEvent::Start(pod, what) => {
+                let progress = match what {
+                    0 => StartProgress::Untimed,
+                    1 => StartProgress::Running,
+                    _ => StartProgress::Ready,
+                };
+                let timed = self.apply(EngineStartObserved { uid: uid(pod), progress });
+                self.decisions.push(format!("{timed:?}"));
+            }
+            OutsideEvent::Images(node, images) => {
+                let image = |n: u8| NodeImage { image: image(n), bytes: Bytes::gib(u64::from(n)) };
+                let listed = |set: u8| (0..3).filter(|n| set >> n & 1 == 1).map(image).collect();
+                self.apply(NodeImagesObserved { node: node_name(node), images: images.map(listed) });
+            }
             OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
-                    engine_load: EngineLoad::default(),
+                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
+                let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
+                // An old sample accuses no pod.
+                let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
+                let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
                 let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
-                let gpus = (0..4).map(gpu).collect();
-                let sampled = self.cluster.now();
-                let reading = NodeReading { sampled, gpus, engines, ..NodeReading::default() };
+                let reading = NodeReading { sampled, gpus, engines, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
@@ -170,6 +198,10 @@ impl RecordedCluster {
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = Policy::default();
                 policy.scoring.shortlist = shortlist;
+                policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
+                if shortlist % 2 == 0 {
+                    (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
+                }
                 self.apply(PolicySet { policy, classified: Default::default() });
             }
             OutsideEvent::Pass(millis) => {
@@ -266,6 +298,8 @@ impl RecordedCluster {
     }
 
     fn plan(&mut self) {
+        let overuse = self.apply(TakeOveruse);
+        self.decisions.push(format!("{overuse:?}"));
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();

@@ -77,7 +77,7 @@ pub struct ClassTerms {
 impl ClassTerms {
     /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
     pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
-        above(engine_load.kv_cache, self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
+        above(engine_load.occupancy(), self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
     }
 }
 

@@ -12,6 +12,8 @@ pub use plain::DEFAULT_GRACE;
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::{Ask, PluginResource};
+use super::image::ImageId;
+use super::start_time::EngineKind;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use schemars::JsonSchema;
@@ -128,6 +130,12 @@ pub struct Demand {
     pub models: Arc<[GpuModel]>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
+    /// The images of its containers, in order, each once.
+    #[serde(default, skip_serializing_if = "no_images")]
+    pub images: Arc<[ImageId]>,
+    /// The inference engine that it runs, as far as it shows.
+    #[serde(default, skip_serializing_if = "is_unknown_engine")]
+    pub engine: EngineKind,
 }
 
 fn is_first_policy(version: &u64) -> bool {
@@ -136,6 +144,14 @@ fn is_first_policy(version: &u64) -> bool {
 
 fn no_models(models: &Arc<[GpuModel]>) -> bool {
     models.is_empty()
+}
+
+fn no_images(images: &Arc<[ImageId]>) -> bool {
+    images.is_empty()
+}
+
+fn is_unknown_engine(engine: &EngineKind) -> bool {
+    *engine == EngineKind::Other
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
@@ -267,6 +283,8 @@ impl Demand {
             weights: None,
             models: Arc::default(),
             containers: asking(pod.containers),
+            images: Arc::default(),
+            engine: EngineKind::default(),
         }
     }
 
@@ -279,6 +297,11 @@ impl Demand {
     /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
     pub fn weights(&self) -> Bytes {
         self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+    }
+
+    /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.
+    pub fn requests_the_same(&self, other: &Self) -> bool {
+        self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
     }
 
     /// Whether a device plugin hands out its GPUs.

@@ -202,7 +202,14 @@ fn state(explanation: &Explanation) -> String {
         PodStage::Bound { node, running_for_millis, .. } if explanation.request.device_resource.is_some() => {
             format!("bound to {node} for {}; the kubelet picks its GPUs", length(*running_for_millis))
         }
-        PodStage::Bound { node, gpus, granted_bytes, running_for_millis, start_gate_opens_in_millis } => {
+        PodStage::Bound {
+            node,
+            gpus,
+            granted_bytes,
+            running_for_millis,
+            start_gate_opens_in_millis,
+            start,
+        } => {
             let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
@@ -210,8 +217,9 @@ fn state(explanation: &Explanation) -> String {
                     length(opens_in)
                 )
             });
+            let start = start.map_or(String::new(), |start| format!("\n{}", node::bound_start(&start)));
             format!(
-                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}",
+                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{start}",
                 length(*running_for_millis)
             )
         }

@@ -2,14 +2,16 @@
 
 use super::{Paint, WIDTH, lines, pairs};
 use crate::scheduling::explaining::explanation::{
-    DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WakePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
+    StartPart, WakePart, WeightedPart,
 };
 use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
+use crate::scheduling::placing::start_model::FactorSource;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::{Bytes, Millis};
+use crate::units::{Bytes, Millis, Percent, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
@@ -32,6 +34,7 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
         ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
     }));
     rows.extend(model(node).map(|model| ("model".into(), model)));
+    rows.extend(node.start.as_ref().and_then(start).map(|start| ("start".into(), start)));
     rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
     text += &pairs(&rows, INDENT - 1);
     if !node.gpus.is_empty() {
@@ -83,6 +86,66 @@ fn model(node: &NodePart) -> Option<String> {
         Some(ModelTier::Resident) => "in a GPU",
     };
     Some(format!("{tier}; it would answer {ready} after binding"))
+}
+
+/// `17 s to fetch, 6 s to load and 20 s to start`, and what of it was learned; nothing where a pod has neither a model nor a pull.
+fn start(start: &StartPart) -> Option<String> {
+    let StartPart { missing_images, missing_image_bytes, .. } = start;
+    let pull = format!(
+        "to pull {} of {missing_image_bytes}{}",
+        plural(*missing_images, "image"),
+        if start.is_image_size_assumed { " (assumed)" } else { "" }
+    );
+    let parts = [
+        (start.pull_millis, pull.as_str()),
+        (start.fetch_millis, "to fetch the model"),
+        (start.load_millis, "to load it"),
+        (start.init_millis, "to start the engine"),
+    ];
+    let said = parts.iter().filter(|(time, _)| *time > Millis::default());
+    let said: Vec<String> = said.map(|(time, what)| format!("{} {what}", length(*time))).collect();
+    if said.is_empty() {
+        return None;
+    }
+    let mut text = said.join(", ");
+    for (what, calibration) in [("pulls", &start.pull), ("engines", &start.engine)] {
+        text += &calibrated(what, calibration);
+    }
+    if start.pull.starts + start.engine.starts > 0 {
+        text += &format!("\nby the policy's speeds {}", length(start.policy_millis));
+    }
+    Some(text)
+}
+
+/// What was learned, if anything was.
+fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
+    let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
+    let of = match source {
+        FactorSource::Policy => return String::new(),
+        FactorSource::Cluster => "on such GPUs",
+        FactorSource::Node => "on this node",
+    };
+    let times = |thousandths: u32| format!("{}.{:02} ×", thousandths / 1000, thousandths % 1000 / 10);
+    let init = match what {
+        "pulls" => String::new(),
+        _ => format!(", the rest {} as long", times(init_thousandths)),
+    };
+    let starts = plural(starts, "start");
+    format!(
+        "\nby {starts} {of}, {what} move bytes in {} the policy's time{init}",
+        times(transfer_thousandths)
+    )
+}
+
+/// When a bound pod's engine was to answer, and when it did.
+pub fn bound_start(start: &BoundStartPart) -> String {
+    let BoundStartPart { expected_millis, policy_millis, took_millis } = *start;
+    let policy = match policy_millis == expected_millis {
+        true => String::new(),
+        false => format!(", by the policy's speeds after {}", length(policy_millis)),
+    };
+    let took = took_millis.map_or("it has not yet".into(), |took| format!("it did after {}", length(took)));
+    format!("its engine was expected to answer {} after binding{policy}; {took}", length(expected_millis))
 }
 
 /// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
@@ -158,6 +221,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
     for gpu in gpus {
         let health = (gpu.health != Health::Healthy && gpu.chosen).then(|| "it is not healthy".to_owned());
         let woken = gpu.wake.map(woken);
+        let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let on_it = (!gpu.occupants.is_empty())
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
@@ -165,7 +229,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
         let said: Vec<String> =
-            health.into_iter().chain(woken).chain(against).chain(on_it).chain(stay).collect();
+            health.into_iter().chain(woken).chain(load).chain(against).chain(on_it).chain(stay).collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }
@@ -182,6 +246,25 @@ fn woken(WakePart { woken_in_millis, loaded_in_millis }: WakePart) -> String {
     )
 }
 
+/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 290 of 1000`; nothing of a GPU whose
+/// engines are idle.
+fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
+    let idle = (Some(Percent::default()), Some(0));
+    if (gpu.kv_cache_percent, gpu.queue) == idle && (load.counted_percent, load.counted_queue) == idle {
+        return None;
+    }
+    let age = length(load.age_millis);
+    let read = match (gpu.kv_cache_percent, load.average_percent, load.trend_per_minute) {
+        (Some(read), Some(average), Some(trend)) => {
+            format!("KV cache {read} (average {average}, {trend:+} a minute, {age} old)")
+        }
+        _ => "KV cache unknown".into(),
+    };
+    let waiting = gpu.queue.map_or(String::new(), |queue| format!(", {queue} waiting"));
+    let preempting = if load.preempting { ", preempts its own requests, which counts as full" } else { "" };
+    Some(format!("{read}{waiting}{preempting}: costs {} of 1000", load.part))
+}
+
 fn occupant(occupant: &OccupantPart) -> String {
     let presence = match occupant.presence {
         OccupantPhase::Bound => "",
@@ -193,6 +276,10 @@ fn occupant(occupant: &OccupantPart) -> String {
     let gate = occupant
         .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+    let over = match occupant.over_grant_bytes {
+        Bytes::ZERO => String::new(),
+        over => format!(", uses {over} beyond its grant"),
+    };
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
 }

@@ -198,8 +198,8 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
             .fold(EngineLoad::NONE, EngineLoad::beside)
     };
     let figures = |gpu_candidate: &&(usize, GpuSet)| {
-        let EngineLoad { kv_cache, queue, .. } = engine_load(gpu_candidate);
-        (kv_cache.map(Percent::get), queue, gpu_candidate.0)
+        let engine_load = engine_load(gpu_candidate);
+        (engine_load.occupancy().map(Percent::get), engine_load.queue, gpu_candidate.0)
     };
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
@@ -211,7 +211,7 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
         })
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
-    let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
+    let (kv_cache, queue) = (engine_load(calmest).occupancy(), engine_load(calmest).queue);
     Some(RemedyChange::WaitForEngines {
         by: busy.flat_map(engines).collect(),
         gpu_candidate: gpu_candidate(node, calmest.1),

@@ -119,6 +119,22 @@ pub struct Victim {
     pub vram_bytes: Bytes,
     /// What its eviction loses.
     pub eviction_cost: PodEvictionCost,
+    /// The group that is evicted with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRestart>,
+    /// Kueue manages it: its Workload stays admitted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_kueues: bool,
+}
+
+/// A group that is evicted as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupRestart {
+    pub name: String,
+    pub pods: u32,
+    /// What the eviction of all its pods loses, in thousandths of a GPU-second.
+    pub cost: u64,
 }
 
 /// What the pod lacks to evict others.

@@ -290,8 +290,9 @@ fn say_preempt(
     needs: PreemptionNeeds,
 ) -> fmt::Result {
     let named = |victim: &Victim| {
-        let Victim { pod, class, priority, vram_bytes, eviction_cost } = victim;
-        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(eviction_cost))
+        let Victim { pod, class, priority, vram_bytes, eviction_cost, .. } = victim;
+        let lost = lost(eviction_cost);
+        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})", with_others(victim))
     };
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
@@ -316,6 +317,22 @@ fn say_preempt(
                 "{names} could be evicted from {gpu_candidate} for it if its priority were {least} or more"
             )
         }
+    }
+}
+
+/// What else goes or stays with a victim.
+fn with_others(victim: &Victim) -> String {
+    let group = victim.group.as_ref().map_or(String::new(), |group| {
+        let cost = gpu_seconds(group.cost);
+        format!(
+            "; all {} of its {} restart, which loses {cost} GPU-seconds",
+            plural(group.pods, "pod"),
+            group.name
+        )
+    });
+    match victim.is_kueues {
+        true => format!("{group}; its Workload is not requeued, and replacements wait inside its quota"),
+        false => group,
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`node_starts`]: how long engines took to start there;
 //! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
@@ -11,6 +12,7 @@
 mod charges;
 mod departed;
 mod device_list;
+mod node_starts;
 mod reusable_engines;
 mod unaccounted_vram;
 
@@ -18,18 +20,23 @@ pub(in crate::scheduling) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
 
 use super::pod_states::PodStates;
+use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::Moment;
 use charges::NodeCharges;
 use device_list::GainLimit;
+use node_starts::NodeStarts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -57,6 +64,12 @@ pub(in crate::scheduling) struct NodeState {
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    /// Its images, as far as it lists them.
+    images: NodeImageSet,
+    starts: Arc<NodeStarts>,
+    /// Of each GPU, how busy its engines are, over the readings.
+    #[serde(default)]
+    engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
@@ -88,6 +101,9 @@ impl NodeState {
             reading: None,
             freshness: Freshness::default(),
             unaccounted: Vec::new(),
+            images: NodeImageSet::default(),
+            starts: Arc::default(),
+            engine_loads: Vec::new(),
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
@@ -175,6 +191,28 @@ impl NodeState {
 
     pub(super) fn remove(&mut self) {
         self.exists = false;
+        self.forget_starts();
+    }
+
+    pub(super) fn images(&self) -> &NodeImageSet {
+        &self.images
+    }
+
+    /// Answers whether they are others than before.
+    pub(super) fn set_images(&mut self, images: NodeImageSet) -> bool {
+        let is_new = self.images != images;
+        self.images = images;
+        is_new
+    }
+
+    /// An engine has started here; `known` is what the cluster knows of such starts.
+    pub(super) fn learn_start(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+        Arc::make_mut(&mut self.starts).learn(kind, sample, known);
+    }
+
+    /// What engines took to start here counts no more.
+    pub(super) fn forget_starts(&mut self) {
+        self.starts = Arc::default();
     }
 
     /// Answers whether another machine bears the name now.
@@ -241,6 +279,8 @@ impl NodeState {
             classes: self.admission.classes,
             holdings: self.holdings(),
             reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
+            images: self.images.clone(),
+            start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
             free_host: self.free_host(pods),
         }

@@ -21,7 +21,7 @@ fn limited(eviction_rates: EvictionRates) -> Policy {
     policy
 }
 
-const IN_VAIN: [&str; 3] =
+const WITHOUT_EFFECT: [&str; 3] =
     ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"];
 
 #[test]
@@ -30,14 +30,14 @@ fn victims_of_a_failed_group_placement_may_be_evicted_for_the_next_pod() {
     let mut cluster = for_two(limited(eviction_rates));
     cluster.gated("y", shared(50, 50));
     cluster.gated("z", shared(50, 50));
-    assert_eq!(cluster.plan(), [&IN_VAIN[..], &["y on m after j", "z on n after k"]].concat());
+    assert_eq!(cluster.plan(), [&WITHOUT_EFFECT[..], &["y on m after j", "z on n after k"]].concat());
 }
 
 #[test]
 fn pods_equal_to_a_failed_groups_members_find_the_places_it_left() {
     let mut cluster = for_two(Policy::default());
     cluster.gated("z", shared(50, 100));
-    assert_eq!(cluster.plan(), [&IN_VAIN[..], &["z on m after j"]].concat());
+    assert_eq!(cluster.plan(), [&WITHOUT_EFFECT[..], &["z on m after j"]].concat());
 }
 
 #[test]

@@ -4,6 +4,8 @@ use super::{Demand, HostResources, Sharing};
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::image::ImageId;
+use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -23,6 +25,10 @@ pub struct DemandKey {
     /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
+    /// What has to be pulled where it is missing.
+    images: Arc<[ImageId]>,
+    /// Engines differ in how long they take to start; without a model none is known.
+    engine: EngineKind,
 }
 
 impl DemandKey {
@@ -38,6 +44,8 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            images,
+            engine,
             // Part of the key as the size of the model's weights.
             kv_cache: _,
             weights: _,
@@ -63,6 +71,8 @@ impl DemandKey {
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
             models: models.clone(),
+            images: images.clone(),
+            engine: if model.is_some() { *engine } else { EngineKind::default() },
         }
     }
 }
@@ -96,6 +106,8 @@ mod tests {
             },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
+            Demand { engine: EngineKind::Vllm, ..base.clone() },
         ];
         for (n, other) in others.iter().enumerate() {
             assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
@@ -106,10 +118,11 @@ mod tests {
     fn demands_that_no_node_tells_apart_share_a_key() {
         let base = demand_of(40 << 30, 1, Sharing::Shared, 0);
         let without_model = Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() };
+        let of_an_engine = Demand { engine: EngineKind::Vllm, ..base.clone() };
         let urgent = Demand { priority: 7, may_preempt: false, ..base.clone() };
         assert_eq!(
-            [without_model, urgent].map(|other| DemandKey::of(&other)),
-            [(); 2].map(|()| DemandKey::of(&base))
+            [without_model, of_an_engine, urgent].map(|other| DemandKey::of(&other)),
+            [(); 3].map(|()| DemandKey::of(&base))
         );
     }
 }

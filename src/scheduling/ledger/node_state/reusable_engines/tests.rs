@@ -198,7 +198,8 @@ fn a_wake_is_priced_by_the_weights_and_the_depth_of_the_sleep() {
         vec![engine("x", "b", 3), EngineReading { state: deep, ..engine("y", "b", 1) }],
     );
     let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
-    let wake = |gpu| wake_on(snapshot.node("b").unwrap(), GpuSet::one(gpu), &llama(40), &policy.loading);
+    let (node, starts) = (snapshot.node("b").unwrap(), snapshot.start_model());
+    let wake = |gpu| wake_on(node, GpuSet::one(gpu), &llama(40), starts, &policy.loading);
     // 40 GiB from the network take 43 s, from disk 14.3 s, from host memory 2.1 s; a start takes 20 s, a wake 0.1 s.
     assert_eq!(wake(3), Some(Wake { woken: Millis(2_248), loaded: Millis(77_267) }));
     assert_eq!(wake(1), Some(Wake { woken: Millis(57_367), loaded: Millis(77_267) }));

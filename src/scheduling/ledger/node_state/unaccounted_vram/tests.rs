@@ -1,6 +1,7 @@
 //! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
 
 mod charges;
+mod engine_loads;
 mod leaving;
 mod silence;
 mod starting;
@@ -81,6 +82,7 @@ impl MeasurementFixture {
             holdings: NodeModelSet::default(),
             engines: Vec::new(),
             in_flight: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }
@@ -88,6 +90,12 @@ impl MeasurementFixture {
     fn pass(&mut self, seconds: u64) {
         self.now = self.now + Millis::seconds(seconds);
         self.ledger.expire(self.now);
+    }
+
+    /// `GPU-a`, once these victims are gone.
+    fn reservation_on_a(&self, victims: impl Into<Arc<[PodUid]>>, seconds: u64) -> Reservation {
+        let deadline = self.now + Millis::seconds(seconds);
+        Reservation { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: victims.into(), deadline }
     }
 
     fn free(&mut self) -> [u64; 2] {

@@ -9,13 +9,7 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     bench.bind("other", 80, -1);
     bench.read([(80, &[("job", 80)]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.ledger.release(&uid("job"));
     let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
@@ -34,14 +28,8 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
 fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_nothing_of_it() {
     let mut bench = MeasurementFixture::new();
     bench.wait("urgent", 60, 5);
-    let deadline = bench.now + Millis::seconds(60);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
     let demand = bench.ledger.pod_state(&uid("urgent")).unwrap().demand.clone();
     let (uid, key, state) = (uid("urgent"), key("urgent"), ObservedPhase::Waiting(waiting));
@@ -55,13 +43,7 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
 fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_have_spoken() {
     let mut bench = MeasurementFixture::new();
     let demand = bench.wait("urgent", 60, 5);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     let state = ObservedPhase::Waiting(ObservedWaiting {
         reservation: Some(reservation),
         ..ObservedWaiting::default()
@@ -86,13 +68,7 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     bench.bind("job", 80, -1);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
     bench.wait("urgent", 60, 5);
-    let deadline = bench.now + Millis::seconds(600);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 600);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.pass(40);
     assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
@@ -110,13 +86,7 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.bind("other", 80, -1);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
@@ -138,12 +108,6 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     let candidate = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
     let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: found.victims.into(),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a(found.victims, 60);
     assert_eq!(bench.ledger.reserve(&uid("whole"), reservation), Ok(()));
 }

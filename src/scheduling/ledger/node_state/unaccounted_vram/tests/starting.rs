@@ -52,7 +52,10 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     let job = bench.wait("job", 20, -1);
     let full = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
     let at = |bench: &mut MeasurementFixture, engine_load| {
-        bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], engine_load)
+        // Until the average has come there.
+        for _ in 0..60 {
+            bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], engine_load);
+        }
     };
     at(&mut bench, full(85, 0));
     assert_eq!(bench.verdict(&serving), Ok(()));
@@ -86,13 +89,7 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.bind("job", 60, -1);
     bench.bind("other", 85, -1);
     bench.wait("urgent", 40, 5);
-    let deadline = bench.now + Millis::seconds(60);
-    let reservation = Reservation {
-        node: node(),
-        devices: Arc::from([gpu("GPU-a")]),
-        victims: Arc::from([uid("job")]),
-        deadline,
-    };
+    let reservation = bench.reservation_on_a([uid("job")], 60);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");

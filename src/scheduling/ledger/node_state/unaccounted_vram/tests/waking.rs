@@ -52,7 +52,7 @@ fn refused_pods_are_looked_at_in_turn() {
 }
 
 #[test]
-fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
+fn a_pod_that_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
     let mut bench = MeasurementFixture::new();
     bench.wait("old", 20, 0);
     bench.ledger.suppose_all_refused();

@@ -1,0 +1,42 @@
+//! One process of Stowage in the race: its ledger, and what its watches have still to bring.
+
+use super::ApiPod;
+use std::collections::VecDeque;
+use stowage::ids::{NodeName, PodUid};
+use stowage::kubernetes::objects;
+use stowage::scheduling::verbs::Cluster;
+use stowage::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved};
+use stowage::scheduling::vocabulary::gpu::Device;
+use stowage::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
+use stowage::scheduling::vocabulary::placement::Reservation;
+
+/// What a watch brings.
+#[derive(Clone)]
+pub enum FuzzedEvent {
+    Pod(Box<ApiPod>, Option<Reservation>),
+    Gone(PodUid),
+}
+
+/// One process of Stowage.
+pub struct FuzzedReplica {
+    pub ledger: Cluster,
+    pub events: VecDeque<FuzzedEvent>,
+}
+
+impl FuzzedReplica {
+    pub fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
+        let seen = objects::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
+        if let Some(seen) = seen {
+            self.ledger.apply(PodObserved(seen));
+        }
+    }
+
+    pub fn describe(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
+        self.ledger.apply(NodeObserved {
+            identity: Some(identity),
+            ..NodeObserved::new(name.clone(), NodeKind::Stowage)
+        });
+        // A node has at most so many, those that it has lost among them.
+        let _ = self.ledger.apply(DevicesReported { node: name.clone(), devices });
+    }
+}
