@@ -15,9 +15,9 @@ use stowage::scheduling::vocabulary::node_reading::EngineLoad;
 use stowage::units::{Millis, Percent};
 
 const NODES: usize = 1000;
-const SECONDS: u64 = 40;
+const SECONDS: u64 = 120;
 /// Until the averages have settled.
-const WARM_UP: u64 = 10;
+const WARM_UP: u64 = 60;
 /// Each after as many reports as come in between.
 const FILTERS_A_SECOND: usize = 20;
 /// The most that jitter may add to the median.

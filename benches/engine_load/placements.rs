@@ -1,7 +1,7 @@
 //! Pods that join engines, placed by degrees and by three steps, in simulated time.
 //!
 //! 24 nodes with 192 engines of 16 to 48 GiB. The use of each KV cache drifts around a mean of its own that changes every ten
-//! minutes or so; a reading is off by up to 6 points, and requests wait where it is above 90 %. Every other second a pod of 4 to 16
+//! minutes or so; a reading is off by up to 6 points, and requests wait where it is above 90 %. Every second a pod of 4 to 16
 //! GiB comes, two of three serving, and stays for ten minutes on average. Measured is the true use of the cache that it joins.
 
 use super::fleet::{Fleet, GPUS};
@@ -81,19 +81,17 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
         for node in 0..NODES {
             fleet.report(node, &engines.read(node));
         }
-        if second % 2 == 1 {
-            let (gib, priority) =
-                (4 + 4 * arrivals.below(4) as u64, if arrivals.below(3) == 0 { -10 } else { 0 });
-            let stays = 1 + arrivals.gap(600_000.0).0 / 1000;
-            let name = format!("pod-{second}");
-            let met = place(&mut fleet, &engines, counting, &name, (gib, priority));
-            match met {
-                Some(met) => {
-                    leaving.entry(second + stays).or_default().push(name);
-                    tally.met.extend((second >= WARM_UP).then_some(met));
-                }
-                None => tally.refused += usize::from(second >= WARM_UP),
+        let (gib, priority) =
+            (4 + 4 * arrivals.below(4) as u64, if arrivals.below(3) == 0 { -10 } else { 0 });
+        let stays = 1 + arrivals.gap(600_000.0).0 / 1000;
+        let name = format!("pod-{second}");
+        let met = place(&mut fleet, &engines, counting, &name, (gib, priority));
+        match met {
+            Some(met) => {
+                leaving.entry(second + stays).or_default().push(name);
+                tally.met.extend((second >= WARM_UP).then_some(met));
             }
+            None => tally.refused += usize::from(second >= WARM_UP),
         }
         if second >= WARM_UP {
             tally.allocated +=

@@ -12,6 +12,7 @@
 mod budgets;
 mod conflicts;
 mod kube_filters;
+mod namespaces;
 mod unplannable_pods;
 
 use super::objects;
@@ -20,6 +21,7 @@ use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::verbs::observe::{
     EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
     PodObserved, PodReleased, ReservationGone,
@@ -54,6 +56,10 @@ pub struct ClusterIndex {
     is_listing_pods: bool,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
+    /// Listed only while a policy asks for their labels.
+    namespaces_list: ListProgress,
+    /// During a list: the namespaces that have been in it.
+    listed_namespaces: NamespaceLabels,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }

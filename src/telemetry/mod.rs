@@ -10,6 +10,7 @@ mod policy;
 mod start_times;
 
 use crate::scheduling::ledger::Totals;
+use crate::scheduling::policy::SpareRule;
 use crate::units::Millis;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -67,6 +68,7 @@ pub struct Metrics {
     gpus: IntGauge,
     reusable_engines: IntGauge,
     pub bound_to_wake: IntCounter,
+    spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
@@ -231,6 +233,11 @@ impl Metrics {
                 "Sleeping engines that new pods may wake and none has taken.",
             ),
             bound_to_wake,
+            spare: gauges(
+                "stowage_spare_gpus",
+                "GPUs that a rule of planning.spare keeps free, and free GPUs that count for it.",
+                &["rule", "kind"],
+            ),
             leading: gauge("stowage_leader", "1 if this replica leads."),
             synced: gauge(
                 "stowage_synced",
@@ -244,6 +251,18 @@ impl Metrics {
             overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
+        }
+    }
+
+    /// Of each rule of `planning.spare`, what it keeps and what is free; nothing of one that does not hold now.
+    pub fn set_spare<'r>(&self, rules: impl Iterator<Item = (&'r SpareRule, Option<u32>)>) {
+        self.spare.reset();
+        for (place, (rule, free)) in rules.enumerate() {
+            let Some(free) = free else { continue };
+            // Two rules may be for the same GPUs.
+            let name = format!("{place}: {rule}");
+            self.spare.with_label_values(&[name.as_str(), "kept"]).set(rule.gpus.into());
+            self.spare.with_label_values(&[name.as_str(), "free"]).set(free.into());
         }
     }
 

@@ -159,7 +159,7 @@ impl StartTimesTable {
                 "Errors of those after the first {LEARNED} of each row, by the policy's speeds and as calibrated:"
             ),
             format!(
-                "{:<10}{:<10}{:>12}{:>8}{:>14}{:>8}",
+                "{:<10}{:<10}{:>12}{:>8}{:>18}{:>8}",
                 "node", "from", "policy p50", "p90", "calibrated p50", "p90"
             ),
         ];
@@ -170,7 +170,7 @@ impl StartTimesTable {
             };
             let (before, after) = (row.before, row.after);
             format!(
-                "{:<10}{way:<10}{:>10.0} %{:>6.0} %{:>12.0} %{:>6.0} %",
+                "{:<10}{way:<10}{:>10.0} %{:>6.0} %{:>16.0} %{:>6.0} %",
                 row.node, before.p50, before.p90, after.p50, after.p90
             )
         }));

@@ -7,7 +7,7 @@ use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, Pod
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Policy, SpareRule};
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -35,6 +35,8 @@ pub struct Facts {
     pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
     /// What its tenant may still use.
     pub allowance: TenantLimit,
+    /// The rules of `planning.spare`, with the GPUs that are free for each; `None` for one that does not hold now.
+    pub spare: Vec<(SpareRule, Option<u32>)>,
     /// What its tenant uses.
     pub used: TenantUsage,
     /// The remaining victims of its reservation.
@@ -49,8 +51,11 @@ impl Facts {
     pub fn take(cluster: &mut Cluster, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
         let ledger: &Ledger = cluster;
-        let entry = ledger.pod_state(uid)?.clone();
+        let mut entry = ledger.pod_state(uid)?.clone();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
+        if waits {
+            entry.demand.kept = ledger.kept_from(&entry.demand);
+        }
         let reservation = entry.reservation();
         let victims = reservation
             .iter()
@@ -65,6 +70,7 @@ impl Facts {
             own_nodes: own_nodes(ledger, uid, &entry),
             reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
+            spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),

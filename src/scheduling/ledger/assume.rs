@@ -76,9 +76,9 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
-                "conflict: the node's pool has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
+            ) => "conflict: the node's pool has changed",
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
@@ -293,6 +293,7 @@ impl Ledger {
     fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
             Ask::Vram => self.choice(uid, node_state, &gpus, demand, GpuSet::ALL),
             Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
@@ -385,7 +386,8 @@ pub(super) fn gate(
 ) -> Option<Moment> {
     let of_model = rank::ready(node, demand, starts, &policy.loading);
     let expected = match (of_model, &demand.model) {
-        (Some(found), Some(_)) => found.total(),
+        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
+        (Some(found), Some(_)) => found.total().max(found.prior.total()),
         // What it will load is unknown, and may be as large as what it asks for.
         (found, _) => {
             let pull = found.map_or(Millis::default(), |found| found.time.pull);

@@ -1,8 +1,7 @@
 //! Observed starts of one kind, and the factors that fit them.
 //!
 //! A start takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimises relative
-//! errors, counts outliers less, and holds on to what is known already where the samples say little: all engines of one size, say,
-//! do not tell `a` from `b`.
+//! errors, counts outliers less, and begins with one factor for both: all engines of one size, say, do not tell `a` from `b`.
 
 use crate::scheduling::vocabulary::start_time::{StartFactors, TimeFactor};
 use crate::units::Millis;
@@ -24,8 +23,8 @@ pub(super) struct StartSample {
 #[serde(transparent)]
 pub(super) struct StartSamples(Vec<StartSample>);
 
-/// How much what is known beforehand counts, in samples: starts vary by a sixth of their time, policies are off by their whole.
-const HOLD: f64 = 0.02;
+/// How much what is known beforehand counts, in samples: starts vary by a fifth of their time, policies are off by their whole.
+const HOLD: f64 = 0.05;
 /// Errors beyond this share of the expected time count less and less.
 const OUTLIER: f64 = 0.5;
 /// After so many rounds the fit moves by less than a thousandth.
@@ -56,48 +55,69 @@ impl StartSamples {
             return None;
         }
         let known = [known.transfer, known.init].map(|factor| f64::from(factor.0) / 1000.0);
-        let mut found = known;
-        for _ in 0..ROUNDS {
-            found = self.refit(found, known);
-        }
+        let common = (0..ROUNDS).fold(1.0, |common, _| self.refit_common(common, known));
+        // As long as nothing says otherwise, both parts are off by the same.
+        let about = known.map(|factor| limited(factor * common));
+        let found = (0..ROUNDS).fold(about, |found, _| self.refit(found, about));
         let [transfer, init] = found.map(|factor| TimeFactor((factor * 1000.0).round() as u32));
         Some(StartFactors { transfer, init, samples: self.0.len() as u16 })
     }
 
-    /// One round of weighted least squares, with weights by the factors of the round before.
-    fn refit(&self, before: [f64; 2], known: [f64; 2]) -> [f64; 2] {
+    /// One round of weighted least squares for a factor of both parts, with weights by the one of the round before.
+    fn refit_common(&self, before: f64, known: [f64; 2]) -> f64 {
+        let [mut observed, mut expected] = [HOLD / before; 2];
+        for sample in &self.0 {
+            let [transfer, init, time] = sample.limited();
+            let one = (known[0] * transfer + known[1] * init).max(1.0);
+            let weight = weight(time, before * one);
+            observed += weight * one * time;
+            expected += weight * one * one;
+        }
+        observed / expected
+    }
+
+    /// The same for both factors, near `about`.
+    fn refit(&self, before: [f64; 2], about: [f64; 2]) -> [f64; 2] {
         // The normal equations: [[tt, ti], [ti, ii]] × [a, b] = [ty, iy].
-        let [mut tt, mut ii] = known.map(|factor| HOLD / (factor * factor));
-        let [mut ty, mut iy] = known.map(|factor| HOLD / factor);
+        let [mut tt, mut ii] = about.map(|factor| HOLD / (factor * factor));
+        let [mut ty, mut iy] = about.map(|factor| HOLD / factor);
         let mut ti = 0.0;
         for sample in &self.0 {
-            let [transfer, init, observed] =
-                [sample.transfer, sample.init, sample.observed].map(|time| time.0 as f64);
-            let (low, high) = TimeFactor::LIMITS;
-            let within = [low, high].map(|limit| (transfer + init).max(1.0) * f64::from(limit.0) / 1000.0);
-            let observed = observed.clamp(within[0], within[1]);
-            let expected = (before[0] * transfer + before[1] * init).max(1.0);
-            let error = ((observed - expected) / expected).abs();
-            let weight = (OUTLIER / error.max(OUTLIER)) / (expected * expected);
+            let [transfer, init, time] = sample.limited();
+            let weight = weight(time, (before[0] * transfer + before[1] * init).max(1.0));
             tt += weight * transfer * transfer;
             ti += weight * transfer * init;
             ii += weight * init * init;
-            ty += weight * transfer * observed;
-            iy += weight * init * observed;
+            ty += weight * transfer * time;
+            iy += weight * init * time;
         }
         // Positive, because of what is known beforehand.
         let determinant = tt * ii - ti * ti;
         let found = [(ty * ii - iy * ti) / determinant, (iy * tt - ty * ti) / determinant];
-        let limited = found.map(limited);
         // If one factor is at its limit, the other one fits the rest.
-        if limited[0] != found[0] {
-            return [limited[0], self::limited((iy - ti * limited[0]) / ii)];
+        match found.map(limited) {
+            [a, _] if a != found[0] => [a, limited((iy - ti * a) / ii)],
+            [_, b] if b != found[1] => [limited((ty - ti * b) / tt), b],
+            both => both,
         }
-        if limited[1] != found[1] {
-            return [self::limited((ty - ti * limited[1]) / tt), limited[1]];
-        }
-        limited
     }
+}
+
+impl StartSample {
+    /// Both parts and the observed time in milliseconds, that within what factors may say.
+    fn limited(&self) -> [f64; 3] {
+        let [transfer, init, observed] = [self.transfer, self.init, self.observed].map(|time| time.0 as f64);
+        let whole = (transfer + init).max(1.0);
+        let (low, high) = TimeFactor::LIMITS;
+        let [low, high] = [low, high].map(|limit| whole * f64::from(limit.0) / 1000.0);
+        [transfer, init, observed.clamp(low, high)]
+    }
+}
+
+/// How much a start counts that was expected to take `expected`: errors are relative, and outliers count less.
+fn weight(observed: f64, expected: f64) -> f64 {
+    let error = ((observed - expected) / expected).abs();
+    OUTLIER / error.max(OUTLIER) / (expected * expected)
 }
 
 fn limited(factor: f64) -> f64 {
@@ -142,7 +162,7 @@ mod tests {
     fn one_size_is_predicted_whichever_part_is_slow() {
         let found = samples(vec![sample("a", 30, 20, 150); 10]).fit(StartFactors::PRIOR, 3).unwrap();
         let time = expected(found, 30, 20);
-        assert!((145.0..=151.0).contains(&time), "{time}");
+        assert!((148.0..=151.0).contains(&time), "{time}");
     }
 
     #[test]

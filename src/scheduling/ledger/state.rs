@@ -15,7 +15,7 @@ use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +26,8 @@ use std::sync::Arc;
 pub struct LedgerState {
     /// The version of the policy by which pods and nodes are classified.
     policy_version: u64,
+    #[serde(default)]
+    namespaces: Arc<NamespaceLabels>,
     now: Moment,
     pods: BTreeMap<PodUid, Arc<PodState>>,
     nodes: StoredNodes,
@@ -60,6 +62,7 @@ impl Ledger {
     pub(in crate::scheduling) fn export(&self) -> LedgerState {
         LedgerState {
             policy_version: self.policy.version,
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pods: self.pod_states.export(),
             nodes: self.node_states.export(),
@@ -77,11 +80,14 @@ impl Ledger {
     /// The ledger that was exported under this policy.
     pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
+        // What its selectors say of namespaces is not stored with it.
+        let policy = Arc::new(Policy::clone(&policy).with_namespaces(&state.namespaces));
         let pod_states = PodStates::load(state.pods);
         let node_states = NodeStates::load(state.nodes, &pod_states, &policy)
             .map_err(|(pod, node)| LoadError::UnknownNode { pod, node })?;
         Ok(Self {
             policy,
+            namespaces: state.namespaces,
             now: state.now,
             pod_states,
             node_states,

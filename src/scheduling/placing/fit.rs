@@ -11,6 +11,7 @@ use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
@@ -68,6 +69,10 @@ pub enum Misfit {
     InsufficientVram { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
     #[error("the node's pool does not admit the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
+    #[error(
+        "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
+    )]
+    ClassKeptInPools,
     #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
     MigLayoutMismatch,
     #[error(
@@ -78,12 +83,20 @@ pub enum Misfit {
     TenantLimit { vram: Bytes, left: TenantLimit },
     #[error("on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", said(*left))]
     TenantLimitOnNode { left: TenantLimit },
+    #[error(
+        "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
+    )]
+    KeptSpare { kept: u32, asked: u32 },
     #[error("GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim"))]
     VictimsLeaving { remaining: u32 },
 }
 
 fn each_of(gpus: u32) -> String {
     if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+fn are(gpus: u32) -> &'static str {
+    if gpus == 1 { "is" } else { "are" }
 }
 
 fn have(gpus: u32) -> &'static str {
@@ -110,10 +123,12 @@ impl Misfit {
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::InsufficientVram { .. } => "insufficient-vram",
             Self::ClassNotAdmitted => "class-not-admitted",
+            Self::ClassKeptInPools => "class-kept-in-pools",
             Self::MigLayoutMismatch => "mig-layout-mismatch",
             Self::ClassExcluded { .. } => "class-excluded",
             Self::TenantLimit { .. } => "tenant-limit",
             Self::TenantLimitOnNode { .. } => "tenant-limit-on-node",
+            Self::KeptSpare { .. } => "spare",
             Self::VictimsLeaving { .. } => "victims-leaving",
         }
     }
@@ -132,6 +147,7 @@ impl Misfit {
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
             Self::ClassNotAdmitted => "the node's pool does not admit the pod's class",
+            Self::ClassKeptInPools => "the node is in no pool of the pod's class",
             // Of all nodes or of none, so that it mixes with no other.
             Self::TenantLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
@@ -143,6 +159,7 @@ impl Misfit {
             | Self::Occupied { .. }
             | Self::EngineStarting { .. }
             | Self::EnginesBusy { .. }
+            | Self::KeptSpare { .. }
             | Self::NoEmptyGpu { .. }
             | Self::InsufficientVram { .. } => "no GPU can take the pod now",
             Self::VictimsLeaving { .. } => "waiting for preempted pods to terminate",
@@ -174,7 +191,7 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
         _ => {}
     }
     if !node.classes.contains(demand.class) {
-        return Err(Misfit::ClassNotAdmitted);
+        return Err(if demand.terms.confined { Misfit::ClassKeptInPools } else { Misfit::ClassNotAdmitted });
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
@@ -188,6 +205,9 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
 /// Why `demand` does not fit on `gpus`; the most lasting reason first.
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
+    if !demand.kept.is_empty() {
+        return without_spare(gpus, demand);
+    }
     let count = |test: &dyn Fn(&Gpu) -> bool| {
         gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32
     };
@@ -220,6 +240,17 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
     Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
+}
+
+/// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
+fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
+    let freely = Demand { kept: SpareSet::NONE, ..demand.clone() };
+    let fitting = gpus.iter().filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
+    let kept = fitting.clone().filter(|gpu| gpu.is_kept_from(demand)).count() as u32;
+    match fitting.count() as u32 >= demand.gpus {
+        true => Misfit::KeptSpare { kept, asked: demand.gpus },
+        false => misfit(gpus, &freely),
+    }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
@@ -286,9 +317,9 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
-/// several GPUs gets whole ones.
+/// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1)
+    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

@@ -19,6 +19,7 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -58,6 +59,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
             slice,
             island,
             health,
+            spare: SpareSet::NONE,
         },
     )
 }
@@ -112,13 +114,13 @@ fn load_by_the_book(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
     ];
     let near = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
         (None, _) => 0.0,
-        (Some(_), None) => 841.0,
+        (Some(_), None) => 854.0,
         (Some(limit), Some(measured)) => (f64::from(measured) / f64::from(limit) * 1000.0).ceil().min(1000.0),
     };
     let has_limit = parts.iter().any(|(limit, _)| limit.is_some());
-    let some_are_silent = if gpu.engine_load.partial && has_limit { 841.0 } else { 0.0 };
+    let some_are_silent = if gpu.engine_load.partial && has_limit { 854.0 } else { 0.0 };
     let nearest = parts.into_iter().map(near).fold(some_are_silent, f64::max);
-    ((nearest.powi(4) / 1e9) as u64, nearest as u64)
+    (((nearest - 500.0).max(0.0).powi(2) / 250.0) as u64, nearest as u64)
 }
 
 proptest! {

@@ -5,6 +5,7 @@ use super::binding::{
     BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
 };
 use super::filter::{FilterAsked, FilterDecided};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
     BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
     FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
@@ -56,7 +57,9 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
-    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
+    NamespacesListed, NamespaceObserved, NamespaceDeleted,
+    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible,
+    FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,

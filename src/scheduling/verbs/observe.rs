@@ -146,6 +146,7 @@ impl Change for NodeObserved {
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
         ledger.share_labels(&self.name, self.labels);
         if let Some(machine) = self.machine {
+            ledger.set_takes_new_pods(&self.name, machine.takes_new_pods());
             cluster.kube_filters.set_machine(machine);
             cluster.settle_free_host(&self.name);
         }

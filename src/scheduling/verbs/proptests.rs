@@ -4,6 +4,7 @@
 use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
     NodeObserved, PodDeleted, PodObserved, ReadingReported,
@@ -15,11 +16,16 @@ use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
+use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::{OveruseRule, Policy};
+use crate::scheduling::policy::namespaces::Labels;
+use crate::scheduling::policy::{
+    Class, Match, NamespaceSelector, OveruseRule, Policy, Preemptibility, SpareRule, Tenant, Window,
+    built_in_classes,
+};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::classification::PodTraits;
@@ -47,7 +53,36 @@ enum OutsideEvent {
     NodeGone(u8),
     Plan,
     SetPolicy(u16),
+    Label(u8, Option<u8>),
+    ListNamespaces(u8),
     Pass(u64),
+}
+
+/// Pods are in the first of them.
+fn namespace(name: u8) -> String {
+    if name == 0 { "default".into() } else { format!("other-{name}") }
+}
+
+fn labelled(label: u8) -> Arc<Labels> {
+    Arc::new([("team".to_owned(), label.to_string())].into())
+}
+
+/// A policy under which the pods of a namespace are what its labels say.
+fn selecting() -> Policy {
+    let selector = |label: &str| NamespaceSelector {
+        match_labels: [("team".into(), label.into())].into(),
+        ..Default::default()
+    };
+    let own = |label: &str, eviction| Class {
+        matches: Match { namespace_selector: Some(selector(label)), ..Match::default() },
+        eviction,
+        shares_with: Some(Vec::new()),
+        ..Class::named(&format!("own-{label}"))
+    };
+    let mut classes = vec![own("1", Preemptibility::ForHigherPriority), own("2", Preemptibility::Never)];
+    classes.extend(built_in_classes());
+    let tenant = Tenant { namespace_selector: Some(selector("1")), ..Tenant::named("one", &[]) };
+    Policy::default().with_classes(classes).unwrap().with_tenants(vec![tenant]).unwrap()
 }
 
 fn event() -> impl Strategy<Value = OutsideEvent> {
@@ -71,6 +106,8 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => node.prop_map(OutsideEvent::NodeGone),
         2 => Just(OutsideEvent::Plan),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
+        2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
+        1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
 }
@@ -196,13 +233,29 @@ impl RecordedCluster {
             }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::SetPolicy(shortlist) => {
-                let mut policy = Policy::default();
+                let mut policy = if shortlist % 2 == 0 { Policy::default() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
+                // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
+                let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
+                let window: Window = serde_json::from_str(hours).unwrap();
+                let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
+                let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
+                policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
                 if shortlist % 2 == 0 {
                     (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
                 }
+                let policy =
+                    policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
                 self.apply(PolicySet { policy, classified: Default::default() });
+            }
+            OutsideEvent::Label(name, Some(label)) => {
+                self.apply(NamespaceObserved { name: namespace(name), labels: labelled(label) });
+            }
+            OutsideEvent::Label(name, None) => drop(self.apply(NamespaceDeleted(namespace(name)))),
+            OutsideEvent::ListNamespaces(label) => {
+                let all = (0..label).map(|name| (namespace(name), labelled(label))).collect();
+                self.apply(NamespacesListed(all));
             }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
@@ -337,6 +390,7 @@ proptest! {
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
+        prop_assert_eq!(audit(&recorded.cluster), []);
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 

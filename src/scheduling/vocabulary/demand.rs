@@ -13,6 +13,7 @@ pub use plain::DEFAULT_GRACE;
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::{Ask, PluginResource};
 use super::image::ImageId;
+use super::spare::SpareSet;
 use super::start_time::EngineKind;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
@@ -124,6 +125,9 @@ pub struct Demand {
     /// What its model weighs, where that is not the pod's to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Bytes>,
+    /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
+    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    pub kept: SpareSet,
     /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
     /// to no other.
     #[serde(default, skip_serializing_if = "no_models")]
@@ -281,6 +285,7 @@ impl Demand {
             model: None,
             kv_cache,
             weights: None,
+            kept: SpareSet::NONE,
             models: Arc::default(),
             containers: asking(pod.containers),
             images: Arc::default(),

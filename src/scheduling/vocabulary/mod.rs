@@ -23,4 +23,5 @@ pub mod node;
 pub mod node_reading;
 pub mod placement;
 pub mod smoothed_load;
+pub mod spare;
 pub mod start_time;

@@ -5,10 +5,12 @@
 //!
 //! - An average over the policy's time constant, corrected by its trend: an average of a cache that fills lags behind it.
 //! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average.
-//! - What decisions count follows the average only when that has moved by a step: upwards earlier than downwards.
+//! - What decisions count follows the average only when that has moved by a step, upwards earlier than downwards, or beyond a
+//!   limit of a class.
 //!
 //! Integers only, so that every machine and every replay counts the same.
 
+use super::classification::ClassTerms;
 use super::node_reading::EngineLoad;
 use crate::units::{Millis, Moment, Percent};
 use serde::{Deserialize, Serialize};
@@ -47,7 +49,7 @@ const QUEUE_FAR: i64 = 8 * UNIT;
 const KV_NOISE: i64 = 2 * UNIT;
 const QUEUE_NOISE: i64 = UNIT;
 /// The step of what is counted of a KV cache, in points upwards and downwards.
-const KV_STEP: (u8, u8) = (3, 5);
+const KV_STEP: (u8, u8) = (4, 6);
 /// Longer than any time constant that makes a difference; keeps the arithmetic within its bounds.
 const LONGEST: u64 = 24 * 3_600_000;
 
@@ -62,8 +64,15 @@ impl SmoothedLoad {
         }
     }
 
-    /// Takes in the next reading. What a reading does not say is unknown at once, and begins anew when it is said again.
-    pub fn add(&mut self, engine_load: EngineLoad, sampled: Moment, time_constant: Millis) {
+    /// Takes in the next reading. What a reading does not say is unknown at once, and begins anew when it is said again. What is
+    /// beyond the limits of any of these classes counts so.
+    pub fn add(
+        &mut self,
+        engine_load: EngineLoad,
+        sampled: Moment,
+        time_constant: Millis,
+        classes: &[ClassTerms],
+    ) {
         let elapsed = sampled.since(self.sampled);
         self.sampled = self.sampled.max(sampled);
         // An average from so long ago says nothing of now; without a time constant, none does.
@@ -76,12 +85,18 @@ impl SmoothedLoad {
         self.kv_cache = MovingAverage::next(self.kv_cache, kv_cache, weight, |_| KV_FAR);
         let queue = engine_load.queue.map(thousandths);
         self.queue = MovingAverage::next(self.queue, queue, weight, |average| QUEUE_FAR + average / 2);
-        let counted = self.counted;
-        self.counted = EngineLoad {
-            kv_cache: self.kv_cache.map(|average| count_kv(counted.kv_cache, average.now(KV_NOISE))),
-            queue: self.queue.map(|average| count_queue(counted.queue, average.now(QUEUE_NOISE))),
+        let now = EngineLoad {
+            kv_cache: self.kv_cache(),
+            queue: self.queue.map(|average| requests(average.now(QUEUE_NOISE))),
             ..engine_load
         };
+        let stepped = EngineLoad {
+            kv_cache: now.kv_cache.map(|now| step_kv(self.counted.kv_cache, now)),
+            queue: now.queue.map(|now| step_queue(self.counted.queue, now)),
+            ..engine_load
+        };
+        let is_beyond = |terms: &ClassTerms| terms.exceeded_by(now) && !terms.exceeded_by(stepped);
+        self.counted = if classes.iter().any(is_beyond) { now } else { stepped };
     }
 
     /// What decisions count.
@@ -165,8 +180,11 @@ fn percent(thousandths: i64) -> Percent {
     Percent::new(whole.div_ceil(UNIT as u64) as u8).unwrap_or(Percent::FULL)
 }
 
-fn count_kv(counted: Option<Percent>, average: i64) -> Percent {
-    let now = percent(average);
+fn requests(thousandths: i64) -> u32 {
+    u32::try_from(thousandths.unsigned_abs().div_ceil(UNIT as u64)).unwrap_or(u32::MAX)
+}
+
+fn step_kv(counted: Option<Percent>, now: Percent) -> Percent {
     let Some(counted) = counted else { return now };
     let (up, down) = KV_STEP;
     let is_moved = now.get() >= counted.get() + up || now.get() + down <= counted.get();
@@ -174,8 +192,7 @@ fn count_kv(counted: Option<Percent>, average: i64) -> Percent {
 }
 
 /// The steps of a queue grow with it: one and a quarter of it upwards, two and a quarter of it downwards.
-fn count_queue(counted: Option<u32>, average: i64) -> u32 {
-    let now = u32::try_from(average.unsigned_abs().div_ceil(UNIT as u64)).unwrap_or(u32::MAX);
+fn step_queue(counted: Option<u32>, now: u32) -> u32 {
     let Some(counted) = counted else { return now };
     let quarter = counted / 4;
     let is_moved = now >= counted.saturating_add(1 + quarter) || now.saturating_add(2 + quarter) <= counted;
@@ -199,7 +216,7 @@ mod tests {
         let (first, _) = readings.next().unwrap();
         let mut smoothed = SmoothedLoad::first(first, Moment(0));
         for (reading, second) in readings {
-            smoothed.add(reading, Moment(second * 1000), TEN_SECONDS);
+            smoothed.add(reading, Moment(second * 1000), TEN_SECONDS, &[]);
         }
         smoothed
     }
@@ -232,7 +249,7 @@ mod tests {
         let mut changes = 0;
         for ((kv, queue), second) in readings.zip(1..) {
             let before = smoothed.counted();
-            smoothed.add(load(kv, queue), Moment(second * 1000), TEN_SECONDS);
+            smoothed.add(load(kv, queue), Moment(second * 1000), TEN_SECONDS, &[]);
             changes += usize::from(smoothed.counted() != before);
         }
         assert!(changes <= 2, "{changes}");
@@ -245,7 +262,7 @@ mod tests {
         assert!((77..=80).contains(&average), "{average}");
         let trend = filling.kv_cache_trend(TEN_SECONDS).unwrap();
         assert!((55..=61).contains(&trend), "a point a second: {trend}");
-        assert!(filling.counted().kv_cache.unwrap().get().abs_diff(80) <= 5);
+        assert!(filling.counted().kv_cache.unwrap().get().abs_diff(80) <= 6);
         let draining = after((0..=60).map(|second| load(80 - second, 0)));
         assert!(draining.kv_cache_trend(TEN_SECONDS).unwrap() < -55);
     }
@@ -260,13 +277,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_beyond_a_limit_counts_so_however_little_it_is() {
+        let terms =
+            ClassTerms { kv_cache_limit: Percent::new(90), queue_limit: Some(32), ..ClassTerms::default() };
+        let mut smoothed = SmoothedLoad::first(load(89, 0), Moment(0));
+        let mut read = |second: u64, kv: u8| {
+            smoothed.add(load(kv, 0), Moment(second * 1000), TEN_SECONDS, &[terms]);
+            smoothed.counted().kv_cache.unwrap().get()
+        };
+        assert_eq!((1..60).map(|second| read(second, 91)).last(), Some(91));
+        assert_eq!((60..120).map(|second| read(second, 86)).last(), Some(91), "it is not far below");
+        assert_eq!((120..180).map(|second| read(second, 85)).last(), Some(85));
+    }
+
+    #[test]
     fn after_a_silence_the_next_reading_counts_as_it_is() {
         let mut smoothed = SmoothedLoad::first(load(90, 30), Moment(0));
-        smoothed.add(load(5, 0), Moment(30_000), TEN_SECONDS);
+        smoothed.add(load(5, 0), Moment(30_000), TEN_SECONDS, &[]);
         assert_eq!(smoothed.counted(), load(5, 0));
-        smoothed.add(load(90, 30), Moment(30_000), Millis(0));
+        smoothed.add(load(90, 30), Moment(30_000), Millis(0), &[]);
         assert_eq!(smoothed.counted(), load(90, 30), "nothing is smoothed");
-        smoothed.add(load(5, 0), Moment(1000), TEN_SECONDS);
+        smoothed.add(load(5, 0), Moment(1000), TEN_SECONDS, &[]);
         assert_eq!(smoothed.counted(), load(90, 30), "one from before changes nothing");
     }
 
@@ -289,12 +320,12 @@ mod tests {
             let mut smoothed = SmoothedLoad::first(load(readings[0].0, readings[0].1), Moment(now));
             for (kv, queue, elapsed) in readings {
                 now += elapsed;
-                smoothed.add(load(kv, queue), Moment(now), Millis(constant));
+                smoothed.add(load(kv, queue), Moment(now), Millis(constant), &[]);
                 prop_assert!(smoothed.counted().kv_cache.is_some() && smoothed.counted().queue.is_some());
             }
             for _ in 0..400 {
                 now += 3_600_000;
-                smoothed.add(load(kv, queue), Moment(now), Millis(constant.min(600_000)));
+                smoothed.add(load(kv, queue), Moment(now), Millis(constant.min(600_000)), &[]);
             }
             let counted = smoothed.counted();
             let (up, down) = KV_STEP;

@@ -23,10 +23,10 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
     eventually("the figures are known", async || {
         let books = world.books().await?;
         let known = books["snapshot"]["nodes"].as_array()?.iter().all(|known| {
-            let of = |(node, gpu, percent): (usize, u32, u64)| {
+            let of = |(node, gpu, percent): (usize, u32, u8)| {
                 let counted = &known["gpus"][gpu as usize]["engine_load"]["kv_cache"];
                 // An engine at 2 % is hardly told from none.
-                known["name"] != nodes[node].name.as_str() || percent == 2 || *counted == percent
+                known["name"] != nodes[node].name.as_str() || percent == 2 || *counted == u64::from(percent)
             };
             caches.into_iter().all(of)
         });

@@ -122,6 +122,7 @@ fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
     let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
     let of = match source {
         FactorSource::Policy => return String::new(),
+        FactorSource::Cluster if what == "pulls" => "on other nodes",
         FactorSource::Cluster => "on such GPUs",
         FactorSource::Node => "on this node",
     };
@@ -246,7 +247,7 @@ fn woken(WakePart { woken_in_millis, loaded_in_millis }: WakePart) -> String {
     )
 }
 
-/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 290 of 1000`; nothing of a GPU whose
+/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 219 of 1000`; nothing of a GPU whose
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let idle = (Some(Percent::default()), Some(0));
@@ -282,4 +283,95 @@ fn occupant(occupant: &OccupantPart) -> String {
     };
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
     format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start_part() -> StartPart {
+        let policy = CalibrationPart {
+            source: FactorSource::Policy,
+            starts: 0,
+            transfer_thousandths: 1000,
+            init_thousandths: 1000,
+        };
+        StartPart {
+            pull_millis: Millis::default(),
+            fetch_millis: Millis::seconds(30),
+            load_millis: Millis::seconds(10),
+            init_millis: Millis::seconds(20),
+            policy_millis: Millis::seconds(60),
+            missing_images: 0,
+            missing_image_bytes: Bytes::ZERO,
+            is_image_size_assumed: false,
+            pull: policy,
+            engine: policy,
+        }
+    }
+
+    #[test]
+    fn a_start_is_shown_in_parts_with_what_was_learned_of_them() {
+        assert_eq!(
+            start(&start_part()).unwrap(),
+            "30 s to fetch the model, 10 s to load it, 20 s to start the engine"
+        );
+        let learned = StartPart {
+            pull_millis: Millis::seconds(90),
+            missing_images: 2,
+            missing_image_bytes: Bytes::gib(8),
+            is_image_size_assumed: true,
+            pull: CalibrationPart {
+                source: FactorSource::Cluster,
+                starts: 7,
+                transfer_thousandths: 2250,
+                ..start_part().pull
+            },
+            engine: CalibrationPart {
+                source: FactorSource::Node,
+                starts: 12,
+                transfer_thousandths: 333,
+                init_thousandths: 1040,
+            },
+            ..start_part()
+        };
+        assert_eq!(
+            start(&learned).unwrap(),
+            "90 s to pull 2 images of 8.0 GiB (assumed), 30 s to fetch the model, 10 s to load it, 20 s to start the engine\n\
+             by 7 starts on other nodes, pulls move bytes in 2.25 × the policy's time\n\
+             by 12 starts on this node, engines move bytes in 0.33 × the policy's time, the rest 1.04 × as long\n\
+             by the policy's speeds 60 s"
+        );
+        assert_eq!(
+            start(&StartPart {
+                fetch_millis: Millis(0),
+                load_millis: Millis(0),
+                init_millis: Millis(0),
+                ..start_part()
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn a_bound_pod_shows_when_its_engine_was_expected_and_when_it_answered() {
+        let bound = BoundStartPart {
+            expected_millis: Millis::seconds(42),
+            policy_millis: Millis::seconds(42),
+            took_millis: None,
+        };
+        assert_eq!(
+            bound_start(&bound),
+            "its engine was expected to answer 42 s after binding; it has not yet"
+        );
+        let late = BoundStartPart {
+            policy_millis: Millis::seconds(20),
+            took_millis: Some(Millis::seconds(50)),
+            ..bound
+        };
+        assert_eq!(
+            bound_start(&late),
+            "its engine was expected to answer 42 s after binding, by the policy's speeds after 20 s; it did after 50 s"
+        );
+    }
 }

@@ -26,12 +26,13 @@ use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::Moment;
 use charges::NodeCharges;
@@ -78,6 +79,12 @@ pub(in crate::scheduling) struct NodeState {
     /// What they take, as the last change left it.
     #[serde(skip)]
     charges: NodeCharges,
+    /// It is cordoned, or its kubelet does not answer: no new pod goes there.
+    #[serde(default)]
+    cordoned: bool,
+    /// Its free GPUs, as they are counted for the rules of `planning.spare`.
+    #[serde(skip)]
+    spare: SpareCounts,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
     /// Follows from all the rest; only its name and generation are stored.
@@ -107,6 +114,8 @@ impl NodeState {
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
+            cordoned: false,
+            spare: SpareCounts::default(),
             unbound: None,
             view,
         }
@@ -298,6 +307,33 @@ impl NodeState {
         let is_new = self.view.free_host != free_host;
         self.view.free_host = free_host;
         is_new
+    }
+
+    /// Counts its free GPUs anew for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
+    /// on which Stowage places no pod.
+    pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
+        let Node { kind, closed, miscut, .. } = self.view;
+        let mut now = SpareCounts::default();
+        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
+            self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty()).for_each(|gpu| now.count(gpu.spare));
+        }
+        (std::mem::replace(&mut self.spare, now), now)
+    }
+
+    pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
+        self.cordoned = !takes_new_pods;
+    }
+
+    /// Marks the GPUs that count as free for the rules of `planning.spare`.
+    fn mark_spare(&self, policy: &Policy, gpus: &mut [Gpu]) {
+        if policy.planning.spare.is_empty() {
+            return;
+        }
+        for (gpu, device) in gpus.iter_mut().zip(self.devices.iter()) {
+            if gpu.is_wholly_free(policy.telemetry.margin.of(device.total)) {
+                gpu.spare = policy.spare_of(self.admission.pool, &device.model);
+            }
+        }
     }
 
     pub(super) fn set_generation(&mut self, generation: u64) {

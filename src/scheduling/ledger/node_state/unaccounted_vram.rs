@@ -157,7 +157,8 @@ impl NodeState {
             unaccounted.push((device.uuid.clone(), known));
             let load = self.smoothed_load(&device.uuid, place).copied();
             let load = load.map(|mut load| {
-                load.add(observation.engine_load, reading.sampled, policy.telemetry.smoothing);
+                let smoothing = policy.telemetry.smoothing;
+                load.add(observation.engine_load, reading.sampled, smoothing, policy.terms());
                 load
             });
             let load = load.unwrap_or(SmoothedLoad::first(observation.engine_load, reading.sampled));

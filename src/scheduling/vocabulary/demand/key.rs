@@ -5,6 +5,7 @@ use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::image::ImageId;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub struct DemandKey {
     /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
+    kept: SpareSet,
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
     /// Engines differ in how long they take to start; without a model none is known.
@@ -44,6 +46,7 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            kept,
             images,
             engine,
             // Part of the key as the size of the model's weights.
@@ -71,6 +74,7 @@ impl DemandKey {
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
             models: models.clone(),
+            kept: *kept,
             images: images.clone(),
             engine: if model.is_some() { *engine } else { EngineKind::default() },
         }
@@ -106,6 +110,7 @@ mod tests {
             },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { kept: [0].into_iter().collect(), ..base.clone() },
             Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
             Demand { engine: EngineKind::Vllm, ..base.clone() },
         ];
