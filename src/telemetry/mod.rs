@@ -67,6 +67,8 @@ pub struct Metrics {
     nodes: IntGauge,
     dra_nodes: IntGauge,
     gpus: IntGauge,
+    reusable_engines: IntGauge,
+    pub bound_to_wake: IntCounter,
     spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
@@ -130,6 +132,11 @@ impl Metrics {
             "Ledgers discarded after a panic under the lock, and rebuilt from a new list of the cluster.",
         )
         .expect("the name is valid");
+        let bound_to_wake = IntCounter::new(
+            "stowage_bound_to_reusable_engines_total",
+            "Pods bound to GPUs on which an engine of their model slept that they may wake.",
+        )
+        .expect("the name is valid");
         let report_age = GaugeVec::new(
             Opts::new(
                 "stowage_agent_report_age_seconds",
@@ -148,6 +155,7 @@ impl Metrics {
         keep(Box::new(ledger_seconds.clone()));
         keep(Box::new(report_bytes.clone()));
         keep(Box::new(report_age.clone()));
+        keep(Box::new(bound_to_wake.clone()));
         keep(Box::new(gpus_delayed.clone()));
         keep(Box::new(ledgers_discarded.clone()));
         Self {
@@ -225,6 +233,11 @@ impl Metrics {
                 "Nodes whose GPUs a DRA driver publishes, so that Stowage allocates none of them.",
             ),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            reusable_engines: gauge(
+                "stowage_reusable_engines",
+                "Sleeping engines that new pods may wake and none has taken.",
+            ),
+            bound_to_wake,
             spare: gauges(
                 "stowage_spare_gpus",
                 "GPUs that a rule of planning.spare keeps free, and free GPUs that count for it.",
@@ -274,6 +287,7 @@ impl Metrics {
         self.nodes.set(totals.nodes as i64);
         self.dra_nodes.set(totals.dra_nodes as i64);
         self.gpus.set(totals.gpus as i64);
+        self.reusable_engines.set(totals.reusable_engines as i64);
     }
 
     /// Ages of the nodes' latest reports; `ages` in any order.

@@ -19,6 +19,7 @@ mod golden;
 mod handover;
 mod handovers;
 mod http;
+mod models;
 mod needs;
 mod packing;
 mod planner;

@@ -299,6 +299,7 @@ impl Ledger {
         let moved =
             self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting, start });
         self.follow(&uid, &moved);
+        self.forget_start_if_woken(&uid);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
             self.note_started(&uid);

@@ -27,6 +27,8 @@ pub struct Totals {
     /// Of these, nodes whose GPUs a DRA driver publishes.
     pub dra_nodes: u64,
     pub gpus: u64,
+    /// Sleeping engines that new pods may wake.
+    pub reusable_engines: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
 }
@@ -145,6 +147,7 @@ impl Ledger {
             totals.gpus += node_state.devices().len() as u64;
             let is_dra = node_state.view().kind == NodeKind::Dra;
             totals.dra_nodes += u64::from(is_dra);
+            totals.reusable_engines += node_state.view().reusable.iter().count() as u64;
             totals.capacity += if is_dra { Bytes::ZERO } else { node_state.view().capacity() };
             totals.charged += node_state.view().charged();
         }

@@ -8,6 +8,7 @@ use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part}
 use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, Health};
 use crate::scheduling::vocabulary::node::Node;
 
@@ -17,7 +18,7 @@ pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy)
     ScoreParts {
         packing: unhealthy(node),
         kv_headroom: kv_headroom(node, demand),
-        time_to_ready: time_to_ready_part(node, demand, starts, policy),
+        time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,

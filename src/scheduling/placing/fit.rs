@@ -1,7 +1,8 @@
 //! Whether a demand fits on a node, and if not, why not.
 
+use super::affinity;
 use super::device_plugin;
-use super::pack::{self, GpuChoice};
+use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -190,7 +191,7 @@ pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice,
         Ask::Claims => return Ok(GpuChoice::default()),
         Ask::Vram => {}
     }
-    pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
+    affinity::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.

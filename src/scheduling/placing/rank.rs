@@ -1,6 +1,5 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
-use super::claims;
 use super::device_plugin;
 use super::engine_load_cost::EngineLoadCost;
 use super::fit::{Misfit, fit_by};
@@ -10,6 +9,7 @@ use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
 pub use super::start_model::ready;
+use super::{affinity, claims};
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::policy::Policy;
@@ -258,7 +258,7 @@ pub fn parts(
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load.part(),
-        time_to_ready: time_to_ready_part(node, demand, starts, policy),
+        time_to_ready: time_to_ready_part(node, choice.gpus, demand, starts, policy),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
@@ -275,10 +275,17 @@ pub(crate) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
-/// How long until the pod answers on this node, in doublings of a second.
-pub(super) fn time_to_ready_part(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> u32 {
-    let step =
-        ready(node, demand, starts, &policy.loading).map_or(0, |found| model_tier::step(found.total()));
+/// How long until the pod answers on these GPUs of a node, in doublings of a second.
+pub(super) fn time_to_ready_part(
+    node: &Node,
+    gpus: GpuSet,
+    demand: &Demand,
+    starts: &StartModel,
+    policy: &Policy,
+) -> u32 {
+    let woken = affinity::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
+    let ready = woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
+    let step = ready.map_or(0, model_tier::step);
     (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 

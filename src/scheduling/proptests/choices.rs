@@ -23,7 +23,7 @@ use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
-fn gpu() -> impl Strategy<Value = Gpu> {
+pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
         prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let engine_load = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
@@ -64,7 +64,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     )
 }
 
-fn node(name: &str, gpus: Vec<Gpu>) -> Node {
+pub(super) fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     let name = NodeName::parse(name).unwrap();
     Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
 }
@@ -77,7 +77,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Whether a GPU fits, written again from the definition.
-fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
+pub(super) fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;

@@ -34,7 +34,9 @@ use crate::scheduling::policy::{
 };
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
@@ -123,6 +125,18 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
+}
+
+/// An engine that sleeps on one GPU and may be woken for a new pod.
+fn sleeping(node: u8, index: u32) -> EngineReading {
+    EngineReading {
+        pod: uid(200),
+        model: ModelId::parse("m").unwrap(),
+        gpus: [unit_gpu(node, index).uuid].into(),
+        state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+        reusable_in: Some(PodTraits::default().namespace.into()),
+        seen: Moment(u64::MAX),
+    }
 }
 
 fn image(n: u8) -> ImageId {
@@ -224,7 +238,8 @@ impl RecordedCluster {
                 // An old sample accuses no pod.
                 let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
                 let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
-                let reading = NodeReading { sampled, gpus, over_grant, ..NodeReading::default() };
+                let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
+                let reading = NodeReading { sampled, gpus, engines, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {

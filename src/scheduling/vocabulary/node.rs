@@ -4,6 +4,7 @@ use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
+use super::engine_model::ReusableEngineSet;
 use super::gpu::{Device, Gpu, GpuSet};
 use super::image::NodeImageSet;
 use super::model_tier::{NodeModel, NodeModelSet};
@@ -66,6 +67,9 @@ pub struct Node {
     pub classes: ClassSet,
     /// Models of which something is here.
     pub holdings: NodeModelSet,
+    /// Engines that sleep on its GPUs and that new pods may wake.
+    #[serde(default, skip_serializing_if = "ReusableEngineSet::is_empty")]
+    pub reusable: ReusableEngineSet,
     /// Which images are here, as far as the node lists them.
     #[serde(default, skip_serializing_if = "is_unknown")]
     pub images: NodeImageSet,
@@ -107,6 +111,7 @@ impl Node {
             miscut: false,
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
+            reusable: ReusableEngineSet::default(),
             images: NodeImageSet::default(),
             start_factors: NodeStartFactors::default(),
             replicas: Arc::new([]),

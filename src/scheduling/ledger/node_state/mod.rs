@@ -4,6 +4,7 @@
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
 //! - [`node_starts`]: how long engines took to start there;
+//! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -12,6 +13,7 @@ mod charges;
 mod departed;
 mod device_list;
 mod node_starts;
+mod reusable_engines;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
@@ -312,6 +314,7 @@ impl NodeState {
             miscut: self.is_miscut(policy),
             classes: self.admission.classes,
             holdings: self.holdings(),
+            reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
             images: self.images.clone(),
             start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
