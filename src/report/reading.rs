@@ -99,7 +99,7 @@ impl NodeReport {
 }
 
 /// For an engine that does not report it.
-const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true };
+const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true, preempting: false };
 
 /// The load of an engine; `None` if it serves no requests.
 fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
@@ -107,10 +107,11 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
         EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
         EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => Some(UNKNOWN),
-        EngineState::Serving | EngineState::Draining => Some(EngineLoad::of(
-            engine.kv_cache_usage.and_then(Percent::from_share),
-            engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
-        )),
+        EngineState::Serving | EngineState::Draining => {
+            let queue = engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
+            let load = EngineLoad::of(engine.kv_cache_usage.and_then(Percent::from_share), queue);
+            Some(EngineLoad { preempting: engine.preempting, ..load })
+        }
     }
 }
 
@@ -190,6 +191,17 @@ mod tests {
             on_a(json!([engine(json!({})), engine(json!({ "kvCacheUsage": 0.2, "waiting": 4 }))])),
             (Some(51), Some(7))
         );
+    }
+
+    #[test]
+    fn an_engine_that_interrupts_its_own_requests_is_full_whatever_its_gauge_says() {
+        let load = |engines| report(engines).reading(Moment(0), FRESH).unwrap().gpus[0].engine_load;
+        let preempting = engine(json!({ "kvCacheUsage": 0.4, "preempting": true }));
+        assert_eq!(load(json!([preempting])).occupancy(), Some(Percent::FULL));
+        let both = load(json!([engine(json!({})), preempting]));
+        assert_eq!((both.occupancy(), both.kv_cache), (Some(Percent::FULL), Percent::new(51)));
+        assert_eq!(load(json!([engine(json!({}))])).occupancy(), Percent::new(51), "of an older agent");
+        assert_eq!(load(json!([engine(json!({ "preempting": true, "ageMillis": 5000 }))])), UNKNOWN);
     }
 
     #[test]

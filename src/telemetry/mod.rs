@@ -10,6 +10,7 @@ mod policy;
 mod start_times;
 
 use crate::scheduling::ledger::Totals;
+use crate::scheduling::policy::SpareRule;
 use crate::units::Millis;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -64,7 +65,9 @@ pub struct Metrics {
     vram_allocatable: IntGauge,
     vram_allocated: IntGauge,
     nodes: IntGauge,
+    dra_nodes: IntGauge,
     gpus: IntGauge,
+    spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
@@ -217,7 +220,16 @@ impl Metrics {
             ),
             vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
             nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
+            dra_nodes: gauge(
+                "stowage_dra_nodes",
+                "Nodes whose GPUs a DRA driver publishes, so that Stowage allocates none of them.",
+            ),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            spare: gauges(
+                "stowage_spare_gpus",
+                "GPUs that a rule of planning.spare keeps free, and free GPUs that count for it.",
+                &["rule", "kind"],
+            ),
             leading: gauge("stowage_leader", "1 if this replica leads."),
             synced: gauge(
                 "stowage_synced",
@@ -231,6 +243,18 @@ impl Metrics {
             overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
+        }
+    }
+
+    /// Of each rule of `planning.spare`, what it keeps and what is free; nothing of one that does not hold now.
+    pub fn set_spare<'r>(&self, rules: impl Iterator<Item = (&'r SpareRule, Option<u32>)>) {
+        self.spare.reset();
+        for (place, (rule, free)) in rules.enumerate() {
+            let Some(free) = free else { continue };
+            // Two rules may be for the same GPUs.
+            let name = format!("{place}: {rule}");
+            self.spare.with_label_values(&[name.as_str(), "kept"]).set(rule.gpus.into());
+            self.spare.with_label_values(&[name.as_str(), "free"]).set(free.into());
         }
     }
 
@@ -248,6 +272,7 @@ impl Metrics {
         self.vram_allocatable.set(totals.capacity.0 as i64);
         self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
+        self.dra_nodes.set(totals.dra_nodes as i64);
         self.gpus.set(totals.gpus as i64);
     }
 

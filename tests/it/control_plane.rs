@@ -3,6 +3,8 @@
 
 mod acts;
 mod admission;
+mod dra;
+mod engine_load;
 mod fence;
 mod fleet;
 mod install;

@@ -11,6 +11,7 @@ mod conflicts;
 mod control_plane;
 mod device_plugin;
 mod docs;
+mod dra;
 mod edge;
 mod explain;
 mod floors;

@@ -10,6 +10,9 @@ mod disruption_info;
 mod gpu_models;
 mod images;
 pub mod kube_filters;
+mod reservation;
+mod resource_slice;
+mod storage;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
@@ -18,6 +21,12 @@ pub use conditions::{
 };
 pub use disruption_budget::budget;
 pub use images::{node_images, start_progress};
+pub use reservation::{
+    REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
+    reservation_ended_condition,
+};
+pub use resource_slice::device_slice;
+pub use storage::StorageResource;
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -33,8 +42,7 @@ use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::{Bytes, Millis};
 use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use serde::{Deserialize, Serialize};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -64,12 +72,6 @@ pub mod written {
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
 }
-
-/// The pod condition that makes a reservation durable.
-pub const RESERVED_CONDITION: &str = "stowage.dev/Reserved";
-
-/// The pod condition whose change wakes a rejected pod: kube-scheduler retries a pod of which anything changed.
-pub const REQUEUED_CONDITION: &str = "stowage.dev/Requeued";
 
 /// Labels that GPU feature discovery sets on nodes.
 mod discovered {
@@ -110,6 +112,18 @@ pub fn classified_demand(
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
+}
+
+/// The demand of a pod whose devices kube-scheduler allocates by its claims.
+pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    let demand = with_request(pod, |request| Demand::of_claims(request, classify));
+    Demand { images: images::pod_images(pod), engine: images::engine(pod), ..demand }
+}
+
+/// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
+pub fn asks_by_claims(pod: &Pod) -> bool {
+    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    claims.next().is_some() && !asks_for_gpu(pod)
 }
 
 /// Whether any container names `stowage.dev/vram`.
@@ -357,64 +371,6 @@ fn annotations(
         demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
     );
     annotations
-}
-
-/// The message of a reservation's condition: JSON, readable by people and programs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ReservationMessage {
-    pub node: NodeName,
-    pub devices: Arc<[GpuUuid]>,
-    pub victims: Arc<[PodUid]>,
-    /// RFC 3339.
-    pub deadline: jiff::Timestamp,
-    /// The leader that made the reservation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<LeaderEpoch>,
-}
-
-impl ReservationMessage {
-    pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
-        PodCondition {
-            type_: RESERVED_CONDITION.into(),
-            status: "True".into(),
-            reason: Some(if self.victims.is_empty() { "GpusAvailable" } else { "WaitingForVictims" }.into()),
-            message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
-            last_transition_time: Some(Time(now)),
-            ..PodCondition::default()
-        }
-    }
-
-    /// The active reservation that a pod's condition describes, if any.
-    pub fn read(pod: &Pod) -> Option<Self> {
-        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
-        serde_json::from_str(condition.message.as_deref()?).ok()
-    }
-}
-
-/// The condition that makes kube-scheduler retry the pod, with the time at which its demand began to fit.
-pub fn requeued_condition(now: jiff::Timestamp) -> PodCondition {
-    PodCondition {
-        type_: REQUEUED_CONDITION.into(),
-        status: "True".into(),
-        reason: Some("VramFreed".into()),
-        // Seconds are not enough: two wakes within one would be the same write, and the second would wake no pod.
-        message: Some(now.to_string()),
-        last_transition_time: Some(Time(now)),
-        ..PodCondition::default()
-    }
-}
-
-/// The condition of a reservation that has ended.
-pub fn reservation_ended_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
-    PodCondition {
-        type_: RESERVED_CONDITION.into(),
-        status: "False".into(),
-        reason: Some(reason.into()),
-        last_transition_time: Some(Time(now)),
-        ..PodCondition::default()
-    }
 }
 
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {

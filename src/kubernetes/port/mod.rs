@@ -155,6 +155,8 @@ pub enum PodEventReason {
     GpuLost,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
     GpuConflict,
+    /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
+    PublishedByDra,
     /// Recorded on Stowage's own pod.
     PolicyApplied,
     /// Recorded on Stowage's own pod.
@@ -187,6 +189,7 @@ impl PodEventReason {
             Self::Overuse => "StowageOveruse",
             Self::GpuLost => "StowageGpuLost",
             Self::GpuConflict => "StowageGpuConflict",
+            Self::PublishedByDra => "StowagePublishedByDra",
             Self::PolicyApplied => "StowagePolicyApplied",
             Self::PolicyRejected => "StowagePolicyRejected",
         }

@@ -27,6 +27,9 @@ pub struct Explanation {
     pub class: ClassPart,
     /// `None` if no tenant has the pod's namespace.
     pub tenant: Option<TenantPart>,
+    /// By rule of `planning.spare`; empty for a class that is not preemptible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spare: Vec<SparePart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
     pub counts: Counts,
@@ -103,6 +106,9 @@ pub struct ClassPart {
     pub queue_limit: Option<u32>,
     /// `None`: with every class.
     pub shares_with: Option<Vec<String>>,
+    /// The node pools that it is kept in; `None`: in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pools: Option<Vec<String>>,
     pub preemptible: bool,
 }
 
@@ -110,7 +116,7 @@ pub struct ClassPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// The name of its field under `match`.
+    /// The name of its field under `match`, or `when` for the class's windows.
     pub field: String,
     pub wants: String,
     /// What the pod has instead, or what meets it.
@@ -138,6 +144,22 @@ pub struct TenantPart {
     pub weight: u32,
     /// The weighted dominant share of its borrowed capacity, in millionths of the cluster.
     pub share_millionths: u64,
+}
+
+/// GPUs that stay free of pods of preemptible classes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SparePart {
+    /// Which GPUs.
+    pub rule: String,
+    /// How many stay free.
+    pub keeps: u32,
+    /// How many are free now; `None` if the rule does not hold now.
+    pub free: Option<u32>,
+    /// The pod may take none of them now.
+    pub kept_from_pod: bool,
+    /// The window in which it holds: the open one, or else the first; `None` if it always does.
+    pub window: Option<String>,
 }
 
 /// A part of the cluster; `None` where there is no bound.
@@ -391,10 +413,13 @@ pub struct GpuPart {
     /// VRAM in soft reservations of other pods.
     pub soft_reserved_bytes: Bytes,
     pub free_bytes: Bytes,
-    /// Of the fullest engine on it; `None` if unknown.
+    /// Of the fullest engine on it, as it was last read; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait for the engines on it; `None` if unknown.
     pub queue: Option<u32>,
+    /// What decisions count of that; `None` without a fresh report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_load: Option<EngineLoadPart>,
     /// An engine is starting on it.
     pub starting: bool,
     pub occupants: Vec<OccupantPart>,
@@ -402,6 +427,25 @@ pub struct GpuPart {
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
+}
+
+/// How busy the engines on a GPU are over the last readings, and what that costs the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineLoadPart {
+    /// KV cache in use, averaged over the policy's `telemetry.smoothing`; `None` if unknown.
+    pub average_percent: Option<Percent>,
+    /// By how many points of KV cache the average changes in a minute.
+    pub trend_per_minute: Option<i32>,
+    /// What decisions count: it follows the average in steps.
+    pub counted_percent: Option<Percent>,
+    pub counted_queue: Option<u32>,
+    /// An engine interrupts its own requests for lack of KV cache, which counts as a full one.
+    pub preempting: bool,
+    /// The age of the latest reading.
+    pub age_millis: Millis,
+    /// The part of the score that it is, 0 to 1,000.
+    pub part: u32,
 }
 
 /// A pod that has, reserves or was offered a part of a GPU.

@@ -2,13 +2,14 @@
 
 use super::ShownNodes;
 use super::explanation::{
-    CalibrationPart, Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart,
-    StartPart, WeightedPart,
+    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
+    RefusalGroup, ScorePart, StartPart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
+use crate::scheduling::placing::engine_load_cost::EngineLoadCost;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
@@ -20,6 +21,7 @@ use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginShare};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -242,9 +244,30 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
         let gpu_occupants = known.on(&node.devices, place, facts);
-        gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts)
+        let read = known.engine_load(&device.uuid);
+        let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
+        GpuPart {
+            kv_cache_percent: read.map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),
+            queue: read.map_or(part.queue, |(reading, _)| reading.queue),
+            engine_load: read.map(|(_, smoothed)| engine_load(gpu, smoothed, facts, known)),
+            ..part
+        }
     })
     .collect()
+}
+
+/// How the load of the engines on a GPU counts.
+fn engine_load(gpu: &Gpu, smoothed: SmoothedLoad, facts: &Facts, known: &NodeDetails) -> EngineLoadPart {
+    let counted = gpu.engine_load;
+    EngineLoadPart {
+        average_percent: smoothed.kv_cache(),
+        trend_per_minute: smoothed.kv_cache_trend(facts.policy.telemetry.smoothing),
+        counted_percent: counted.occupancy(),
+        counted_queue: counted.queue,
+        preempting: counted.preempting,
+        age_millis: known.report_age.unwrap_or_default(),
+        part: EngineLoadCost::of(gpu, facts.demand()).part(),
+    }
 }
 
 fn gpu_part(
@@ -278,6 +301,7 @@ fn gpu_part(
         free_bytes: gpu.free(),
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
+        engine_load: None,
         starting: gpu.starting,
         occupants: gpu_occupants
             .iter()

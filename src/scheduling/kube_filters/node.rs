@@ -28,6 +28,16 @@ pub struct FilterNode {
     pub pods: u64,
 }
 
+/// Taints by which the control plane keeps new pods off a node, whatever they are.
+const CLOSED: [&str; 3] = [UNSCHEDULABLE, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+impl FilterNode {
+    /// Whether new pods go there, apart from such as tolerate anything: it is not cordoned, and its kubelet answers.
+    pub fn takes_new_pods(&self) -> bool {
+        !self.taints.iter().any(|taint| CLOSED.contains(&taint.key.as_str()))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taint {
     pub key: String,
@@ -92,9 +102,14 @@ impl Toleration {
 impl NodeTerm {
     /// A term without rules matches no node.
     pub fn takes(&self, machine: &FilterNode) -> bool {
+        self.matches(&machine.labels, &machine.name)
+    }
+
+    /// The same for a node of which only labels and name are known.
+    pub fn matches(&self, labels: &ObjectLabels, name: &NodeName) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
-        asks && self.labels.iter().all(|requirement| requirement.holds_in(&machine.labels))
-            && self.name.iter().all(|rule| rule.holds_for(Some(machine.name.as_str())))
+        asks && self.labels.iter().all(|requirement| requirement.holds_in(labels))
+            && self.name.iter().all(|rule| rule.holds_for(Some(name.as_str())))
     }
 }
 

@@ -67,6 +67,7 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::DevicePluginNode) => {
                 "conflict: a device plugin allocates the node's GPUs"
             }
+            Self::NoLongerFits(Misfit::DraNode) => "conflict: a DRA driver allocates the node's GPUs",
             Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage allocates the node's GPUs",
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => {
                 "conflict: preempted pods have not terminated yet"
@@ -75,9 +76,9 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
-                "conflict: the node's pool has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
+            ) => "conflict: the node's pool has changed",
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
@@ -271,9 +272,10 @@ impl Ledger {
     fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
             Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
-            Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
+            Ask::Plugin { .. } | Ask::Claims => Some(fit(node_state.view(), demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)

@@ -14,7 +14,7 @@
 //! | part | what it is | what it keeps |
 //! |---|---|---|
 //! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
-//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
+//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, spare GPUs, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
 //! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
@@ -29,7 +29,7 @@
 //!
 //! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
 //! - acts: [`assume`], [`reservations`];
-//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`],
+//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`], [`spare`],
 //!   [`eviction_allowance`], [`budget_index`], [`pod_groups`].
 
 mod adopt_reservations;
@@ -40,6 +40,7 @@ mod device_plugin;
 mod disruption_budgets;
 pub mod eviction_allowance;
 mod eviction_rates;
+mod namespaces;
 mod node_devices;
 mod node_state;
 mod node_states;
@@ -57,7 +58,9 @@ mod publication;
 mod query;
 mod reservation_status;
 mod reservations;
+mod resource_slices;
 mod set_policy;
+mod spare;
 mod start_samples;
 mod start_times;
 mod state;
@@ -78,6 +81,7 @@ pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_c
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
+pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
 pub use set_policy::Classifications;
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
@@ -91,7 +95,7 @@ pub(in crate::scheduling) use preemptor::Departure;
 pub(in crate::scheduling) use tenant_usage::TenantHold;
 
 use super::placing::snapshot::Snapshot;
-use super::policy::Policy;
+use super::policy::{NamespaceLabels, Policy};
 use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
@@ -105,6 +109,7 @@ use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use resource_slices::ResourceSlices;
 use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
@@ -114,6 +119,8 @@ use waiting_pods::WaitingPods;
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
+    /// Their labels, which the policy's selectors ask for.
+    namespaces: Arc<NamespaceLabels>,
     /// The time that the caller has set.
     now: Moment,
     pod_states: PodStates,
@@ -125,6 +132,7 @@ pub struct Ledger {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
 }
 
@@ -160,6 +168,7 @@ impl Ledger {
     pub fn scratch(&self) -> Self {
         Self {
             policy: self.policy.clone(),
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pod_states: self.pod_states.clone(),
             node_states: self.node_states.scratch(),
@@ -170,6 +179,8 @@ impl Ledger {
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            // Nodes change kind on the ledger itself only.
+            slices: Arc::default(),
             overuse: OverusingPods::default(),
         }
     }

@@ -1,4 +1,4 @@
-//! The states of all nodes, and what follows from them: the sums by tenant, when readings age, and the snapshot.
+//! The states of all nodes, and what follows from them: the sums by tenant, spare GPUs, when readings age, and the snapshot.
 //!
 //! A node follows from its devices, its readings and the pods that have something there. Whatever changes one of these ends in
 //! [`NodeStates::refresh`] or [`NodeStates::refresh_view`], which bring sums and snapshot up to date.
@@ -18,6 +18,7 @@ use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -30,6 +31,8 @@ pub(super) struct NodeStates {
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     usages: TenantUsages,
+    /// The free GPUs of all nodes that count for the rules of `planning.spare`.
+    spare: SpareCounts,
     publication: Publication,
 }
 
@@ -59,6 +62,7 @@ impl NodeStates {
             nodes: self.nodes.clone(),
             aging: BTreeSet::new(),
             usages: self.usages.clone(),
+            spare: self.spare,
             publication: Publication::at(self.publication.generation(), self.publication.epoch()),
         }
     }
@@ -98,6 +102,8 @@ impl NodeStates {
                 loaded.aging.insert((due, name.clone()));
             }
             loaded.usages.replace(&[], node_state.usage(), policy);
+            let (_, now) = node_state.count_spare();
+            loaded.spare.replace(&SpareCounts::default(), &now);
         }
         Ok(loaded)
     }
@@ -161,18 +167,27 @@ impl NodeStates {
         self.all_existing().map(|node_state| node_state.view().whole()).sum()
     }
 
-    /// The node exists, as one of that kind.
-    pub(super) fn create(&mut self, name: &NodeName, kind: NodeKind, pods: &PodStates, policy: &Policy) {
-        if self.nodes.open(name).create(kind, policy) {
+    /// The node exists, as one of that kind. Answers whether that is new.
+    pub(super) fn create(
+        &mut self,
+        name: &NodeName,
+        kind: NodeKind,
+        pods: &PodStates,
+        policy: &Policy,
+    ) -> bool {
+        let is_new = self.nodes.open(name).create(kind, policy);
+        if is_new {
             self.publication.note_nodes_changed();
             self.refresh(name, pods, policy);
         }
+        is_new
     }
 
     /// The node does not exist any more. Answers whether it did.
     pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
         let Some(node_state) = self.existing_mut(name) else { return false };
         node_state.remove();
+        self.count_spare(name);
         // A node that comes back under its name may be another machine.
         self.forget_reading(name, policy);
         self.publication.note_nodes_changed();
@@ -211,6 +226,24 @@ impl NodeStates {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
         }
+        self.count_spare(name);
+    }
+
+    /// Whether new pods go to a node at all.
+    pub(super) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
+        self.nodes.open(name).set_takes_new_pods(takes_new_pods);
+        self.count_spare(name);
+    }
+
+    fn count_spare(&mut self, name: &NodeName) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let (before, now) = node_state.count_spare();
+        self.spare.replace(&before, &now);
+    }
+
+    /// The free GPUs of all nodes that count for the rules of `planning.spare`.
+    pub(super) fn spare(&self) -> &SpareCounts {
+        &self.spare
     }
 
     /// CPU and memory that a node has left without the pods that are on their way.

@@ -72,7 +72,9 @@ impl Ledger {
         kind: NodeKind,
         labelled: Option<Vec<Device>>,
     ) {
-        self.node_states.create(name, kind, &self.pod_states, &self.policy);
+        if self.node_states.create(name, kind, &self.pod_states, &self.policy) {
+            self.note_published(name);
+        }
         if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
             self.set_labelled_devices(name, devices);
         }

@@ -7,8 +7,9 @@ use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
-use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct Totals {
     pub reservations: u64,
     pub soft_reservations: u64,
     pub nodes: u64,
+    /// Of these, nodes whose GPUs a DRA driver publishes.
+    pub dra_nodes: u64,
     pub gpus: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
@@ -98,6 +101,13 @@ impl Ledger {
         self.node_states.get(name)?.reading()
     }
 
+    /// How busy the engines on a GPU are, over its readings.
+    pub fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
+        let node_state = self.node_states.get(name)?;
+        let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
+        node_state.smoothed_load(gpu, place)
+    }
+
     /// Bound pods that are known to be on this GPU, in order of UID.
     pub(in crate::scheduling) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
@@ -133,7 +143,9 @@ impl Ledger {
         for node_state in self.node_states.all_existing() {
             totals.nodes += 1;
             totals.gpus += node_state.devices().len() as u64;
-            totals.capacity += node_state.view().capacity();
+            let is_dra = node_state.view().kind == NodeKind::Dra;
+            totals.dra_nodes += u64::from(is_dra);
+            totals.capacity += if is_dra { Bytes::ZERO } else { node_state.view().capacity() };
             totals.charged += node_state.view().charged();
         }
         totals

@@ -34,10 +34,6 @@ impl StartSamples {
     /// Adds a start and keeps `limit` at most. Of the namespace with the most samples the oldest goes, so that no namespace can
     /// push out what others have observed.
     pub fn add(&mut self, sample: StartSample, limit: usize) {
-        // Nothing can be compared with a time of zero.
-        if sample.transfer + sample.init == Millis::default() {
-            return;
-        }
         self.0.push(sample);
         if self.0.len() > limit {
             let count = |namespace: &str| self.0.iter().filter(|one| &*one.namespace == namespace).count();
@@ -72,7 +68,11 @@ impl StartSamples {
         let [mut observed, mut expected] = [HOLD / before; 2];
         for sample in &self.0 {
             let [transfer, init, time] = sample.limited();
-            let one = (known[0] * transfer + known[1] * init).max(1.0);
+            let one = known[0] * transfer + known[1] * init;
+            // No time was expected, and no factor of nothing is another time.
+            if one < 1.0 {
+                continue;
+            }
             let weight = weight(time, before * one);
             observed += weight * one * time;
             expected += weight * one * one;
@@ -189,7 +189,10 @@ mod tests {
             }
         }
         let nothing = sample("a", 0, 0, 0);
-        assert_eq!(samples([nothing]).fit(StartFactors::PRIOR, 1), None, "nothing to compare it with");
+        assert_eq!(
+            samples([nothing]).fit(StartFactors::PRIOR, 1).unwrap(),
+            StartFactors { samples: 1, ..StartFactors::PRIOR }
+        );
     }
 
     #[test]

@@ -11,11 +11,12 @@ use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::resource_slices::ResourceSlices;
 use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub struct LedgerState {
     /// The version of the policy by which pods and nodes are classified.
     policy_version: u64,
+    #[serde(default)]
+    namespaces: Arc<NamespaceLabels>,
     now: Moment,
     pods: BTreeMap<PodUid, Arc<PodState>>,
     nodes: StoredNodes,
@@ -36,6 +39,7 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
 }
@@ -60,6 +64,7 @@ impl Ledger {
     pub(in crate::scheduling) fn export(&self) -> LedgerState {
         LedgerState {
             policy_version: self.policy.version,
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pods: self.pod_states.export(),
             nodes: self.node_states.export(),
@@ -70,6 +75,7 @@ impl Ledger {
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            slices: self.slices.clone(),
             overuse: self.overuse.clone(),
         }
     }
@@ -77,11 +83,14 @@ impl Ledger {
     /// The ledger that was exported under this policy.
     pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
+        // What its selectors say of namespaces is not stored with it.
+        let policy = Arc::new(Policy::clone(&policy).with_namespaces(&state.namespaces));
         let pod_states = PodStates::load(state.pods);
         let node_states = NodeStates::load(state.nodes, &pod_states, &policy)
             .map_err(|(pod, node)| LoadError::UnknownNode { pod, node })?;
         Ok(Self {
             policy,
+            namespaces: state.namespaces,
             now: state.now,
             pod_states,
             node_states,
@@ -92,6 +101,7 @@ impl Ledger {
             packing: state.packing,
             start_times: state.start_times,
             origin: state.origin,
+            slices: state.slices,
             overuse: state.overuse,
         })
     }

@@ -1,18 +1,22 @@
 //! Fit and score of nodes whose GPUs a device plugin hands out: the kubelet picks the GPU, so both are of whole nodes.
 
+use super::engine_load_cost::EngineLoadCost;
 use super::fit::Misfit;
-use super::pack::{self, EngineLoadLevel};
 use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
 use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
 pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
     let share = node.share_of(resource);
     let allocatable = share.map_or(0, |share| share.allocatable);
+    if allocatable == 0 && node.kind == NodeKind::Dra {
+        // A DeviceClass may stand for the resource: kube-scheduler has found devices for it, or would not ask.
+        return Ok(());
+    }
     if allocatable < asked {
         return Err(Misfit::TooFewDevices { allocatable, asked });
     }
@@ -27,7 +31,7 @@ pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy)
     let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
     ScoreParts {
         packing: left_over(node, resource, *count),
-        kv_headroom: calmest(node, demand).weight(),
+        kv_headroom: least_loaded(node, demand).part(),
         time_to_ready: time_to_ready_part(node, demand, starts, policy),
         topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
         spread: match &demand.model {
@@ -46,8 +50,10 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
     (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
 }
 
-fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
-    node.gpus.iter().map(|gpu| pack::engine_load_level(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
+/// The load of the GPU with the least.
+pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+    let loads = node.gpus.iter().map(|gpu| EngineLoadCost::of(gpu, demand));
+    loads.min().unwrap_or(EngineLoadCost::UNKNOWN)
 }
 
 /// Whether an agent says that all GPUs of the node reach each other over NVLink.

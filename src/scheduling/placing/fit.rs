@@ -9,6 +9,8 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
@@ -26,6 +28,10 @@ pub enum Misfit {
         "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
     )]
     StowageNode,
+    #[error(
+        "a DRA driver publishes this node's GPUs as ResourceSlices, and kube-scheduler allocates them to claims; remove the driver from the node to let Stowage place pods there"
+    )]
+    DraNode,
     #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
     TooFewDevices { allocatable: u32, asked: u32 },
     #[error(
@@ -66,6 +72,10 @@ pub enum Misfit {
     InsufficientVram { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
     #[error("the node's pool does not admit the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
+    #[error(
+        "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
+    )]
+    ClassKeptInPools,
     #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
     MigLayoutMismatch,
     #[error(
@@ -76,12 +86,20 @@ pub enum Misfit {
     TenantLimit { vram: Bytes, left: TenantLimit },
     #[error("on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", said(*left))]
     TenantLimitOnNode { left: TenantLimit },
+    #[error(
+        "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
+    )]
+    KeptSpare { kept: u32, asked: u32 },
     #[error("GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim"))]
     VictimsLeaving { remaining: u32 },
 }
 
 fn each_of(gpus: u32) -> String {
     if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+fn are(gpus: u32) -> &'static str {
+    if gpus == 1 { "is" } else { "are" }
 }
 
 fn have(gpus: u32) -> &'static str {
@@ -95,6 +113,7 @@ impl Misfit {
             Self::UnknownNode => "unknown-node",
             Self::DevicePluginNode => "device-plugin-node",
             Self::StowageNode => "stowage-node",
+            Self::DraNode => "dra-node",
             Self::TooFewDevices { .. } => "too-few-devices",
             Self::DevicesInUse { .. } => "devices-in-use",
             Self::NoGpus => "no-gpus",
@@ -108,10 +127,12 @@ impl Misfit {
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::InsufficientVram { .. } => "insufficient-vram",
             Self::ClassNotAdmitted => "class-not-admitted",
+            Self::ClassKeptInPools => "class-kept-in-pools",
             Self::MigLayoutMismatch => "mig-layout-mismatch",
             Self::ClassExcluded { .. } => "class-excluded",
             Self::TenantLimit { .. } => "tenant-limit",
             Self::TenantLimitOnNode { .. } => "tenant-limit-on-node",
+            Self::KeptSpare { .. } => "spare",
             Self::VictimsLeaving { .. } => "victims-leaving",
         }
     }
@@ -123,6 +144,7 @@ impl Misfit {
             Self::UnknownNode => "node unknown to Stowage",
             Self::DevicePluginNode => "a device plugin allocates the node's GPUs",
             Self::StowageNode => "Stowage allocates the node's GPUs",
+            Self::DraNode => "a DRA driver allocates the node's GPUs",
             Self::TooFewDevices { .. } => "the device plugin offers too few GPUs on the node",
             Self::DevicesInUse { .. } => "the device plugin has no GPU left on the node now",
             Self::NoGpus => "no GPU known on the node",
@@ -130,6 +152,7 @@ impl Misfit {
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
             Self::ClassNotAdmitted => "the node's pool does not admit the pod's class",
+            Self::ClassKeptInPools => "the node is in no pool of the pod's class",
             // Of all nodes or of none, so that it mixes with no other.
             Self::TenantLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
@@ -141,6 +164,7 @@ impl Misfit {
             | Self::Occupied { .. }
             | Self::EngineStarting { .. }
             | Self::EnginesBusy { .. }
+            | Self::KeptSpare { .. }
             | Self::NoEmptyGpu { .. }
             | Self::InsufficientVram { .. } => "no GPU can take the pod now",
             Self::VictimsLeaving { .. } => "waiting for preempted pods to terminate",
@@ -158,8 +182,13 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
-    if let Ask::Plugin { resource, count } = &demand.ask {
-        return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
+    match &demand.ask {
+        Ask::Plugin { resource, count } => {
+            return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
+        }
+        // kube-scheduler has found the devices, or would not ask.
+        Ask::Claims => return Ok(GpuChoice::default()),
+        Ask::Vram => {}
     }
     pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
@@ -167,16 +196,18 @@ pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice,
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
 pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
     match (&demand.ask, node.kind) {
+        (Ask::Claims, _) => return Ok(()),
         (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
+        (Ask::Vram, NodeKind::Dra) => return Err(Misfit::DraNode),
         (Ask::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
         _ => {}
     }
     if !node.classes.contains(demand.class) {
-        return Err(Misfit::ClassNotAdmitted);
+        return Err(if demand.terms.confined { Misfit::ClassKeptInPools } else { Misfit::ClassNotAdmitted });
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
-        (Ask::Plugin { .. }, ..) => Ok(()),
+        (Ask::Plugin { .. } | Ask::Claims, ..) => Ok(()),
         (Ask::Vram, true, _) => Err(Misfit::NoFreshReport),
         (Ask::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
         (Ask::Vram, false, false) => Ok(()),
@@ -186,6 +217,9 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
 /// Why `demand` does not fit on `gpus`; the most lasting reason first.
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
+    if !demand.kept.is_empty() {
+        return without_spare(gpus, demand);
+    }
     let count = |test: &dyn Fn(&Gpu) -> bool| {
         gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32
     };
@@ -218,6 +252,17 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
     Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
+}
+
+/// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
+fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
+    let freely = Demand { kept: SpareSet::NONE, ..demand.clone() };
+    let fitting = gpus.iter().filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
+    let kept = fitting.clone().filter(|gpu| gpu.is_kept_from(demand)).count() as u32;
+    match fitting.count() as u32 >= demand.gpus {
+        true => Misfit::KeptSpare { kept, asked: demand.gpus },
+        false => misfit(gpus, &freely),
+    }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
@@ -259,7 +304,7 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
-        let kv_cache = busy.clone().filter_map(|engine_load| engine_load.kv_cache).min().unwrap_or_default();
+        let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
         let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
     }
@@ -284,9 +329,9 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
-/// several GPUs gets whole ones.
+/// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1)
+    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

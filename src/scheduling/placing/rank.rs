@@ -1,6 +1,8 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
+use super::claims;
 use super::device_plugin;
+use super::engine_load_cost::EngineLoadCost;
 use super::fit::{Misfit, fit_by};
 use super::pack::GpuChoice;
 use super::packing::{NodeEvaluation, PackingCost};
@@ -34,6 +36,8 @@ pub struct Score {
     pub cost: u64,
     /// The exact packing cost: it decides between equal sums.
     pub packing_cost: PackingCost,
+    /// The exact load of the engines there: of two places that are packed equally well, the one with more KV cache to spare wins.
+    pub engine_load: EngineLoadCost,
     /// VRAM free on the whole node: of two equal places the one on the fuller node is better.
     pub node_free: Bytes,
 }
@@ -228,6 +232,11 @@ fn score(
         contended: choice.contended,
         cost: parts(evaluation, node, choice, starts, policy).weighted(&policy.scoring.weights),
         packing_cost: choice.packing_cost,
+        engine_load: match evaluation.demand().ask {
+            Ask::Vram => choice.engine_load,
+            Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
+            Ask::Claims => claims::least_loaded(node, evaluation.demand()),
+        },
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
 }
@@ -241,12 +250,14 @@ pub fn parts(
     policy: &Policy,
 ) -> ScoreParts {
     let demand = evaluation.demand();
-    if let Ask::Plugin { .. } = demand.ask {
-        return device_plugin::parts(node, demand, starts, policy);
+    match demand.ask {
+        Ask::Plugin { .. } => return device_plugin::parts(node, demand, starts, policy),
+        Ask::Claims => return claims::parts(node, demand, starts, policy),
+        Ask::Vram => {}
     }
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
-        kv_headroom: choice.engine_load_level.weight(),
+        kv_headroom: choice.engine_load.part(),
         time_to_ready: time_to_ready_part(node, demand, starts, policy),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },

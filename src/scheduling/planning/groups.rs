@@ -133,7 +133,7 @@ impl PlanningState<'_> {
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let signature = PodSignature::of(pod, self.kube_filters);
+            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
             match self.place(pod, &signature, reach) {
                 Ok(place) => places.push(place),
                 // Equal pods will find nothing either, and a group that lacks one place may lack more.
@@ -210,7 +210,7 @@ impl PlanningState<'_> {
 
     /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let signature = PodSignature::of(pod, self.kube_filters);
+        let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
         let ranking = self.ranking(&signature, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }

@@ -101,7 +101,7 @@ impl<'a> PlanningState<'a> {
         let until = self.pace.spent().saturating_add(steps);
         let mut rest = Vec::new();
         for (n, pod) in pods.iter().enumerate() {
-            let signature = PodSignature::of(pod, self.kube_filters);
+            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
             let is_over = n > 0 && (self.pace.spent() >= until || self.places >= places);
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
             if is_over && !self.is_known_to_wait(pod, &signature, reach) {
@@ -177,7 +177,7 @@ impl<'a> PlanningState<'a> {
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
         let mut unjudged = self.ranking(signature, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
-        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
+        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
         drop(unjudged);
         if !fits {
             self.unfit.push(signature.clone());

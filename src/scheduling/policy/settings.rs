@@ -1,7 +1,7 @@
 //! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
 //! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
-use super::{ConflictRule, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring};
+use super::{ConflictRule, DraRules, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Millis, Percent, setting};
@@ -30,6 +30,7 @@ pub struct Settings {
     #[serde(with = "setting::Duration")]
     pub overuse_after: Millis,
     pub planning: Planning,
+    pub dra: DraRules,
 }
 
 /// Whether decisions are enforced.
@@ -53,6 +54,9 @@ pub struct TelemetryRules {
     /// For a reading younger than this, the ledger is used, less `margin`. An older one has expired.
     #[serde(with = "setting::Duration")]
     pub stale: Millis,
+    /// The time over which the KV cache use and the queues of engines are averaged. `0` counts each reading as it is.
+    #[serde(with = "setting::Duration")]
+    pub smoothing: Millis,
     /// The share of a GPU that is not allocated without a fresh reading.
     #[serde(with = "setting::Percentage::<90>")]
     pub margin: Percent,
@@ -85,16 +89,18 @@ impl Default for Settings {
             overuse: OveruseRule::default(),
             overuse_after: Millis::seconds(60),
             planning: Planning::default(),
+            dra: DraRules::default(),
         }
     }
 }
 
 impl Default for TelemetryRules {
-    /// Fresh for five samples, at one a second.
+    /// Fresh for five samples, at one a second. Averaged over ten: a KV cache that is in use fills in minutes.
     fn default() -> Self {
         Self {
             fresh: Millis::seconds(5),
             stale: Millis::seconds(30),
+            smoothing: Millis::seconds(10),
             margin: const { Percent::new(5).unwrap() },
             expired: ExpiredRule::LedgerOnly,
         }

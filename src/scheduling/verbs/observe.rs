@@ -146,6 +146,7 @@ impl Change for NodeObserved {
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
         ledger.share_labels(&self.name, self.labels);
         if let Some(machine) = self.machine {
+            ledger.set_takes_new_pods(&self.name, machine.takes_new_pods());
             cluster.kube_filters.set_machine(machine);
             cluster.settle_free_host(&self.name);
         }
@@ -293,9 +294,10 @@ impl Change for FreeHostKnown {
 }
 
 impl Cluster {
-    /// Brings what the filters know of a node's CPU and memory to the ledger.
+    /// Brings what the filters know of a node's CPU and memory, and of claims there, to the ledger.
     fn settle_free_host(&mut self, node: &NodeName) {
         let free_host = self.kube_filters.free_host(node);
         self.ledger.set_free_host(node, free_host);
+        self.ledger.set_device_claims(node, self.kube_filters.claims_devices(node));
     }
 }

@@ -158,7 +158,7 @@ impl Change for PreemptAsked {
             others_by_node.insert(candidate.node.clone(), others);
             candidates.push(candidate);
         }
-        let demand = request.demand.clone();
+        let demand = ledger.beside_spare(&request.demand).into_owned();
         Some((request, PreemptView { demand, candidates, others: others_by_node, violate_budgets }))
     }
 }

@@ -4,6 +4,7 @@
 use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
     NodeObserved, PodDeleted, PodObserved, ReadingReported,
@@ -11,22 +12,33 @@ use super::observe::{
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
+use super::slices::{SliceDeleted, SliceObserved};
+use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
+use crate::scheduling::kube_filters::{
+    Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
+};
+use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::{OveruseRule, Policy};
+use crate::scheduling::policy::namespaces::Labels;
+use crate::scheduling::policy::{
+    Class, Match, NamespaceSelector, OveruseRule, Policy, Preemptibility, SpareRule, Tenant, Window,
+    built_in_classes,
+};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -43,9 +55,42 @@ enum OutsideEvent {
     Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
+    Slice(u8, i64, i64, bool),
+    SliceGone(u8),
+    Claim(bool),
+    ClaimGone,
     Plan,
     SetPolicy(u16),
+    Label(u8, Option<u8>),
+    ListNamespaces(u8),
     Pass(u64),
+}
+
+/// Pods are in the first of them.
+fn namespace(name: u8) -> String {
+    if name == 0 { "default".into() } else { format!("other-{name}") }
+}
+
+fn labelled(label: u8) -> Arc<Labels> {
+    Arc::new([("team".to_owned(), label.to_string())].into())
+}
+
+/// A policy under which the pods of a namespace are what its labels say.
+fn selecting() -> Policy {
+    let selector = |label: &str| NamespaceSelector {
+        match_labels: [("team".into(), label.into())].into(),
+        ..Default::default()
+    };
+    let own = |label: &str, eviction| Class {
+        matches: Match { namespace_selector: Some(selector(label)), ..Match::default() },
+        eviction,
+        shares_with: Some(Vec::new()),
+        ..Class::named(&format!("own-{label}"))
+    };
+    let mut classes = vec![own("1", Preemptibility::ForHigherPriority), own("2", Preemptibility::Never)];
+    classes.extend(built_in_classes());
+    let tenant = Tenant { namespace_selector: Some(selector("1")), ..Tenant::named("one", &[]) };
+    Policy::default().with_classes(classes).unwrap().with_tenants(vec![tenant]).unwrap()
 }
 
 fn event() -> impl Strategy<Value = OutsideEvent> {
@@ -66,9 +111,16 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
         2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
-        1 => node.prop_map(OutsideEvent::NodeGone),
+        1 => node.clone().prop_map(OutsideEvent::NodeGone),
+        2 => (node.clone(), 1i64..3, 1i64..3, any::<bool>())
+            .prop_map(|(node, generation, of, shared)| OutsideEvent::Slice(node, generation, of, shared)),
+        2 => node.prop_map(OutsideEvent::SliceGone),
+        1 => any::<bool>().prop_map(OutsideEvent::Claim),
+        1 => Just(OutsideEvent::ClaimGone),
         2 => Just(OutsideEvent::Plan),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
+        2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
+        1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
 }
@@ -137,10 +189,10 @@ impl RecordedCluster {
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
                 self.apply(PodObserved(observation));
-                self.apply(FilterPodObserved {
-                    uid: uid(pod),
-                    pod: FilterPod::Waiting(Requirements::default()),
-                });
+                // Every other pod has a claim.
+                let claims = if pod % 2 == 0 { Arc::default() } else { Arc::from([Arc::from("data")]) };
+                let wants = Requirements { namespace: "team".into(), claims, ..Requirements::default() };
+                self.apply(FilterPodObserved { uid: uid(pod), pod: FilterPod::Waiting(wants) });
             }
             OutsideEvent::Schedule(pod) => self.schedule(pod),
             OutsideEvent::Preempt(pod) => self.preempt(pod),
@@ -166,7 +218,7 @@ impl RecordedCluster {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
-                    engine_load: EngineLoad::default(),
+                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
                 let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
                 // An old sample accuses no pod.
@@ -179,15 +231,65 @@ impl RecordedCluster {
                 self.apply(NodeDeleted(node_name(node)));
                 self.show_node(node);
             }
+            OutsideEvent::Slice(node, generation, slices_of_pool, shared) => {
+                let devices = match shared {
+                    true => {
+                        let uuids = DeviceUuids::Known([unit_gpu(node, 1).uuid].into());
+                        PublishedDevices::Shared { terms: None, uuids }
+                    }
+                    false => PublishedDevices::OnNode(node_name(node)),
+                };
+                let slice = DeviceSlice {
+                    driver: "gpu.nvidia.com".into(),
+                    pool: "pool".into(),
+                    generation,
+                    slices_of_pool,
+                    devices: vec![devices],
+                };
+                let published = self.apply(SliceObserved { name: format!("slice-{node}").into(), slice });
+                self.decisions.push(format!("{published:?}"));
+            }
+            OutsideEvent::SliceGone(node) => {
+                self.apply(SliceDeleted(format!("slice-{node}").into()));
+            }
+            OutsideEvent::Claim(is_bound) => {
+                let binding = match is_bound {
+                    true => ClaimBinding::Bound { volume: "pv".into() },
+                    false => ClaimBinding::Unusable,
+                };
+                let claim = VolumeClaim { binding, of_one_pod: false };
+                self.apply(StorageObserved { name: "team/data".into(), object: StorageObject::Claim(claim) });
+                let object = StorageObject::Volume(VolumePlace::default());
+                self.apply(StorageObserved { name: "pv".into(), object });
+            }
+            OutsideEvent::ClaimGone => {
+                self.apply(StorageDeleted { kind: StorageKind::Claim, name: "team/data".into() });
+            }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::SetPolicy(shortlist) => {
-                let mut policy = Policy::default();
+                let mut policy = if shortlist % 2 == 0 { Policy::default() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
+                // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
+                let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
+                let window: Window = serde_json::from_str(hours).unwrap();
+                let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
+                let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
+                policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
                 if shortlist % 2 == 0 {
                     (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
                 }
+                let policy =
+                    policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
                 self.apply(PolicySet { policy, classified: Default::default() });
+            }
+            OutsideEvent::Label(name, Some(label)) => {
+                self.apply(NamespaceObserved { name: namespace(name), labels: labelled(label) });
+            }
+            OutsideEvent::Label(name, None) => drop(self.apply(NamespaceDeleted(namespace(name)))),
+            OutsideEvent::ListNamespaces(label) => {
+                let all = (0..label).map(|name| (namespace(name), labelled(label))).collect();
+                self.apply(NamespacesListed(all));
             }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
@@ -253,6 +355,8 @@ impl RecordedCluster {
                 amounts: Amounts::default(),
                 ports: Arc::default(),
                 repels: Arc::default(),
+                volumes: 0,
+                claims_devices: pod % 3 == 0,
             };
             self.apply(FilterPodObserved {
                 uid: uid(pod),
@@ -322,6 +426,7 @@ proptest! {
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
+        prop_assert_eq!(audit(&recorded.cluster), []);
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 

@@ -13,6 +13,7 @@ pub use plain::DEFAULT_GRACE;
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::{Ask, PluginResource};
 use super::image::ImageId;
+use super::spare::SpareSet;
 use super::start_time::EngineKind;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
@@ -124,6 +125,9 @@ pub struct Demand {
     /// What its model weighs, where that is not the pod's to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Bytes>,
+    /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
+    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    pub kept: SpareSet,
     /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
     /// to no other.
     #[serde(default, skip_serializing_if = "no_models")]
@@ -244,6 +248,20 @@ impl Demand {
         Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
     }
 
+    /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name
+    /// that cannot be read is none.
+    pub fn of_claims(pod: &PodRequest<'_>, classify: impl FnOnce(&PodTraits) -> Classification) -> Self {
+        let requested = RequestedGpus {
+            ask: Ask::Claims,
+            vram: Bytes::ZERO,
+            gpus: 0,
+            sharing: Sharing::Shared,
+            kv_cache: None,
+        };
+        let model = pod.model.and_then(|model| ModelId::parse(model).ok());
+        Self { model, ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify) }
+    }
+
     /// What to charge for a pod that is bound although it cannot be understood: all it could mean. A readable amount counts in
     /// full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources the first it names counts: the
     /// kubelet counts them all, and the scheduler asks about no node where one is short.
@@ -281,6 +299,7 @@ impl Demand {
             model: None,
             kv_cache,
             weights: None,
+            kept: SpareSet::NONE,
             models: Arc::default(),
             containers: asking(pod.containers),
             images: Arc::default(),
@@ -304,7 +323,7 @@ impl Demand {
         self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
     }
 
-    /// Whether a device plugin hands out its GPUs.
+    /// Whether something else hands out its GPUs: a device plugin, or kube-scheduler to its claims.
     pub fn asks_plugin(&self) -> bool {
         self.ask != Ask::Vram
     }
@@ -357,6 +376,7 @@ impl RequestedGpus {
         let (gpus, sharing) = match &ask {
             Ask::Vram => (1, Sharing::Shared),
             Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
+            Ask::Claims => (0, Sharing::Shared),
         };
         let vram = match vram_of(pod.containers) {
             Ok(vram) => vram,

@@ -24,6 +24,8 @@ pub enum NodeKind {
     Stowage,
     /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU assumed here could be handed out twice.
     DevicePlugin,
+    /// A DRA driver publishes them as ResourceSlices, and kube-scheduler allocates them to claims.
+    Dra,
 }
 
 /// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
@@ -148,6 +150,8 @@ impl Node {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,
             NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
+            // Claims are charged to no tenant.
+            NodeKind::Dra => return TenantUsage::default(),
         };
         TenantUsage { vram: self.capacity(), milli_gpus: gpus * 1000 }
     }

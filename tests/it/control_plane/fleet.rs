@@ -55,10 +55,10 @@ impl GpuNode {
         })
     }
 
-    fn report(&self, sequence: u64, strangers: &BTreeMap<String, u64>) -> Value {
+    fn report(&self, sequence: u64, measured: &Measured) -> Value {
         let gpu = |index| {
             let uuid = self.uuid(index);
-            let used = strangers.get(&uuid).copied().unwrap_or_default();
+            let used = measured.strangers.get(&uuid).copied().unwrap_or_default();
             json!({
                 "uuid": uuid,
                 "index": index,
@@ -69,38 +69,60 @@ impl GpuNode {
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
-        json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus })
+        let engine = |index| {
+            let uuid = self.uuid(index);
+            let usage = measured.caches.get(&uuid)?;
+            Some(json!({
+                "pod": format!("engine-on-{uuid}"), "engine": "vllm", "gpus": [uuid], "state": "serving",
+                "kvCacheUsage": usage, "waiting": 0, "running": 1,
+            }))
+        };
+        let engines: Vec<Value> = (0..self.gpus).filter_map(engine).collect();
+        json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus, "engines": engines })
     }
+}
+
+/// What no API event shows, by GPU.
+#[derive(Debug, Clone, Default)]
+struct Measured {
+    /// The VRAM that processes outside of pods use, in MiB.
+    strangers: BTreeMap<String, u64>,
+    /// The share of its KV cache that the engine there uses.
+    caches: BTreeMap<String, f64>,
 }
 
 /// The agents of all nodes; dropping this stops them.
 pub struct FleetAgents {
-    /// The VRAM that processes outside of pods use of a GPU, in MiB: no API event shows it.
-    strangers: Arc<Mutex<BTreeMap<String, u64>>>,
+    measured: Arc<Mutex<Measured>>,
     task: JoinHandle<()>,
 }
 
 impl FleetAgents {
     /// They report to every replica, whether it listens or not.
     pub fn start(pause: Duration, nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
-        let strangers: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
-        let used = strangers.clone();
+        let measured: Arc<Mutex<Measured>> = Arc::default();
+        let shared = measured.clone();
         let task = tokio::spawn(async move {
             for sequence in 1.. {
-                let used = used.lock().clone();
-                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &used)).collect();
+                let measured = shared.lock().clone();
+                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &measured)).collect();
                 for reports in reports.chunks(AT_ONCE) {
                     tell(&replicas, &Value::from(reports).to_string()).await;
                 }
                 tokio::time::sleep(pause).await;
             }
         });
-        Self { strangers, task }
+        Self { measured, task }
     }
 
     /// From the next report on.
     pub fn occupy(&self, uuid: &str, mib: u64) {
-        self.strangers.lock().insert(uuid.to_owned(), mib);
+        self.measured.lock().strangers.insert(uuid.to_owned(), mib);
+    }
+
+    /// From the next report on.
+    pub fn fill_cache(&self, uuid: &str, share: f64) {
+        self.measured.lock().caches.insert(uuid.to_owned(), share);
     }
 }
 

@@ -108,11 +108,29 @@ impl RealControlPlane {
         Self::reporting(REPORT_EVERY, nodes, serve).await
     }
 
+    /// The same with further objects beside the nodes, before Stowage starts.
+    pub async fn at_work_beside(nodes: Vec<GpuNode>, objects: &[String], serve: &[&str]) -> Option<Self> {
+        Self::reporting_beside(REPORT_EVERY, nodes, objects, serve).await
+    }
+
     /// The same with another pause between reports.
     pub async fn reporting(pause: Duration, nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+        Self::reporting_beside(pause, nodes, &[], serve).await
+    }
+
+    async fn reporting_beside(
+        pause: Duration,
+        nodes: Vec<GpuNode>,
+        objects: &[String],
+        serve: &[&str],
+    ) -> Option<Self> {
         let mut world = Self::start().await?;
         world.install();
         world.add_nodes(&nodes).await;
+        for object in objects {
+            let applied = world.apply(object, &[]);
+            assert!(applied.ok, "{}", applied.said);
+        }
         world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::KubeletConfig::default()));
         world.stowage = Some(world.serve("stowage", world.ports, serve));
         world.agents = Some(FleetAgents::start(pause, nodes, vec![world.ports]));
@@ -127,6 +145,11 @@ impl RealControlPlane {
     /// From the next report on, processes outside of pods use this much of a GPU.
     pub fn occupy(&self, uuid: &str, mib: u64) {
         self.agents.as_ref().expect("they report").occupy(uuid, mib);
+    }
+
+    /// From the next report on, an engine on that GPU uses this share of its KV cache.
+    pub fn fill_cache(&self, uuid: &str, share: f64) {
+        self.agents.as_ref().expect("they report").fill_cache(uuid, share);
     }
 
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.

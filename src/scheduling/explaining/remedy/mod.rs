@@ -6,7 +6,7 @@
 mod devices;
 mod lift_one_obstacle;
 mod request;
-mod sentence;
+pub(super) mod sentence;
 mod victims;
 
 use super::ClusterAccess;
@@ -88,6 +88,10 @@ pub enum RemedyChange {
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
     /// The node's pool accepts the pod's class.
     AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
+    /// The class is kept in other node pools.
+    AddPoolToClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
+    /// The policy keeps fewer GPUs free.
+    KeepFewerSpare { gpu_candidate: GpuCandidate, class: String, nodes: u32 },
     /// The node's GPUs are partitioned as its pool expects.
     Repartition { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
     /// Both classes share GPUs with each other.
@@ -233,7 +237,10 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
         RemedyChange::FreeVram { .. } | RemedyChange::FreeDevices { .. } => 9,
         RemedyChange::RaiseLimit { .. } => 10,
         RemedyChange::StartAgent { .. } => 11,
-        RemedyChange::AdmitClass { .. } | RemedyChange::ShareClasses { .. } => 12,
+        RemedyChange::AdmitClass { .. }
+        | RemedyChange::AddPoolToClass { .. }
+        | RemedyChange::ShareClasses { .. }
+        | RemedyChange::KeepFewerSpare { .. } => 12,
         RemedyChange::RepairGpu { .. } | RemedyChange::Repartition { .. } => 13,
         RemedyChange::WaitForEmptyGpu { .. } => 14,
         RemedyChange::RequestLess { .. } => MUCH_LESS,
@@ -253,6 +260,8 @@ impl RemedyChange {
             | Self::Share { gpu_candidate }
             | Self::RaiseLimit { gpu_candidate, .. }
             | Self::AdmitClass { gpu_candidate, .. }
+            | Self::AddPoolToClass { gpu_candidate, .. }
+            | Self::KeepFewerSpare { gpu_candidate, .. }
             | Self::Repartition { gpu_candidate, .. }
             | Self::ShareClasses { gpu_candidate, .. }
             | Self::RepairGpu { gpu_candidate, .. }

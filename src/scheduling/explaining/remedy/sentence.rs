@@ -33,6 +33,8 @@ impl fmt::Display for RemedyChange {
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
+            | Self::AddPoolToClass { .. }
+            | Self::KeepFewerSpare { .. }
             | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
             Self::WaitForStartGate { .. }
@@ -144,6 +146,24 @@ impl RemedyChange {
                 f,
                 "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::AddPoolToClass { gpu_candidate, class, pool, nodes } => write!(
+                f,
+                "{} in the policy: {gpu_candidate} {} then{}",
+                match pool {
+                    Some(pool) => format!("add node pool {pool} to `pools` of class {class}"),
+                    None =>
+                        format!("add {} to a node pool that class {class} is kept in", gpu_candidate.node),
+                },
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::KeepFewerSpare { gpu_candidate, class, nodes } => write!(
+                f,
+                "wait until more GPUs are free, or keep fewer of them from class {class} (planning.spare in the policy): \
+                 {gpu_candidate} {} then{}",
                 fits(gpu_candidate),
                 others(*nodes)
             ),
@@ -337,7 +357,7 @@ fn with_others(victim: &Victim) -> String {
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
-fn lost(eviction_cost: &PodEvictionCost) -> String {
+pub fn lost(eviction_cost: &PodEvictionCost) -> String {
     let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),

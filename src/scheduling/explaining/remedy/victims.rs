@@ -89,35 +89,28 @@ impl FoundVictims {
     }
 
     fn told(&self, cluster: &mut impl ClusterAccess, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
-        let name = |victim: &PotentialVictim| {
-            cluster.look(|ledger| ledger.pod_state(&victim.uid).map(|entry| entry.key.to_string()))
-        };
-        let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
-        let groups: Vec<Option<GroupRestart>> =
-            self.victims.iter().map(|victim| self.restart(cluster, victim)).collect();
-        let is_kueues = |victim: &PotentialVictim| {
-            cluster.look(|ledger| {
-                ledger.pod_state(&victim.uid).is_some_and(|entry| entry.disruption_info.queue_managed)
-            })
-        };
-        let are_kueues: Vec<bool> = self.victims.iter().map(is_kueues).collect();
-        let victim = |((victim, name), (group, is_kueues)): (
-            (&PotentialVictim, Option<String>),
-            (Option<GroupRestart>, bool),
-        )| Victim {
-            group,
-            is_kueues,
-            pod: name.unwrap_or_else(|| victim.uid.to_string()),
+        let mut victims: Vec<Victim> =
+            self.victims.iter().map(|victim| self.victim(cluster, facts, victim)).collect();
+        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let node = &facts.snapshot.nodes()[self.place];
+        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+    }
+
+    fn victim(&self, cluster: &mut impl ClusterAccess, facts: &Facts, victim: &PotentialVictim) -> Victim {
+        let known = cluster.look(|ledger| {
+            let entry = ledger.pod_state(&victim.uid)?;
+            Some((entry.key.to_string(), entry.disruption_info.queue_managed))
+        });
+        let (pod, is_kueues) = known.unwrap_or_else(|| (victim.uid.to_string(), false));
+        Victim {
+            pod,
             class: facts.policy.class(victim.class).name.clone(),
             priority: victim.priority,
             vram_bytes: victim.vram(),
             eviction_cost: victim.eviction_cost,
-        };
-        let mut victims: Vec<Victim> =
-            self.victims.iter().zip(names).zip(groups.into_iter().zip(are_kueues)).map(victim).collect();
-        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
-        let node = &facts.snapshot.nodes()[self.place];
-        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+            group: self.restart(cluster, victim),
+            is_kueues,
+        }
     }
 
     /// What the restart of the victim's group loses: its members here, and those on other nodes.

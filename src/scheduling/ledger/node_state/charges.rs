@@ -129,6 +129,7 @@ impl NodeState {
     pub(super) fn gpus(&self, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.charges.reserved.clone();
         self.add_measured(&policy.telemetry, &mut gpus);
+        self.mark_spare(policy, &mut gpus);
         gpus
     }
 
@@ -141,6 +142,7 @@ impl NodeState {
     ) -> Vec<Gpu> {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
+        self.mark_spare(policy, &mut gpus);
         gpus
     }
 

@@ -24,11 +24,13 @@ use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::Moment;
 use charges::NodeCharges;
@@ -45,6 +47,10 @@ pub(in crate::scheduling) struct NodeState {
     exists: bool,
     /// What hands its GPUs out, as the node shows it.
     kind: NodeKind,
+    /// Whether its GPUs are a DRA driver's: by the slices, or by those that were, as long as pods with claims are there.
+    published: bool,
+    /// Whether pods with ResourceClaims are bound here.
+    claims_devices: bool,
     labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for what hands its GPUs out.
     admission: PoolAdmission,
@@ -64,6 +70,9 @@ pub(in crate::scheduling) struct NodeState {
     /// Its images, as far as it lists them.
     images: NodeImageSet,
     starts: Arc<NodeStarts>,
+    /// Of each GPU, how busy its engines are, over the readings.
+    #[serde(default)]
+    engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// All pods with a placement, a reservation or a soft reservation here.
@@ -72,6 +81,12 @@ pub(in crate::scheduling) struct NodeState {
     /// What they take, as the last change left it.
     #[serde(skip)]
     charges: NodeCharges,
+    /// It is cordoned, or its kubelet does not answer: no new pod goes there.
+    #[serde(default)]
+    cordoned: bool,
+    /// Its free GPUs, as they are counted for the rules of `planning.spare`.
+    #[serde(skip)]
+    spare: SpareCounts,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
     /// Follows from all the rest; only its name and generation are stored.
@@ -85,6 +100,8 @@ impl NodeState {
         Self {
             exists: false,
             kind: NodeKind::default(),
+            published: false,
+            claims_devices: false,
             labels: Arc::default(),
             admission: PoolAdmission::default(),
             identity: None,
@@ -97,9 +114,12 @@ impl NodeState {
             unaccounted: Vec::new(),
             images: NodeImageSet::default(),
             starts: Arc::default(),
+            engine_loads: Vec::new(),
             departed: Vec::new(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
+            cordoned: false,
+            spare: SpareCounts::default(),
             unbound: None,
             view,
         }
@@ -230,6 +250,27 @@ impl NodeState {
         self.admission = policy.admission(&self.labels);
     }
 
+    pub(super) fn labels(&self) -> &BTreeMap<String, String> {
+        &self.labels
+    }
+
+    /// Whether a DRA driver publishes its GPUs.
+    pub(super) fn is_published(&self) -> bool {
+        self.published
+    }
+
+    pub(super) fn claims_devices(&self) -> bool {
+        self.claims_devices
+    }
+
+    pub(super) fn set_device_claims(&mut self, claims_devices: bool) {
+        self.claims_devices = claims_devices;
+    }
+
+    pub(super) fn set_published(&mut self, published: bool) {
+        self.published = published;
+    }
+
     /// Answers whether device plugins offer something else than before.
     pub(super) fn set_offered(&mut self, offered: PluginDevices) -> bool {
         let is_new = self.offered != offered;
@@ -257,7 +298,7 @@ impl NodeState {
         let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {
             name: known.name.clone(),
-            kind: policy.kind_of(self.kind, self.admission),
+            kind: if self.published { NodeKind::Dra } else { policy.kind_of(self.kind, self.admission) },
             generation: known.generation,
             // What decisions read again and again is shared as long as it stays the same.
             gpus: kept_or_new(&known.gpus, gpus),
@@ -290,6 +331,33 @@ impl NodeState {
         let is_new = self.view.free_host != free_host;
         self.view.free_host = free_host;
         is_new
+    }
+
+    /// Counts its free GPUs anew for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
+    /// on which Stowage places no pod.
+    pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
+        let Node { kind, closed, miscut, .. } = self.view;
+        let mut now = SpareCounts::default();
+        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
+            self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty()).for_each(|gpu| now.count(gpu.spare));
+        }
+        (std::mem::replace(&mut self.spare, now), now)
+    }
+
+    pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
+        self.cordoned = !takes_new_pods;
+    }
+
+    /// Marks the GPUs that count as free for the rules of `planning.spare`.
+    fn mark_spare(&self, policy: &Policy, gpus: &mut [Gpu]) {
+        if policy.planning.spare.is_empty() {
+            return;
+        }
+        for (gpu, device) in gpus.iter_mut().zip(self.devices.iter()) {
+            if gpu.is_wholly_free(policy.telemetry.margin.of(device.total)) {
+                gpu.spare = policy.spare_of(self.admission.pool, &device.model);
+            }
+        }
     }
 
     pub(super) fn set_generation(&mut self, generation: u64) {

@@ -5,6 +5,7 @@ use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::image::ImageId;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub struct DemandKey {
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
     models: Arc<[GpuModel]>,
+    kept: SpareSet,
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
     /// Engines differ in how long they take to start; without a model none is known.
@@ -42,6 +44,7 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            kept,
             images,
             engine,
             // Part of the key as the size of the model's weights.
@@ -68,6 +71,7 @@ impl DemandKey {
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             models: models.clone(),
+            kept: *kept,
             images: images.clone(),
             engine: if model.is_some() { *engine } else { EngineKind::default() },
         }
@@ -98,6 +102,7 @@ mod tests {
             Demand { model: None, ..base.clone() },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { kept: [0].into_iter().collect(), ..base.clone() },
             Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
             Demand { engine: EngineKind::Vllm, ..base.clone() },
         ];

@@ -1,6 +1,7 @@
 //! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
 
 mod charges;
+mod engine_loads;
 mod leaving;
 mod silence;
 mod starting;
