@@ -351,9 +351,10 @@ impl LedgerRace {
             gpus: devices.iter().map(gpu).collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
-            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() })
+            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() });
         });
     }
 

@@ -203,6 +203,7 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
             gpus,
             holdings: holdings.into_values().collect(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
         },
     });
     Ok(())

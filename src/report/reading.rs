@@ -3,9 +3,9 @@
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 use crate::units::{Bytes, Millis, Moment, Percent};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl NodeReport {
     /// The reading, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
@@ -17,6 +17,7 @@ impl NodeReport {
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
             holdings: self.holdings(),
             in_flight: self.in_flight(fresh),
+            sleep: self.sleep(fresh),
         })
     }
 
@@ -60,6 +61,38 @@ impl NodeReport {
         }
         let count = |(uid, sum): (&PodUid, u64)| (uid.clone(), u32::try_from(sum).unwrap_or(u32::MAX));
         by_pod.into_iter().map(count).collect()
+    }
+
+    /// Whether the engines of each pod sleep, in order of UID. An engine that does not answer, or whose answer is old, says
+    /// nothing, and a sleeping one without the figures of its processes does not say what it keeps.
+    fn sleep(&self, fresh: Millis) -> Vec<(PodUid, SleepState)> {
+        let mut by_pod: BTreeMap<&PodUid, Option<SleepState>> = BTreeMap::new();
+        for engine in &self.engines {
+            let state = match engine.state {
+                _ if engine.age_millis >= fresh => None,
+                EngineState::Sleeping => Some(SleepState::Asleep),
+                EngineState::Starting
+                | EngineState::Loading
+                | EngineState::Serving
+                | EngineState::Draining => Some(SleepState::Awake),
+                EngineState::Unreachable | EngineState::Other => None,
+            };
+            let known = by_pod.entry(&engine.pod).or_insert(state);
+            *known = match (*known, state) {
+                (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => Some(SleepState::Awake),
+                (known, state) => known.and(state),
+            };
+        }
+        let processes = self.gpus.iter().flatten().flat_map(|gpu| gpu.processes.iter().flatten());
+        let unmeasured: BTreeSet<&PodUid> = processes
+            .filter(|process| process.used_bytes.is_none())
+            .filter_map(|process| process.pod.as_ref())
+            .collect();
+        by_pod
+            .into_iter()
+            .filter_map(|(uid, state)| Some((uid.clone(), state?)))
+            .filter(|(uid, state)| *state == SleepState::Awake || !unmeasured.contains(uid))
+            .collect()
     }
 
     fn did_not_look_for_engines(&self) -> bool {

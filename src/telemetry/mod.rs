@@ -4,6 +4,7 @@
 
 mod conflicts;
 mod edge;
+mod lending;
 mod planner;
 mod policy;
 
@@ -16,6 +17,7 @@ use prometheus::{
 
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
+pub use lending::LendingMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 
@@ -67,6 +69,7 @@ pub struct Metrics {
     /// Time since the API server last answered.
     pub silence: Gauge,
     pub policy: PolicyMetrics,
+    pub lending: LendingMetrics,
     pub conflicts: ConflictMetrics,
     pub edge: EdgeMetrics,
 }
@@ -221,6 +224,7 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            lending: LendingMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
         }
@@ -241,6 +245,8 @@ impl Metrics {
         self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
         self.gpus.set(totals.gpus as i64);
+        self.lending.lent.set(totals.lent.0 as i64);
+        self.lending.borrowers.set(totals.borrowing as i64);
     }
 
     /// Ages of the nodes' latest reports; `ages` in any order.

@@ -128,6 +128,7 @@ serde_as_text!(
 with_quantity! {
     [const MAX: u8] Percentage<MAX>: Percent;
     [] Duration: Millis;
+    [] MemoryQuantity: Bytes;
     [] Speed: Bytes;
 }
 

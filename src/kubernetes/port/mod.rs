@@ -9,7 +9,7 @@ pub use write_times::{DEFAULT_DEADLINE, WriteTimes};
 
 pub use status_change::{
     EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, ReservationChange,
-    StatusChange, Touch,
+    StatusChange, Touch, WakeAnswer,
 };
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -151,6 +151,8 @@ pub enum PodEventReason {
     OverGrant,
     /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
+    /// Its engine woke while other pods had the VRAM that it lent.
+    WokeUnasked,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
     GpuConflict,
     /// Recorded on Stowage's own pod.
@@ -183,6 +185,7 @@ impl PodEventReason {
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
             Self::GpuLost => "StowageGpuLost",
+            Self::WokeUnasked => "StowageWokeUnasked",
             Self::GpuConflict => "StowageGpuConflict",
             Self::PolicyApplied => "StowagePolicyApplied",
             Self::PolicyRejected => "StowagePolicyRejected",

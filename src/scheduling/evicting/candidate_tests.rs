@@ -256,7 +256,11 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         "x",
         "a",
         engine,
-        ObservedDisruptionInfo { disruption_info: disruption_info.clone(), stamp: saved, leaving: None },
+        ObservedDisruptionInfo {
+            disruption_info: disruption_info.clone(),
+            stamp: saved,
+            ..Default::default()
+        },
     );
     bench.bound("y", "a", ObservedDisruptionInfo { disruption_info, ..observed() });
     // Half of its GPU: 36 of 72 GiB.
@@ -278,6 +282,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
         in_flight,
+        sleep: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
     bench.ledger.read(&node("b"), reading(Vec::new()));

@@ -165,6 +165,7 @@ impl ExplainedCluster {
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
         };
         self.ledger.read(&name(node), reading);
     }

@@ -62,11 +62,12 @@ mod waiting_queue;
 
 pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
+pub use node_state::WakeStatus;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
-    WaitingPod,
+    WaitingPod, WakeMarks,
 };
 pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};

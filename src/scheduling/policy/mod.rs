@@ -17,10 +17,11 @@ pub mod settings;
 mod stored;
 pub mod tenant;
 
-pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
+pub use planning::LendingRules;
 pub use planning::{
     Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
     WhenIncomplete,
@@ -229,6 +230,8 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         kv_cache_limit: class.limits.kv_cache,
         queue_limit: class.limits.queue,
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
+        borrows: class.eviction == Preemptibility::ForHigherPriority
+            && classes.iter().any(|lender| lender.sleeping == SleepingRule::Lend),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, Disrupt
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,9 @@ pub struct NodeObserved {
     /// Its GPUs by its labels, until an agent reports; `None` if the labels do not say.
     pub labelled: Option<Vec<Device>>,
     pub plugin_devices: PluginDevices,
+    /// `stowage.dev/vram` in its capacity; `None` if it advertises none.
+    #[serde(default)]
+    pub advertised: Option<Bytes>,
     pub labels: Arc<BTreeMap<String, String>>,
     /// As kube-scheduler's filters see it; `None` leaves that as it was.
     pub machine: Option<FilterNode>,
@@ -112,6 +116,7 @@ impl NodeObserved {
             identity: None,
             labelled: None,
             plugin_devices: PluginDevices::default(),
+            advertised: None,
             labels: Arc::default(),
             machine: None,
         }
@@ -129,6 +134,7 @@ impl Change for NodeObserved {
         ledger.set_node(&self.name, self.kind, self.labelled);
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
         ledger.share_labels(&self.name, self.labels);
+        ledger.set_advertised(&self.name, self.advertised);
         if let Some(machine) = self.machine {
             cluster.kube_filters.set_machine(machine);
             cluster.settle_free_host(&self.name);
@@ -220,10 +226,11 @@ impl Change for DevicesReported {
 }
 
 impl Change for ReadingReported {
-    type Output = ();
+    /// Engines that have woken over VRAM that they had lent.
+    type Output = Vec<PodUid>;
 
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.read(&self.node, self.reading);
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        cluster.ledger.read(&self.node, self.reading)
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`lending`]: what its sleeping engines lend;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -10,10 +11,12 @@
 mod charges;
 mod departed;
 mod device_list;
+mod lending;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
+pub use lending::WakeStatus;
 
 use super::pod_states::PodStates;
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -25,9 +28,11 @@ use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::units::Moment;
+use crate::units::{Bytes, Moment};
 use charges::NodeCharges;
+use departed::DepartedPod;
 use device_list::GainLimit;
+use lending::NodeLending;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,8 +60,11 @@ pub(in crate::scheduling) struct NodeState {
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
-    /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
-    departed: Vec<(PodUid, Moment)>,
+    /// Pods that have ended here, until a reading sampled later shows nothing of them.
+    departed: Vec<DepartedPod>,
+    /// What readings say of the sleep of engines that lend, and what follows from it.
+    #[serde(default)]
+    lending: NodeLending,
     /// All pods with a placement, a reservation or a soft reservation here.
     #[serde(skip)]
     pods: BTreeSet<PodUid>,
@@ -87,6 +95,7 @@ impl NodeState {
             freshness: Freshness::default(),
             unaccounted: Vec::new(),
             departed: Vec::new(),
+            lending: NodeLending::default(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
             unbound: None,
@@ -202,6 +211,11 @@ impl NodeState {
         let is_new = self.offered != offered;
         self.offered = offered;
         is_new
+    }
+
+    /// What the node advertises as `stowage.dev/vram`, if it does: sleeping engines lend no more than kube-scheduler can see.
+    pub(super) fn set_advertised(&mut self, advertised: Option<Bytes>) -> bool {
+        self.lending.set_advertised(advertised)
     }
 
     pub(super) fn add_pod(&mut self, uid: &PodUid) {

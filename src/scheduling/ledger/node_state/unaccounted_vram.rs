@@ -26,7 +26,7 @@ impl UnaccountedVram {
         self.last[0] = rest;
     }
 
-    fn believed(&self) -> Bytes {
+    pub(super) fn believed(&self) -> Bytes {
         self.last.into_iter().min().unwrap_or_default()
     }
 }
@@ -118,7 +118,7 @@ impl NodeState {
         self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))
     }
 
-    fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
+    pub(super) fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
         known.map(|(_, unaccounted)| *unaccounted).unwrap_or_default()
@@ -145,6 +145,7 @@ impl NodeState {
         self.unaccounted = unaccounted;
         let found = self.locate(&reading);
         self.look_after_departed(&reading);
+        self.watch_sleep(&reading, &policy.planning.lending);
         self.reading = Some(reading);
         found
     }
@@ -163,6 +164,11 @@ impl NodeState {
             }
         }
         for (uid, _) in &mut reading.in_flight {
+            if let Some(resident) = self.resident_of(uid) {
+                *uid = resident.uid.clone();
+            }
+        }
+        for (uid, _) in &mut reading.sleep {
             if let Some(resident) = self.resident_of(uid) {
                 *uid = resident.uid.clone();
             }
@@ -209,7 +215,7 @@ impl NodeState {
 }
 
 impl ResidentPod {
-    fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
+    pub(super) fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
         match self.sharing {
             _ if !self.gpus.contains(place) => Bytes::ZERO,
             Sharing::Shared => self.per_gpu,
@@ -219,7 +225,11 @@ impl ResidentPod {
 }
 
 /// What a reading says of a GPU, which most often has the same place in both.
-fn observation<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+pub(super) fn observation<'a>(
+    reading: &'a NodeReading,
+    place: usize,
+    uuid: &GpuUuid,
+) -> Option<&'a GpuReading> {
     near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
 }
 

@@ -150,5 +150,6 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
         gpus: used.iter().enumerate().map(gpu).collect(),
         holdings: NodeModelSet::default(),
         in_flight: Vec::new(),
+        sleep: Vec::new(),
     }
 }

@@ -21,6 +21,7 @@ pub struct DemandKey {
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
     models: Arc<[GpuModel]>,
+    borrows_at: Option<i32>,
 }
 
 impl DemandKey {
@@ -44,8 +45,9 @@ impl DemandKey {
             classified_by: _,
             // For limits and evictions.
             tenant: _,
-            priority: _,
             may_preempt: _,
+            // For a pod that may borrow: an engine lends to pods of lower priority only.
+            priority,
             // For the pod's own end, and its Binding.
             grace: _,
             containers: _,
@@ -59,6 +61,7 @@ impl DemandKey {
             terms: *terms,
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
+            borrows_at: terms.borrows.then_some(*priority),
             models: models.clone(),
         }
     }

@@ -80,6 +80,7 @@ impl MeasurementFixture {
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }
