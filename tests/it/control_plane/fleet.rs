@@ -55,21 +55,38 @@ impl GpuNode {
         })
     }
 
-    fn report(&self, sequence: u64, strangers: &BTreeMap<String, u64>) -> Value {
+    fn report(
+        &self,
+        sequence: u64,
+        strangers: &BTreeMap<String, u64>,
+        engines: &BTreeMap<String, Value>,
+    ) -> Value {
         let gpu = |index| {
             let uuid = self.uuid(index);
             let used = strangers.get(&uuid).copied().unwrap_or_default();
+            let engine = engines.get(&uuid);
+            let by_engine = engine.map_or(0, |engine| engine["bytes"].as_u64().unwrap());
+            let process =
+                engine.map(|engine| json!({ "pid": 1, "usedBytes": by_engine, "pod": engine["pod"] }));
             json!({
                 "uuid": uuid,
                 "index": index,
                 "model": self.model,
                 "totalBytes": self.mib << 20,
                 "reservedBytes": self.reserved_mib << 20,
-                "usedBytes": used << 20,
+                "usedBytes": (used << 20) + by_engine,
+                "processes": process.map(|process| [process]),
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
-        json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus })
+        let mine =
+            (0..self.gpus).filter_map(|index| Some((self.uuid(index), engines.get(&self.uuid(index))?)));
+        let engines: Vec<Value> = mine
+            .map(|(uuid, engine)| {
+                json!({ "pod": engine["pod"], "engine": "vllm", "gpus": [uuid], "state": engine["state"] })
+            })
+            .collect();
+        json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus, "engines": engines })
     }
 }
 
@@ -77,6 +94,8 @@ impl GpuNode {
 pub struct FleetAgents {
     /// The VRAM that processes outside of pods use of a GPU, in MiB: no API event shows it.
     strangers: Arc<Mutex<BTreeMap<String, u64>>>,
+    /// By GPU, the one engine there: its pod, its state, and its bytes.
+    engines: Arc<Mutex<BTreeMap<String, Value>>>,
     task: JoinHandle<()>,
 }
 
@@ -84,18 +103,26 @@ impl FleetAgents {
     /// They report to every replica, whether it listens or not.
     pub fn start(pause: Duration, nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
         let strangers: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
-        let used = strangers.clone();
+        let engines: Arc<Mutex<BTreeMap<String, Value>>> = Arc::default();
+        let (used, running) = (strangers.clone(), engines.clone());
         let task = tokio::spawn(async move {
             for sequence in 1.. {
-                let used = used.lock().clone();
-                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &used)).collect();
+                let (used, running) = (used.lock().clone(), running.lock().clone());
+                let report = |node: &GpuNode| node.report(sequence, &used, &running);
+                let reports: Vec<Value> = nodes.iter().map(report).collect();
                 for reports in reports.chunks(AT_ONCE) {
                     tell(&replicas, &Value::from(reports).to_string()).await;
                 }
                 tokio::time::sleep(pause).await;
             }
         });
-        Self { strangers, task }
+        Self { strangers, engines, task }
+    }
+
+    /// From the next report on.
+    pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
+        let engine = json!({ "pod": pod, "bytes": mib << 20, "state": state });
+        self.engines.lock().insert(uuid.to_owned(), engine);
     }
 
     /// From the next report on.

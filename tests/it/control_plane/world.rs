@@ -129,6 +129,11 @@ impl RealControlPlane {
         self.agents.as_ref().expect("they report").occupy(uuid, mib);
     }
 
+    /// From the next report on, the engine of a pod uses this much of a GPU, and is in this state.
+    pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
+        self.agents.as_ref().expect("they report").report_engine(uuid, pod, mib, state);
+    }
+
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
     pub async fn begin_scheduling(&mut self) {
         self.begin_scheduling_but(|_| {}).await;
