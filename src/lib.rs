@@ -7,6 +7,7 @@
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has floors of its own.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
+//! - [`policy_windows`]: which windows of a policy are open at a time. Pure.
 //! - [`policy_cases`]: test cases that stand next to policies. Pure.
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
@@ -24,6 +25,7 @@ pub mod engine_metrics;
 pub mod ids;
 pub mod policy_cases;
 pub mod policy_file;
+pub mod policy_windows;
 pub mod scheduling;
 pub mod units;
 

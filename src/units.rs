@@ -113,6 +113,8 @@ impl MilliCpu {
 pub struct Percent(u8);
 
 impl Percent {
+    pub const FULL: Self = Self(100);
+
     pub const fn get(self) -> u8 {
         self.0
     }

@@ -206,6 +206,7 @@ impl FullCluster {
                 holdings: models.into_iter().map(holding).collect(),
                 in_flight: Vec::new(),
                 sleep: Vec::new(),
+                over_grant: Vec::new(),
             };
             self.ledger.apply(ReadingReported { node: name.clone(), reading });
         }

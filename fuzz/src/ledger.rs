@@ -352,6 +352,7 @@ impl LedgerRace {
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
             replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() });

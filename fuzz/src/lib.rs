@@ -51,6 +51,10 @@ pub fn policy(data: &[u8]) {
                 let classified = loaded.policy.classify(&pod);
                 assert!(classified.class.place() < loaded.policy.classes().len());
                 assert_eq!(classified, again.policy.classify(&pod));
+                // The namespace's labels may be as hostile as the pod's.
+                let known = [(pod.namespace.clone(), std::sync::Arc::new(pod.labels.clone()))].into();
+                let selecting = again.policy.clone().with_namespaces(&known);
+                assert!(selecting.classify(&pod).class.place() <= classified.class.place());
             }
         }
         (Err(found), Err(_)) => {

@@ -70,7 +70,11 @@ pub enum MetricQuantity {
     BatchTokens,
     BatchTokensLimit,
     Waiting,
+    /// Of these, the requests that wait for room in the KV cache or the batch. Others wait for something that no GPU has more of.
+    WaitingForCapacity,
     Running,
+    /// How often the engine has interrupted a request of its own for lack of KV cache; it only rises.
+    Preemptions,
     /// Tokens the KV cache holds.
     KvTokens,
     /// Blocks of the KV cache, and the tokens of one: their product is the number of tokens it holds.
@@ -151,7 +155,12 @@ pub static DIALECTS: [Dialect; 8] = [
             // Up to 0.9.1 alone, from 0.9.2 to 0.11 beside the new name.
             ("vllm:gpu_cache_usage_perc", Value(KvUsageFormerly)),
             ("vllm:num_requests_waiting", Value(Waiting)),
+            // It sums to the former; since 0.12.
+            ("vllm:num_requests_waiting_by_reason", ByLabel("reason", &[("capacity", WaitingForCapacity)])),
             ("vllm:num_requests_running", Value(Running)),
+            // The counter's name as the page has it, and as a collector of the newer format writes it.
+            ("vllm:num_preemptions_total", Value(Preemptions)),
+            ("vllm:num_preemptions", Value(Preemptions)),
             // If cache groups have blocks of several sizes the product is not the number of tokens: newer versions have a label
             // for it.
             (

@@ -19,9 +19,11 @@ pub struct Figures {
     pub kv_cache_usage: Option<f64>,
     /// Tokens its KV cache holds, over all ranks.
     pub kv_cache_tokens: Option<u64>,
-    /// Requests, over all ranks.
+    /// Requests, over all ranks. Of an engine that says what they wait for, those that wait for capacity.
     pub waiting: Option<u64>,
     pub running: Option<u64>,
+    /// How often it has interrupted its own requests since it started, over all ranks.
+    pub preemptions: Option<u64>,
     /// 1: its weights are in host memory; 2: they are discarded. `None` if it is awake, or does not report it.
     pub sleep_level: Option<u8>,
     /// Why figures are missing.
@@ -188,6 +190,10 @@ impl<'p> Collected<'p> {
             let usage =
                 self.value(rank, MetricQuantity::KvUsageFormerly).or_else(|| self.share_of_batch(rank));
             self.fill(place, MetricQuantity::KvUsage, usage);
+            // What waits for anything else would wait beside an empty cache, too.
+            let for_capacity = self.value(&self.ranks[place], MetricQuantity::WaitingForCapacity);
+            let waiting = &mut self.ranks[place].values[MetricQuantity::Waiting as usize];
+            *waiting = for_capacity.or(*waiting);
             let tokens = self.tokens_of_blocks(&self.ranks[place]);
             self.fill(place, MetricQuantity::KvTokens, tokens);
         }
@@ -227,6 +233,7 @@ impl<'p> Collected<'p> {
             kv_cache_tokens: self.sum(MetricQuantity::KvTokens).filter(|&tokens| tokens > 0),
             waiting: self.sum(MetricQuantity::Waiting),
             running: self.sum(MetricQuantity::Running),
+            preemptions: self.sum(MetricQuantity::Preemptions),
             sleep_level: self.sleep_level(),
             problems,
         }
@@ -288,6 +295,7 @@ impl Figures {
             kv_cache_tokens: None,
             waiting: None,
             running: None,
+            preemptions: None,
             sleep_level: None,
             problems: Vec::new(),
         }
@@ -300,6 +308,7 @@ impl Figures {
         self.kv_cache_tokens = self.kv_cache_tokens.or(other.kv_cache_tokens);
         self.waiting = self.waiting.or(other.waiting);
         self.running = self.running.or(other.running);
+        self.preemptions = self.preemptions.or(other.preemptions);
         self.sleep_level = self.sleep_level.or(other.sleep_level);
         self.problems.extend(other.problems);
         self

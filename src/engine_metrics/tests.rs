@@ -18,6 +18,7 @@ fn figures(engine: Engine, model: &str) -> Figures {
         kv_cache_tokens: None,
         waiting: None,
         running: None,
+        preemptions: None,
         sleep_level: None,
         problems: Vec::new(),
     }
@@ -33,7 +34,15 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ..of
     };
     let vllm = |model| figures(Engine::Vllm, model);
-    let pages: [(&[u8], Figures); 12] = [
+    let pages: [(&[u8], Figures); 13] = [
+        // Two ranks; of eleven requests that wait, nine wait for something else than room.
+        (
+            page!("vllm-0.33"),
+            Figures {
+                preemptions: Some(20),
+                ..load(vllm("Qwen/Qwen3-32B"), Some(0.9126984126984127), Some(2 * 152_064), 2, 99)
+            },
+        ),
         (
             page!("vllm-0.12"),
             load(
@@ -97,6 +106,19 @@ fn a_hint_decides_where_two_engines_write_one_page() {
     let read = read(page!("dynamo-vllm-worker"), Some(Engine::Dynamo)).unwrap();
     assert_eq!((read.engine, read.kv_cache_usage), (Engine::Dynamo, Some(0.15625)));
     assert_eq!((read.waiting, read.running), (Some(2), Some(6)), "its worker says what it does not");
+}
+
+#[test]
+fn what_waits_for_something_else_than_capacity_is_no_queue() {
+    let waiting = |page: &str| read(page.as_bytes(), None).unwrap().waiting;
+    let total = "vllm:num_requests_waiting 9\n";
+    let reason =
+        |reason: &str, n: &str| format!("vllm:num_requests_waiting_by_reason{{reason=\"{reason}\"}} {n}\n");
+    assert_eq!(waiting(total), Some(9), "an engine that gives no reasons");
+    assert_eq!(waiting(&format!("{total}{}{}", reason("capacity", "2"), reason("deferred", "7"))), Some(2));
+    assert_eq!(waiting(&format!("{}{total}", reason("capacity", "0"))), Some(0));
+    assert_eq!(waiting(&format!("{total}{}", reason("deferred", "7"))), Some(9), "no capacity said");
+    assert_eq!(waiting(&format!("{total}{}", reason("capacity", "NaN"))), Some(9), "the most that it can be");
 }
 
 #[test]

@@ -111,6 +111,9 @@ fn gathered(extender: &Extender, books: &Ledger) -> String {
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
     metrics.set_totals(&books.totals());
+    metrics.set_spare(books.spare());
+    metrics.starts.set_errors(&books.start_errors());
+    metrics.overuse.set(books.overusing_pods().map(|(key, overuse)| (key, overuse.excess())));
     // A node that is gone would stay the oldest for ever.
     tidy(&extender.board, books);
     metrics.set_report_ages(extender.board.ages(now));

@@ -1,4 +1,5 @@
-//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets -A -o yaml` (or `-o json`) prints.
+//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets,namespaces -A -o yaml` (or
+//! `-o json`) prints.
 //!
 //! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For experiments, tests and
 //! benchmarks.
@@ -13,7 +14,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::service::Service;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -57,6 +58,7 @@ enum Object {
     Node(Box<Node>),
     Pod(Box<Pod>),
     Budget(Box<PodDisruptionBudget>),
+    Namespace(Box<Namespace>),
 }
 
 impl Dump {
@@ -140,6 +142,7 @@ impl Dump {
             "Node" => source.read().map(Object::Node).map(Some),
             "Pod" => source.read().map(Object::Pod).map(Some),
             "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
+            "Namespace" => source.read().map(Object::Namespace).map(Some),
             _ => Ok(None),
         };
         object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
@@ -172,6 +175,7 @@ impl DumpControlPlane {
         index.begin_nodes();
         index.begin_pods(service);
         index.begin_budgets(service);
+        index.begin_namespaces();
         dump.each(|object| match object {
             Object::Node(node) => index.apply_node(service, &node),
             Object::Pod(pod) => {
@@ -179,11 +183,14 @@ impl DumpControlPlane {
                 pods.extend(on_record(&pod));
             }
             Object::Budget(budget) => index.apply_budget(service, &budget),
+            Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
         })?;
         index.end_nodes(service);
         index.end_pods(service);
         // A dump without budgets means that there are none.
         index.end_budgets(service);
+        // One without namespaces means that no selector takes any.
+        index.end_namespaces(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }

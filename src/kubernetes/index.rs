@@ -12,17 +12,21 @@
 mod budgets;
 mod conflicts;
 mod kube_filters;
+mod namespaces;
 mod unplannable_pods;
 
 use super::objects;
 use super::objects::ReservationMessage;
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
+use crate::scheduling::policy::NamespaceLabels;
 use crate::scheduling::verbs::observe::{
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReservationGone,
+    EngineStartObserved, FilterPodObserved, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted,
+    PodObserved, PodReleased, ReservationGone,
 };
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::gpu::Device;
 pub use crate::scheduling::vocabulary::node::NodeKind;
@@ -48,8 +52,14 @@ pub struct ClusterIndex {
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
     pods_list: ListProgress,
+    /// What is applied comes from a list, not from a change that was just made.
+    is_listing_pods: bool,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
+    /// Listed only while a policy asks for their labels.
+    namespaces_list: ListProgress,
+    /// During a list: the namespaces that have been in it.
+    listed_namespaces: NamespaceLabels,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }
@@ -86,22 +96,25 @@ impl ClusterIndex {
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
-        kube_filters::see(service, &uid, pod);
+        let for_filters = kube_filters::read(service, &uid, pod);
         if !objects::asks_for_gpu(pod) {
+            service.cluster().apply(for_filters);
             self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
         if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
+            service.cluster().apply(for_filters);
             self.release(service, &uid, &key);
             return None;
         }
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
-        let warning = see(service, pod, &uid);
-        let is_known = service.cluster().pod_state(&uid).is_some();
+        let progress = self.start_progress(pod);
+        let PodSeen { warning, is_known, event, start } = see(service, pod, &uid, for_filters, progress);
+        start.iter().for_each(|start| service.metrics.starts.note(start));
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
-        (warning != PodWarning::Nothing).then(|| event(&service.cluster(), &uid, warning)).flatten()
+        event
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -117,6 +130,7 @@ impl ClusterIndex {
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
+        self.is_listing_pods = true;
         self.unlisted_pods = service.cluster().pod_states().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.cluster().kube_filters().pods().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
@@ -135,6 +149,7 @@ impl ClusterIndex {
         service.conflicts().end_list();
         self.pods.retain(|_, uid| !gone.contains(uid));
         self.pods_list.is_complete = true;
+        self.is_listing_pods = false;
     }
 
     /// Replaces all pods at once.
@@ -180,6 +195,8 @@ impl ClusterIndex {
             labels,
             machine,
         });
+        let images = objects::node_images(node);
+        service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
         self.nodes.insert(name, record);
     }
 
@@ -230,6 +247,16 @@ impl ClusterIndex {
 
     // ---- inside ----
 
+    /// How far the pod's start is. When a list shows a pod ready, it may have been so for long.
+    fn start_progress(&self, pod: &Pod) -> Option<StartProgress> {
+        match objects::start_progress(pod)? {
+            StartProgress::Ready | StartProgress::Running if self.is_listing_pods => {
+                Some(StartProgress::Untimed)
+            }
+            progress => Some(progress),
+        }
+    }
+
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.cluster().apply(PodDeleted(uid.clone()));
         service.conflicts().forget(uid);
@@ -278,22 +305,39 @@ impl ClusterIndex {
     }
 }
 
-/// Brings the pod into the ledger. It is read before the ledger is locked: a filter may be waiting for the lock.
-fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
-    let policy = service.cluster().policy().clone();
+/// What the ledger makes of a pod's present state.
+struct PodSeen {
+    warning: PodWarning,
+    is_known: bool,
+    event: Option<PodEvent>,
+    /// Its start, if it is over by that.
+    start: Option<TimedStart>,
+}
+
+/// Brings the pod into the cluster, under one lock. Everything is read before: a filter may be waiting for it.
+fn see(
+    service: &Service,
+    pod: &Pod,
+    uid: &PodUid,
+    for_filters: FilterPodObserved,
+    progress: Option<StartProgress>,
+) -> PodSeen {
     let reservation = recorded_reservation(service, pod);
-    let reservations = reservation.is_some();
-    let observation = objects::observation(pod, &policy, reservation, jiff::Timestamp::now());
+    let has_reservation = reservation.is_some();
+    let (mode, classify) = (service.policy().mode, |traits: &PodTraits| service.classify(traits));
+    let observation =
+        objects::classified_observation(pod, mode, &classify, reservation, jiff::Timestamp::now());
     let mut cluster = service.cluster();
+    cluster.apply(for_filters);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
-    if !reservations
+    if !has_reservation
         && cluster.leader().is_none()
         && cluster.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
     {
         cluster.apply(ReservationGone(uid.clone()));
     }
-    match observation {
+    let warning = match observation {
         Some(observation) => cluster.apply(PodObserved(observation)),
         None => {
             // It is pending and was edited into an invalid request: its previous request is void.
@@ -302,6 +346,16 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
             }
             PodWarning::Nothing
         }
+    };
+    let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
+    let progress = progress.filter(|_| cluster.pod_state(uid).is_some_and(is_timed));
+    let start =
+        progress.and_then(|progress| cluster.apply(EngineStartObserved { uid: uid.clone(), progress }));
+    PodSeen {
+        warning,
+        is_known: cluster.pod_state(uid).is_some(),
+        event: event(&cluster, uid, warning),
+        start,
     }
 }
 
@@ -395,6 +449,8 @@ fn advertised(node: &Node) -> Option<Bytes> {
     Bytes::parse_quantity(&capacity.get(objects::VRAM)?.0).ok()
 }
 
+#[cfg(test)]
+mod event_cost_tests;
 #[cfg(test)]
 mod exclusive_tests;
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
-//!  budgets ──────┘           │
+//!  budgets ──────┤           │
+//!  namespaces ───┘           │
 //!                            │
 //!               tick ────────┤                      (time: reservations expire; the planner)
 //!     packing_learner ───────┤                      (the packing model)
@@ -101,7 +102,8 @@ pub fn start(
     run(Box::pin(liveness::run(client.clone(), service.clone())));
     run(Box::pin(watch::pods(client.clone(), feed.clone())));
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
-    run(Box::pin(watch::budgets(client.clone(), feed)));
+    run(Box::pin(watch::budgets(client.clone(), feed.clone())));
+    run(Box::pin(watch::namespaces(client.clone(), feed)));
     run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));

@@ -1,4 +1,5 @@
-//! The watches: bring every pod, every node and every disruption budget into the index.
+//! The watches: bring every pod, every node, every disruption budget and, where a policy asks for them, the labels of every
+//! namespace into the index.
 //!
 //! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
 //! event.
@@ -7,8 +8,9 @@ use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
 use crate::service::Service;
 use futures::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -53,6 +55,33 @@ pub async fn budgets(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_budgets,
     };
     watch(client, &feed, "poddisruptionbudgets", taking).await;
+}
+
+/// The labels of namespaces, of which nothing else is asked for, while a policy reads them.
+pub async fn namespaces(client: Client, feed: WatchFeed) {
+    let handler = || WatchHandler {
+        take: WatchFeed::namespace,
+        fails: WatchFeed::namespaces_failed,
+        expect_list: ClusterIndex::expect_namespaces,
+    };
+    let mut wanted = feed.service.namespaces_wanted();
+    loop {
+        if wanted.wait_for(|is_wanted| *is_wanted).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = watch(client.clone(), &feed, "namespaces", handler()) => return,
+            ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
+                let mut index = feed.index.lock();
+                index.forget_namespaces(&feed.service);
+                // A policy without selectors does not wait for them.
+                feed.note_sync(&index);
+                if ended {
+                    return;
+                }
+            }
+        }
+    }
 }
 
 /// The result of watching one kind of object.
@@ -187,12 +216,39 @@ impl WatchFeed {
         after
     }
 
+    fn namespace(&self, event: Event<PartialObjectMeta<Namespace>>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_namespaces(),
+            Event::InitApply(namespace) => index.list_namespace(&namespace.metadata),
+            Event::Apply(namespace) => index.apply_namespace(&self.service, &namespace.metadata),
+            Event::Delete(namespace) => index.delete_namespace(&self.service, &namespace.metadata),
+            Event::InitDone => index.end_namespaces(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    /// A policy whose selectors cannot be judged decides nothing: a replica that starts with it stays unready, and one that runs
+    /// keeps the policy before.
+    fn namespaces_failed(&self, error: &watcher::Error) -> WatchEnd {
+        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+        tracing::error!(
+            %error,
+            "namespaces may not be read, and a policy selects them by label (namespaceSelector): it does not come into force until they can be; let Stowage's service account list and watch namespaces, as manifests/stowage.yaml does"
+        );
+        after
+    }
+
     fn note_sync(&self, index: &ClusterIndex) {
         let gate = &self.service.gate;
         if gate.is_synced() {
             return;
         }
-        index.complete_since().into_iter().for_each(|term| self.service.set_synced_in(term));
+        let all = index.complete_since().and_then(|term| match self.service.reads_namespaces() {
+            true => Some(index.namespaces_since()?.min(term)),
+            false => Some(term),
+        });
+        all.into_iter().for_each(|term| self.service.set_synced_in(term));
         if gate.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
@@ -241,6 +297,7 @@ mod tests {
     use crate::kubernetes::testing::Recorder;
     use crate::scheduling::policy::Policy;
     use crate::service::Tenure;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::core::Status;
 
     #[test]
@@ -273,6 +330,44 @@ mod tests {
             list(&feed, kind);
         }
         assert!(gate.is_open());
+    }
+
+    fn namespace(name: &str, team: &str) -> PartialObjectMeta<Namespace> {
+        let labels = Some([("team".to_owned(), team.to_owned())].into());
+        let metadata = ObjectMeta { name: Some(name.into()), labels, ..ObjectMeta::default() };
+        PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+    }
+
+    #[test]
+    fn f_readiness_waits_for_the_labels_of_namespaces_only_if_the_policy_asks_for_them() {
+        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let selecting =
+            crate::policy_file::load(&[crate::policy_file::SourceText::new("p.yaml", text)]).unwrap().policy;
+        for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
+            let service = Service::new(policy);
+            assert_eq!(*service.namespaces_wanted().borrow(), waits);
+            let feed =
+                WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+            for event in [Event::Init, Event::InitDone] {
+                feed.pod(event);
+            }
+            for event in [Event::Init, Event::InitDone] {
+                feed.node(event);
+            }
+            for event in [Event::Init, Event::InitDone] {
+                feed.budget(event);
+            }
+            let gate = &feed.service.gate;
+            assert_eq!(gate.is_synced(), !waits);
+            feed.namespace(Event::Init);
+            feed.namespace(Event::InitApply(namespace("chat", "a")));
+            assert_eq!(gate.is_synced(), !waits, "half a list is none");
+            feed.namespace(Event::InitDone);
+            assert!(gate.is_synced());
+            assert_eq!(feed.service.cluster().namespaces().len(), 1);
+            feed.namespace(Event::Delete(namespace("chat", "a")));
+            assert!(feed.service.cluster().namespaces().is_empty());
+        }
     }
 
     fn refusal(code: u16) -> kube::Error {

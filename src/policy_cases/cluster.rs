@@ -1,11 +1,13 @@
-//! Builds the small cluster of a test case: nodes whose agents have just reported, and pods that run on them.
+//! Builds the small cluster of a test case: namespaces, nodes whose agents have just reported unless the case says otherwise, and
+//! pods that run on them.
 
 use super::pod_shorthand;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
-use crate::policy_file::file::{ExistingPod, TestCluster, TestGpu, TestNode};
+use crate::policy_file::file::{ExistingPod, LabelValue, TestCluster, TestGpu, TestNode};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::namespaces::NamespacesListed;
 use crate::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::ClockAdvanced;
@@ -70,6 +72,11 @@ pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
 pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadCluster> {
     let mut ledger = Cluster::new(Arc::new(policy.clone()));
     ledger.apply(ClockAdvanced(NOW));
+    let namespaces = cluster.namespaces.iter().flatten();
+    let labels = |labels: &BTreeMap<String, LabelValue>| {
+        Arc::new(labels.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect())
+    };
+    ledger.apply(NamespacesListed(namespaces.map(|(name, all)| (name.clone(), labels(all))).collect()));
     let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
     for node in nodes {
         add_node(&mut ledger, node)?;
@@ -177,7 +184,9 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
     };
     let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
     let tenant = CasePod { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
-    let ran = Some(pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0));
+    // The reports take a moment, too.
+    let ran = pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0);
+    let ran = Some(Millis(ran.0.saturating_sub(Millis::seconds(REPORTS).0)));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
         ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
@@ -188,7 +197,7 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
 /// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
 fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
-    let now = ledger.now();
+    let sampled = ledger.now().before(node.report_age.map_or(Millis::default(), |age| age.0));
     let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
@@ -199,11 +208,12 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
     ledger.apply(ReadingReported {
         node: name.clone(),
         reading: NodeReading {
-            sampled: now,
+            sampled,
             gpus,
             holdings: holdings.into_values().collect(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
+            over_grant: Vec::new(),
         },
     });
     Ok(())

@@ -7,12 +7,15 @@
 mod cluster;
 mod compare;
 mod pod_shorthand;
+mod victims;
 
 pub use cluster::BadCluster;
 pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
 
 use crate::ids::{NodeName, PodUid};
 use crate::policy_file::file::{Expectation, PolicyTest, TestCase};
+use crate::policy_file::format::timestamp;
+use crate::policy_windows;
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
 use crate::scheduling::ledger::Ledger;
@@ -55,6 +58,8 @@ struct CaseAnswer<'a> {
     gpus: Vec<u32>,
     /// In order of name.
     victims: Vec<String>,
+    /// The set that these are.
+    victim_set: Option<VictimSet>,
 }
 
 /// The UID of a case's pod; no other pod has it.
@@ -66,10 +71,19 @@ pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCl
     let cluster = test.cluster.as_ref().unwrap_or(&nothing);
     let mut outcomes = Vec::new();
     for case in test.cases.iter().flatten() {
-        let ledger = cluster::build(cluster, policy)?;
+        let ledger = cluster::build(cluster, &at(policy, case))?;
         outcomes.push(CaseOutcome { case: case.name.clone(), differences: differences(ledger, case) });
     }
     Ok(outcomes)
+}
+
+/// The policy at the case's time. Without one no window is open: a case holds at every hour of the day, or at none.
+fn at(policy: &Policy, case: &TestCase) -> Policy {
+    let time = case.at.as_ref().and_then(|at| timestamp(&at.0).ok());
+    match time {
+        Some(time) => policy_windows::at(policy.clone(), time),
+        None => policy.clone().with_open_windows(Default::default()),
+    }
 }
 
 fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
@@ -84,7 +98,7 @@ fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
         [answer.class(expected), answer.tenant(expected), answer.nodes(expected), answer.gpus(expected)];
     let mut differences: Vec<Difference> = parts.into_iter().flatten().collect();
     differences.extend(answer.refused(expected));
-    differences.extend(answer.victims(expected));
+    differences.extend(answer.victims(expected, &ledger));
     differences
 }
 
@@ -114,11 +128,10 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
         let devices = &snapshot.nodes()[best.node].devices;
         best.gpus.iter().map(|place| devices[place].index).collect()
     });
-    let victims = match list.best.is_empty() {
-        true => cheapest(ledger, &uid, &nodes, &demand).map_or_else(Vec::new, |set| names(ledger, &set)),
-        false => Vec::new(),
-    };
-    CaseAnswer { policy, demand, nodes, list, gpus, victims }
+    let is_refused = list.best.is_empty();
+    let victim_set = is_refused.then(|| cheapest(ledger, &uid, &nodes, &demand)).flatten();
+    let victims = victim_set.as_ref().map_or_else(Vec::new, |set| names(ledger, set));
+    CaseAnswer { policy, demand, nodes, list, gpus, victims, victim_set }
 }
 
 /// Over all nodes; of equal ones the first by name.
@@ -139,10 +152,12 @@ impl CaseAnswer<'_> {
         let wanted = expected.class.as_ref()?.0.as_str();
         let found = &self.policy.class(self.demand.class).name;
         let because = || {
-            let class = self.policy.classes().iter().find(|class| class.name == wanted);
+            let class = self.policy.class_named(wanted);
             let Some(class) = class else { return vec![format!("the policy has no class {wanted}")] };
-            match class.matches.unmet_by(&ExpressionPod::new(&self.demand.traits)) {
+            let is_closed = self.policy.is_closed(class);
+            match self.policy.unmet_by(class, &ExpressionPod::new(&self.demand.traits)) {
                 Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.describe())],
+                None if is_closed => vec![format!("no window of {wanted} is open at the case's `at`")],
                 None => vec![format!("{found} stands before {wanted} and matches too")],
             }
         };
@@ -190,15 +205,15 @@ impl CaseAnswer<'_> {
         expected.refused.iter().flatten().filter_map(check).collect()
     }
 
-    fn victims(&self, expected: &Expectation) -> Option<Difference> {
+    fn victims(&self, expected: &Expectation, ledger: &Ledger) -> Option<Difference> {
         let mut wanted: Vec<&str> = expected.victims.as_ref()?.iter().map(|name| name.0.as_str()).collect();
         wanted.sort_unstable();
-        let because = match self.list.best.is_empty() {
-            true => Vec::new(),
+        let because = || match self.list.best.is_empty() {
+            true => victims::reasons(ledger, &cluster::uid(CASE), self, &wanted),
             false => vec!["the pod fits without anyone leaving".into()],
         };
         (self.victims != wanted)
-            .then(|| difference("victims", listed(&wanted), listed(&self.victims), because))
+            .then(|| difference("victims", listed(&wanted), listed(&self.victims), because()))
     }
 }
 

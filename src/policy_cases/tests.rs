@@ -161,3 +161,86 @@ fn no_pod_is_evicted_for_a_pod_beyond_its_tenants_limit() {
     let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
     assert_eq!(run(&policy, &test).unwrap().remove(0).differences, []);
 }
+
+#[test]
+fn f_a_case_may_say_how_old_a_nodes_report_is() {
+    let case = |age: &str, expired: &str, expect: serde_json::Value| {
+        let mut policy = policy();
+        policy.telemetry.expired = serde_json::from_value(expired.into()).unwrap();
+        let test = test(serde_json::json!({
+            "kind": "PolicyTest",
+            "cluster": {"nodes": [{"name": "a", "gpus": [{"memory": "80Gi", "kvCache": "97%"}], "reportAge": age}]},
+            "cases": [{"name": age, "pod": {"name": "p", "vram": "60Gi"}, "expect": expect}],
+        }));
+        run(&policy, &test).unwrap().remove(0).differences
+    };
+    let refused = |code: &str| serde_json::json!({"nodes": [], "refused": {"a": code}});
+    // Full engines count while the report is fresh; what happens once it has expired is the policy's.
+    assert_eq!(case("1s", "refuse", refused("engines-busy")), []);
+    assert_eq!(case("40s", "refuse", refused("no-fresh-report")), []);
+    assert_eq!(case("40s", "ledger-only", serde_json::json!({"nodes": ["a"], "refused": {}})), []);
+    assert_eq!(case("40s", "refuse", serde_json::json!({"nodes": ["a"]}))[0].because.len(), 1);
+}
+
+#[test]
+fn f_a_stale_report_leaves_the_margin_unallocated() {
+    let differences = |age: &str| {
+        let test = test(serde_json::json!({
+            "kind": "PolicyTest",
+            "cluster": {"nodes": [{"name": "a", "gpus": [{"memory": "80Gi"}], "reportAge": age}]},
+            "cases": [{"name": age, "pod": {"name": "p", "vram": "70Gi"}, "expect": {"nodes": ["a"]}}],
+        }));
+        run(&policy(), &test).unwrap().remove(0).differences
+    };
+    assert_eq!(differences("2s"), []);
+    assert!(differences("20s")[0].because[0].contains("68.0 GiB"), "{:?}", differences("20s"));
+}
+
+#[test]
+fn f_wrong_victims_are_reported_with_what_each_set_costs() {
+    let differences = |victims: serde_json::Value| {
+        outcome(serde_json::json!({
+            "name": "who leaves",
+            "pod": {"name": "bot", "namespace": "chat", "priority": 10, "vram": "40Gi"},
+            "expect": {"victims": victims},
+        }))
+    };
+    let wrong = differences(serde_json::json!(["young"])).remove(0);
+    assert_eq!((wrong.expected.as_str(), wrong.found.as_str()), ("[young]", "[old]"));
+    let because = wrong.because.join("\n");
+    assert!(because.contains("old on a, priority -1, loses "), "{because}");
+    assert!(
+        because.contains("young cannot be evicted: it has run for 60 s of the 600 s that its class gives it"),
+        "{because}"
+    );
+    let unknown = differences(serde_json::json!(["nobody"])).remove(0).because.join("\n");
+    assert!(unknown.contains("nobody is not among cluster.pods"), "{unknown}");
+    let none = differences(serde_json::json!([])).remove(0).because.join("\n");
+    assert!(none.contains("the pod fits nowhere unless others leave"), "{none}");
+}
+
+#[test]
+fn f_a_class_may_be_kept_in_pools() {
+    let files = [crate::policy_file::SourceText::new(
+        "policy.yaml",
+        "nodePools: [{name: gold, selector: {pool: gold}}, {name: iron, selector: {pool: iron}}]\n\
+         classes: [{name: batch-only, match: {namespaces: [jobs]}, pools: [iron]}]\n",
+    )];
+    let loaded = crate::policy_file::load(&files).unwrap_or_else(|found| panic!("{found:?}"));
+    let test = test(serde_json::json!({
+        "kind": "PolicyTest",
+        "cluster": {"nodes": [
+            {"name": "g", "labels": {"pool": "gold"}, "gpus": [{}]},
+            {"name": "i", "labels": {"pool": "iron"}, "gpus": [{}]},
+            {"name": "n", "gpus": [{}]},
+        ]},
+        "cases": [
+            {"name": "kept in", "pod": {"name": "p", "namespace": "jobs", "vram": "8Gi"},
+             "expect": {"class": "batch-only", "nodes": ["i"], "refused": {"g": "class-kept-in-pools", "n": "class-kept-in-pools"}}},
+            {"name": "free", "pod": {"name": "p", "vram": "8Gi"}, "expect": {"class": "serving", "nodes": ["g", "i", "n"]}},
+        ],
+    }));
+    for case in run(&loaded.policy, &test).unwrap() {
+        assert_eq!(case.differences, [], "{}", case.case);
+    }
+}

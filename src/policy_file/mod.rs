@@ -1,10 +1,11 @@
 //! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the
 //! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
-//! The steps: [`tree`] parses YAML and keeps every place; [`shape`] checks it against the JSON Schema of the [`mod@file`] types;
+//! The steps: [`tree`] parses YAML and keeps every place; [`config_map`] takes the files out of a ConfigMap; [`shape`] checks it against the JSON Schema of the [`mod@file`] types;
 //! [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] checks whether the parts make sense
 //! together. Every problem is a [`diagnostic::Diagnostic`]. [`show`] renders the result.
 
+mod config_map;
 pub mod diagnostic;
 pub mod file;
 pub mod format;
@@ -77,19 +78,27 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
         if source.bytes.trim_ascii().is_empty() {
-            found.diagnostics.push(empty(FileId::at(index)));
+            found.diagnostics.push(empty(Span::new(FileId::at(index), 0..0)));
             continue;
         }
         let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
         found.diagnostics.append(&mut diagnostics);
-        documents.into_iter().for_each(|document| found.take(document, texts));
+        for document in documents {
+            if !config_map::is_config_map(&document) {
+                found.take(document, texts);
+                continue;
+            }
+            let (inner, mut diagnostics) = config_map::documents(&document, texts, &mut nodes);
+            found.diagnostics.append(&mut diagnostics);
+            inner.into_iter().for_each(|document| found.take(document, texts));
+        }
     }
     found
 }
 
 /// An empty file is probably an accident: every guarantee would be gone.
-fn empty(file: FileId) -> Diagnostic {
-    Diagnostic::error("empty-file", Span::new(file, 0..0), "the file is empty")
+fn empty(span: Span) -> Diagnostic {
+    Diagnostic::error("empty-file", span, "the file is empty")
         .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 
@@ -169,6 +178,10 @@ impl Loaded {
     }
 }
 
+#[cfg(test)]
+mod config_map_tests;
+#[cfg(test)]
+mod matching_tests;
 #[cfg(test)]
 mod round_trip_tests;
 #[cfg(test)]

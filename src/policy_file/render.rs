@@ -3,7 +3,7 @@
 
 use super::parse::{MILLI, UNBOUNDED};
 use crate::policy_file::file::{
-    self, AmountSpec, LabelValue, MemoryQuantity, MigProfile, Name, PoolCapacitySpec,
+    self, AmountSpec, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, PoolCapacitySpec,
 };
 use crate::scheduling::policy::{Class, Policy, Pool, Tenant};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
@@ -30,7 +30,8 @@ fn tenant(tenant: &Tenant) -> file::TenantSpec {
         AmountSpec { vram: tenant.limit.vram.map(MemoryQuantity), gpus: tenant.limit.milli_gpus.map(gpus) };
     file::TenantSpec {
         name: Name(tenant.name.clone()),
-        namespaces: some_words(&tenant.namespaces, Name),
+        namespaces: some_words(&tenant.namespaces, NamePattern),
+        namespace_selector: tenant.namespace_selector.clone(),
         guarantee: guaranteed
             .then(|| AmountSpec { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
         limit: (limit != AmountSpec::default()).then_some(limit),

@@ -4,7 +4,7 @@
 
 use super::format::{TextFormat, duration_text, quantity_text, speed_text};
 use super::parse::{Draft, render};
-use super::shape::{Field, SHAPES, SchemaShape};
+use super::shape::{Field, Needed, SHAPES, SchemaShape};
 use super::{digest, file};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::PodTraits;
@@ -52,7 +52,7 @@ fn values(shape: &SchemaShape) -> BoxedStrategy<Json> {
 fn some_of(fields: &[Field]) -> BoxedStrategy<Json> {
     let field = |field: &Field| {
         let name = field.name.clone();
-        let value = if name == "name" {
+        let value = if name == "name" || field.needed == Needed::Always {
             values(&field.shape).prop_map(Some).boxed()
         } else {
             option::of(values(&field.shape)).boxed()
@@ -73,6 +73,14 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
         TextFormat::Speed => (1..=1u64 << 60).prop_map(|n| speed_text(Bytes(n)).into()).boxed(),
         TextFormat::Cel => select(EXPRESSIONS.to_vec()).prop_map(Json::from).boxed(),
         TextFormat::MigProfile => Just(json!("3g.40gb")).boxed(),
+        TextFormat::NamePattern => select(vec!["dedicated", "b*", "*ving", "*"]).prop_map(Json::from).boxed(),
+        TextFormat::Weekdays => select(vec!["mon", "mon-fri", "fri-mon"]).prop_map(Json::from).boxed(),
+        TextFormat::TimeOfDay => {
+            (0..=96u16).prop_map(|n| format!("{:02}:{:02}", n / 4, n % 4 * 15).into()).boxed()
+        }
+        TextFormat::GpuModel => select(vec!["H100", "a100"]).prop_map(Json::from).boxed(),
+        TextFormat::TimeZone => select(vec!["UTC", "Europe/Berlin"]).prop_map(Json::from).boxed(),
+        TextFormat::Timestamp => Just(json!("2026-11-23T22:00:00+01:00")).boxed(),
         TextFormat::Name | TextFormat::Subdomain | TextFormat::QualifiedName | TextFormat::LabelValue => {
             select(NAMES.to_vec()).prop_map(Json::from).boxed()
         }
@@ -82,28 +90,40 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
 /// A policy that the schema allows and that makes sense: each name once, a catch-all class, each namespace of one tenant.
 fn policies() -> impl Strategy<Value = Policy> {
     values(&SHAPES.policy).prop_map(|mut file| {
+        let pools: Vec<Json> =
+            file["nodePools"].as_array().into_iter().flatten().map(|pool| pool["name"].clone()).collect();
         for list in ["classes", "tenants", "nodePools"] {
             let mut names = BTreeSet::new();
             if let Some(entries) = file.get_mut(list).and_then(Json::as_array_mut) {
                 entries.retain(|entry| names.insert(entry["name"].to_string()));
-                entries.iter_mut().filter_map(Json::as_object_mut).for_each(|entry| make_sense(list, entry));
+                entries
+                    .iter_mut()
+                    .filter_map(Json::as_object_mut)
+                    .for_each(|entry| make_sense(list, entry, &pools));
             }
         }
         let file: file::PolicySpec = serde_json::from_value(file).expect("the schema allows it");
         let mut policy = Draft::new(&file).expect("the schema allows it").finish().expect("it makes sense");
         policy.version = 7;
         policy.digest = digest(&policy);
-        policy
+        // Of its windows, those of one time zone.
+        let open = policy.windows().filter(|window| window.time_zone == "UTC").cloned().collect();
+        policy.with_open_windows(open)
     })
 }
 
-fn make_sense(list: &str, entry: &mut Map<String, Json>) {
+fn make_sense(list: &str, entry: &mut Map<String, Json>, pools: &[Json]) {
     let name = entry["name"].clone();
     if list == "classes" && name == "serving" {
         entry.remove("match");
+        entry.remove("when");
+    }
+    if let Some(named) = entry.get_mut("pools").and_then(Json::as_array_mut) {
+        named.retain(|name| pools.contains(name));
     }
     if list == "tenants" {
-        entry.insert("namespaces".into(), json!([name]));
+        let pattern = format!("{}*", name.as_str().unwrap_or_default());
+        entry.insert("namespaces".into(), json!([name, pattern]));
     }
 }
 
@@ -142,6 +162,8 @@ proptest! {
         let file: file::PolicySpec = serde_json::from_str(&rendered).unwrap();
         let mut parsed = Draft::new(&file).expect("the schema allows it").finish().unwrap();
         (parsed.version, parsed.digest) = (policy.version, digest(&parsed));
+        // A file does not say what time it is.
+        let parsed = parsed.with_open_windows(policy.open_windows().clone());
         prop_assert_eq!(parsed, policy, "{}", rendered);
     }
 }

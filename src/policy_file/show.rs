@@ -55,7 +55,7 @@ impl PolicyListing<'_> {
             }
             Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Map(_))) => {
                 self.lines.push(format!("{pad}{shown}:"));
-                items.iter().for_each(|item| self.item(item, written, indent));
+                items.iter().enumerate().for_each(|(place, item)| self.item(place, item, written, indent));
             }
             Value::List(items) => {
                 let items: Vec<String> = items.iter().map(inline).collect();
@@ -65,11 +65,14 @@ impl PolicyListing<'_> {
         }
     }
 
-    /// A class, a tenant or a pool, whose place is that of its name.
-    fn item(&mut self, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
+    /// A class, a tenant or a pool, whose place is that of its name; what has no name stands in the order of the file.
+    fn item(&mut self, place: usize, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         let name = item.get("name").and_then(YamlNode::text);
         let entries = written.map(YamlNode::items).unwrap_or_default();
-        let written = entries.iter().find(|entry| entry.get("name").and_then(YamlNode::text) == name);
+        let written = match name {
+            Some(_) => entries.iter().find(|entry| entry.get("name").and_then(YamlNode::text) == name),
+            None => entries.get(place),
+        };
         let first = self.lines.len();
         self.map(item, written, indent + 2);
         if let Some(line) = self.lines.get_mut(first) {

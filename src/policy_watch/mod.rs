@@ -12,12 +12,15 @@
 //! The contents are read twice a second instead of relying on file notifications: that is a few kilobytes, and it works alike
 //! for files, directories, the links of a mounted ConfigMap and network file systems, some of which send no notifications.
 //!
-//! Nothing here knows the meaning of a policy, and no request waits for anything here.
+//! [`windows`] opens and closes the windows of the policy in force, beside that: it does not wait for a file system that hangs.
+//!
+//! Nothing else here knows the meaning of a policy, and no request waits for anything here.
 
 mod announce;
 mod last_good;
 pub mod read;
 mod step;
+mod windows;
 
 pub use announce::OwnPod;
 pub use last_good::LastGood;
@@ -26,6 +29,7 @@ use crate::kubernetes::port::ControlPlane;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::diagnostic::{Diagnostic, Severity};
 use crate::policy_file::{self, PolicySources, SourceText};
+use crate::policy_windows::{self, TimeZones};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use announce::Announcer;
@@ -34,12 +38,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use step::{PolicyTexts, ReloadStep, Watching};
+use windows::{ChangeOfPolicy, open_now};
 
 /// A change is current within two seconds: it is seen after this time, settled after the next, and classifying all pods takes
 /// the rest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a change must be stable. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
 const SETTLES_IN: Duration = Duration::from_millis(250);
+
+/// After so many looks, ten seconds, it is announced that a policy still waits for the labels of namespaces.
+const LOOKS_IN_VAIN: u32 = 20;
 
 /// There is no policy to start with: nothing at its path, and no last good one.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +77,28 @@ pub struct PolicyWatch {
     last_good: Option<LastGood>,
     /// What was wrong with them at the start, and which policy is used.
     refused: Option<Problems>,
+    awaiting: Option<AwaitingPolicy>,
+}
+
+/// A policy that selects namespaces by label, while their labels are not known yet.
+#[derive(Debug)]
+struct AwaitingPolicy {
+    texts: Vec<SourceText>,
+    /// How often it was looked for them in vain.
+    looks: u32,
 }
 
 /// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
 /// that path is used or, if there is none, the built-in one, and [`PolicyWatch::run`] announces it. It is an error if nothing
 /// there can be read and there is no last good one: then the path is wrong.
+///
+/// The policy's windows are those that are open by this machine's clock.
 pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
+    let (policy, watch) = open_files(path, last_good)?;
+    Ok((policy_windows::at(policy, jiff::Timestamp::now()), watch))
+}
+
+fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
     let seen = read(&path);
     let problems = match seen.as_ref().map(|texts| load(texts)) {
         Ok(Ok(found)) => return Ok(good(path, last_good, seen, found)),
@@ -87,7 +111,8 @@ pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Polic
         (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
     };
     let refused = Problems { headline: format!("{} ({acting})", problems.headline), ..problems };
-    Ok((policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: Some(refused) }))
+    let watching = Watching::from(seen);
+    Ok((policy, PolicyWatch { path, watching, last_good, refused: Some(refused), awaiting: None }))
 }
 
 fn good(
@@ -102,7 +127,8 @@ fn good(
     if let Ok(texts) = &seen {
         keep(last_good.as_ref(), &path, texts);
     }
-    (found.policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: None })
+    let watching = Watching::from(seen);
+    (found.policy, PolicyWatch { path, watching, last_good, refused: None, awaiting: None })
 }
 
 /// The last good policy of that path, or why there is none.
@@ -146,10 +172,22 @@ impl PolicyWatch {
     /// Runs until it is dropped. Announces changes in the log, the metrics and `service.standing`, and as Events on `own_pod`,
     /// if that is known.
     pub async fn run(
+        self,
+        service: Arc<Service>,
+        control_plane: Arc<dyn ControlPlane>,
+        own_pod: Option<OwnPod>,
+    ) {
+        let change = ChangeOfPolicy::default();
+        let windows = windows::watch(service.clone(), change.clone());
+        futures::join!(self.watch_files(service, control_plane, own_pod, change), windows);
+    }
+
+    async fn watch_files(
         mut self,
         service: Arc<Service>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
+        change: ChangeOfPolicy,
     ) {
         service.standing.set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
@@ -164,29 +202,52 @@ impl PolicyWatch {
             let Ok(seen) = tokio::task::spawn_blocking(move || read(&path)).await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
-                ReloadStep::Nothing => {}
+                ReloadStep::Nothing => {
+                    if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_known()) {
+                        self.take_over(&service, &announcer, awaiting.texts, &change).await;
+                    } else if self.awaiting.as_mut().is_some_and(AwaitingPolicy::is_overdue) {
+                        announcer.refused(&Problems::of_unknown_namespaces());
+                    }
+                }
                 ReloadStep::LookAgain => pause = SETTLES_IN,
-                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts).await,
+                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts, &change).await,
                 ReloadStep::Refuse(error) => announcer.refused(&error.into()),
             }
         }
     }
 
     /// On a thread of its own: classifying every pod of a large cluster takes a while.
-    async fn take_over(&self, service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
+    async fn take_over(
+        &mut self,
+        service: &Arc<Service>,
+        announcer: &Announcer,
+        texts: Vec<SourceText>,
+        change: &ChangeOfPolicy,
+    ) {
         let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let (given, change) = (texts.clone(), change.clone());
         let taken = tokio::task::spawn_blocking(move || {
-            let outcome = take(&service, &texts);
-            if !matches!(outcome, ReloadOutcome::Refused(_)) {
+            let outcome = take(&service, &texts, &change);
+            if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
                 keep(last_good.as_ref(), &path, &texts);
             }
             outcome
         });
+        self.awaiting = None;
         match taken.await.unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic())) {
             ReloadOutcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
             ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
             ReloadOutcome::Refused(problems) => announcer.refused(&problems),
+            ReloadOutcome::Awaits => self.awaiting = Some(AwaitingPolicy { texts: given, looks: 0 }),
         }
+    }
+}
+
+impl AwaitingPolicy {
+    /// Once, after a time in which every list of namespaces that is allowed has come.
+    fn is_overdue(&mut self) -> bool {
+        self.looks = self.looks.saturating_add(1);
+        self.looks == LOOKS_IN_VAIN
     }
 }
 
@@ -201,19 +262,32 @@ enum ReloadOutcome {
         warnings: Option<String>,
     },
     Refused(Problems),
+    /// It is tried again when the labels of namespaces are known; the policy before stays in force.
+    Awaits,
 }
 
-fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
+fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
     let LoadedPolicy { mut policy, warnings } = match load(texts) {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
+    let _whole = change.lock();
     let before = service.cluster().policy().clone();
+    if policy.reads_namespaces() && !service.namespaces_known() {
+        service.want_namespaces(true);
+        return ReloadOutcome::Awaits;
+    }
     policy.version = before.version;
+    // Which windows are open, and which namespaces have which labels, is no change of the files.
+    policy = policy.with_open_windows(before.open_windows().clone());
+    policy = service.cluster().under_namespaces(policy);
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
-    service.set_policy(policy);
+    let open = open_now(service, &mut TimeZones::default(), &policy);
+    if !service.set_policy(policy.with_open_windows(open)) {
+        return ReloadOutcome::Awaits;
+    }
     ReloadOutcome::InForce { warnings, before }
 }
 
@@ -242,6 +316,13 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 }
 
 impl Problems {
+    /// It is about to be taken over, unless namespaces may not be read.
+    fn of_unknown_namespaces() -> Self {
+        let text = "it selects namespaces by label (namespaceSelector), and these could not be listed for ten seconds; it comes \
+                    into force when they can. May Stowage's service account list and watch namespaces?";
+        Self { headline: text.into(), whole: text.into() }
+    }
+
     /// A defect of Stowage's own. Serving the last good policy is better than ending the process.
     fn of_a_panic() -> Self {
         let text = "Stowage failed on this policy, which is a defect of its own; its log says where";
@@ -252,5 +333,28 @@ impl Problems {
 impl From<ReadError> for Problems {
     fn from(error: ReadError) -> Self {
         Self { headline: error.to_string(), whole: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f_a_policy_that_selects_namespaces_waits_for_their_labels_and_then_comes_into_force() {
+        let service = Service::with_stopped_clock(built_in());
+        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let texts = [SourceText::new("policy.yaml", text)];
+        let (before, change) = (service.cluster().policy().digest, ChangeOfPolicy::default());
+        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::Awaits));
+        assert_eq!(service.cluster().policy().digest, before, "the policy before stays in force");
+        assert!(*service.namespaces_wanted().borrow(), "and the namespaces are asked for");
+        let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
+        service.list_namespaces([("chat".to_owned(), labels)].into());
+        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::InForce { .. }));
+        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::Unchanged { .. }));
+        let mut awaiting = AwaitingPolicy { texts: texts.to_vec(), looks: 0 };
+        let announced = (0..100).filter(|_| awaiting.is_overdue()).count();
+        assert_eq!(announced, 1, "it is said once that it takes long");
     }
 }

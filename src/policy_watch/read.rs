@@ -1,4 +1,4 @@
-//! Reads policy files from disk: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
+//! Reads policy files from disk or, as `-`, from standard input: the YAML files directly in a directory, in order of name, or one file. Symlinks are followed,
 //! because a mounted ConfigMap consists of them; names that begin with a dot are internal to the ConfigMap and are ignored.
 //!
 //! [`policy_file`](crate::policy_file) parses the files; nothing here reads their content.
@@ -7,6 +7,8 @@ use crate::policy_file::{MAX_FILE, SourceText};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+/// The path that stands for standard input on the command line.
+const STANDARD_INPUT: &str = "-";
 /// More files than any policy has; a directory with more is the wrong one.
 const MAX_FILES: usize = 100;
 /// Maximum bytes of one policy over all its files: eight full ConfigMaps, and small enough to be read twice a second.
@@ -45,6 +47,14 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     }
 }
 
+/// As [`read`], where a command line says `-` for standard input.
+pub fn given(path: &Path) -> Result<Vec<SourceText>, ReadError> {
+    match path == Path::new(STANDARD_INPUT) {
+        true => Ok(vec![read_to_the_end("standard input", path, io::stdin().lock())?]),
+        false => read(path),
+    }
+}
+
 /// As [`read`]; without any file it is the empty policy.
 pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     let files: Vec<PathBuf> =
@@ -62,10 +72,10 @@ pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     Ok(texts)
 }
 
-/// The policies at `path`: itself, and each directory right below it that has policy files.
+/// The policies at `path`, which may be `-`: itself, and each directory right below it that has policy files.
 pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadError> {
     if !path.is_dir() {
-        return Ok(vec![(path.into(), read(path)?)]);
+        return Ok(vec![(path.into(), given(path)?)]);
     }
     let below = entries(path)?.into_iter().filter(|entry| entry.is_dir());
     let mut found = Vec::new();
@@ -100,10 +110,14 @@ fn read_file(path: &Path) -> Result<SourceText, ReadError> {
         return Err(ReadError::NeitherFileNorDirectory { path: path.into() });
     }
     let file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
+    read_to_the_end(path.display().to_string(), path, file)
+}
+
+fn read_to_the_end(name: impl AsRef<str>, path: &Path, text: impl Read) -> Result<SourceText, ReadError> {
     let mut bytes = Vec::new();
-    let read = file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
+    let read = text.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(path, &error))?;
-    Ok(SourceText::new(path.display().to_string(), bytes))
+    Ok(SourceText::new(name, bytes))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> ReadError {

@@ -116,9 +116,12 @@ pub struct EngineReport {
     /// Tokens its KV cache holds, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_tokens: Option<u64>,
-    /// Requests waiting in its queue, over all ranks.
+    /// Requests waiting in its queue, over all ranks. If the engine says what they wait for, those that wait for capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u64>,
+    /// It interrupted requests of its own for lack of KV cache a moment ago: it is full, whatever `kvCacheUsage` says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preempting: bool,
     /// Requests being processed, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,

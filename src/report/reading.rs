@@ -1,9 +1,11 @@
 //! Converts a report into the core's types: free VRAM, engine load and models.
 
-use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
+use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState,
+};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +20,18 @@ impl NodeReport {
             holdings: self.holdings(),
             in_flight: self.in_flight(fresh),
             sleep: self.sleep(fresh),
+            over_grant: self.over_grant(),
         })
+    }
+
+    fn over_grant(&self) -> Vec<OverGrant> {
+        let over = |finding: &ReportFinding| match finding {
+            ReportFinding::OverGrant { pod, granted_bytes, used_bytes } => {
+                Some(OverGrant { pod: pod.clone(), granted: *granted_bytes, used: *used_bytes })
+            }
+            ReportFinding::Drift { .. } => None,
+        };
+        self.findings.iter().filter_map(over).collect()
     }
 
     fn gpu_reading(&self, gpu: &GpuReport, engine_loads: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {
@@ -121,7 +134,7 @@ impl NodeReport {
 }
 
 /// For an engine that does not report it.
-const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true };
+const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true, preempting: false };
 
 /// The load of an engine; `None` if it serves no requests.
 fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
@@ -129,10 +142,11 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
         EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
         EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => Some(UNKNOWN),
-        EngineState::Serving | EngineState::Draining => Some(EngineLoad::of(
-            engine.kv_cache_usage.and_then(Percent::from_share),
-            engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
-        )),
+        EngineState::Serving | EngineState::Draining => {
+            let queue = engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
+            let load = EngineLoad::of(engine.kv_cache_usage.and_then(Percent::from_share), queue);
+            Some(EngineLoad { preempting: engine.preempting, ..load })
+        }
     }
 }
 
@@ -212,6 +226,17 @@ mod tests {
             on_a(json!([engine(json!({})), engine(json!({ "kvCacheUsage": 0.2, "waiting": 4 }))])),
             (Some(51), Some(7))
         );
+    }
+
+    #[test]
+    fn an_engine_that_interrupts_its_own_requests_is_full_whatever_its_gauge_says() {
+        let load = |engines| report(engines).reading(Moment(0), FRESH).unwrap().gpus[0].engine_load;
+        let preempting = engine(json!({ "kvCacheUsage": 0.4, "preempting": true }));
+        assert_eq!(load(json!([preempting])).occupancy(), Some(Percent::FULL));
+        let both = load(json!([engine(json!({})), preempting]));
+        assert_eq!((both.occupancy(), both.kv_cache), (Some(Percent::FULL), Percent::new(51)));
+        assert_eq!(load(json!([engine(json!({}))])).occupancy(), Percent::new(51), "of an older agent");
+        assert_eq!(load(json!([engine(json!({ "preempting": true, "ageMillis": 5000 }))])), UNKNOWN);
     }
 
     #[test]

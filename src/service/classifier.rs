@@ -48,6 +48,19 @@ impl Classifier {
         *self.in_force.write() = Arc::new(ActivePolicy { policy, known: remembered.0 });
     }
 
+    /// Sets the same policy, in another version by which pods of some namespaces are something else.
+    pub fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
+        let before = self.in_force.read().clone();
+        let kept = before.known.iter().filter(|known| !is_concerned(&known.key().namespace));
+        let known = kept.map(|known| (known.key().clone(), *known.value())).collect();
+        *self.in_force.write() = Arc::new(ActivePolicy { policy, known });
+    }
+
+    /// The policy by which pods are classified now. One that is about to be replaced may still be answered.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.in_force.read().policy.clone()
+    }
+
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         let in_force = self.in_force.read().clone();
         let version = in_force.policy.version;

@@ -16,9 +16,10 @@ pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::Classifications;
 use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
+use crate::scheduling::policy::{NamespaceLabels, Policy};
+use crate::scheduling::verbs::namespaces::NamespacesListed;
 use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet};
+use crate::scheduling::verbs::{Change, Cluster};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
@@ -26,7 +27,9 @@ use classifier::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 
 pub struct Service {
     cluster: Mutex<Cluster>,
@@ -37,7 +40,14 @@ pub struct Service {
     pub gate: Leadership,
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
+    /// Whether the labels of namespaces are watched for a policy.
+    namespaces_wanted: watch::Sender<bool>,
+    /// Whether they have been listed, and are watched since.
+    namespaces_known: AtomicBool,
     pub metrics: Metrics,
+    /// How often the cluster or the continuous audit was locked.
+    #[cfg(test)]
+    locks: std::sync::atomic::AtomicU64,
 }
 
 impl Service {
@@ -60,6 +70,7 @@ impl Service {
     fn by(clock: Clock, policy: Policy) -> Arc<Self> {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
+        let namespaces_wanted = watch::Sender::new(policy.reads_namespaces());
         Arc::new(Self {
             classify: Classifier::of(policy.clone()),
             cluster: Mutex::new(Cluster::new(policy)),
@@ -68,14 +79,19 @@ impl Service {
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
+            namespaces_wanted,
+            namespaces_known: AtomicBool::default(),
             clock,
             metrics,
+            #[cfg(test)]
+            locks: std::sync::atomic::AtomicU64::default(),
         })
     }
 
     /// All state that decisions are made on, with its time set to the present. Take it for one call or a few; never across an
     /// await. A panic under the lock discards the state.
     pub fn cluster(&self) -> ClusterGuard<'_> {
+        self.count_lock();
         let mut cluster = ClusterGuard::new(self, self.cluster.lock());
         cluster.apply(ClockAdvanced(self.now()));
         cluster
@@ -88,7 +104,22 @@ impl Service {
 
     /// The continuous audit: what the watches show of allocated GPUs. Take no other lock while this is held.
     pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+        self.count_lock();
         self.conflicts.lock()
+    }
+
+    #[cfg(test)]
+    fn count_lock(&self) {
+        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(not(test))]
+    fn count_lock(&self) {}
+
+    /// How often the cluster or the continuous audit was locked so far.
+    #[cfg(test)]
+    pub fn locks_taken(&self) -> u64 {
+        self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// How the current policy classifies a pod.
@@ -96,22 +127,96 @@ impl Service {
         self.classify.classify(traits)
     }
 
+    /// The policy in force, without the cluster's lock: for what is read before that is taken. A decision reads the cluster's.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.classify.policy()
+    }
+
     /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
     /// while on a large cluster; do not call it on a thread that answers requests.
-    pub fn set_policy(&self, policy: Policy) {
-        let traits = self.cluster().to_classify();
+    ///
+    /// Answers `false`, and the policy before stays, if it asks for the labels of namespaces and these are not known.
+    pub fn set_policy(&self, policy: Policy) -> bool {
+        let (traits, policy) = {
+            let cluster = self.cluster();
+            (cluster.to_classify(), cluster.under_namespaces(policy))
+        };
+        let (reads_namespaces, selections) = (policy.reads_namespaces(), policy.selections().clone());
         let mut classified = Classifications::default();
         for traits in traits {
             classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
         }
         let remembered = Remembered::of(&classified);
         let mut cluster = self.cluster();
+        if reads_namespaces && !self.namespaces_known() {
+            drop(cluster);
+            self.want_namespaces(true);
+            return false;
+        }
         cluster.apply(PolicySet { policy, classified });
         let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
-        self.classify.set(policy, remembered);
+        self.classify.set(policy.clone(), remembered);
+        if *policy.selections() != selections {
+            // Labels changed since the pods were classified beforehand.
+            let before = |namespace: &str| selections.get(namespace).copied().unwrap_or_default();
+            self.classify
+                .reclassify(policy.clone(), |namespace| before(namespace) != policy.selection(namespace));
+        }
+        drop(cluster);
+        self.want_namespaces(reads_namespaces);
+        true
+    }
+
+    /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is.
+    pub fn apply_namespaces(&self, change: impl Change<Output = bool>, is_concerned: impl Fn(&str) -> bool) {
+        let mut cluster = self.cluster();
+        if cluster.apply(change) {
+            // Under the lock, as another policy is set.
+            self.classify.reclassify(cluster.policy().clone(), is_concerned);
+        }
+    }
+
+    /// Whether the policy in force asks for the labels of namespaces: without them it does not decide.
+    pub fn reads_namespaces(&self) -> bool {
+        self.cluster().policy().reads_namespaces()
+    }
+
+    /// Starts or ends the watch of namespaces, for a policy that is in force or shall be.
+    pub fn want_namespaces(&self, is_wanted: bool) {
+        self.namespaces_wanted.send_if_modified(|wanted| std::mem::replace(wanted, is_wanted) != is_wanted);
+    }
+
+    /// Whether namespaces are to be watched.
+    pub fn namespaces_wanted(&self) -> watch::Receiver<bool> {
+        self.namespaces_wanted.subscribe()
+    }
+
+    /// These are all namespaces; they are watched from here on.
+    pub fn list_namespaces(&self, all: NamespaceLabels) {
+        let mut cluster = self.cluster();
+        if cluster.apply(NamespacesListed(all)) {
+            self.classify.reclassify(cluster.policy().clone(), |_| true);
+        }
+        self.namespaces_known.store(true, Ordering::Release);
+    }
+
+    /// Nothing shows the namespaces any more. Answers `false` if the policy in force asks for them: then they stay as they were.
+    pub fn forget_namespaces(&self) -> bool {
+        let mut cluster = self.cluster();
+        if cluster.policy().reads_namespaces() {
+            return false;
+        }
+        self.namespaces_known.store(false, Ordering::Release);
+        cluster.apply(NamespacesListed::default());
+        true
+    }
+
+    /// Whether a policy with selectors of namespaces may come into force.
+    pub fn namespaces_known(&self) -> bool {
+        self.namespaces_known.load(Ordering::Acquire)
     }
 
     /// Sets what the Lease says of this replica. A new leader relists before it acts.
@@ -212,10 +317,71 @@ const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::policy::{Class, Match, NamespaceSelector};
+    use crate::scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved};
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
         let (now, month) = (Clock::start(TimeSource::SYSTEM).now(), Millis::seconds(30 * 24 * 3600));
         assert_eq!(now.since(now.before(month)), month);
+    }
+
+    fn selecting() -> Policy {
+        let selector =
+            NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
+        let matches = Match { namespace_selector: Some(selector), ..Match::default() };
+        let own = Class { matches, ..Class::named("own") };
+        Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap()
+    }
+
+    fn labelled(namespaces: &[(&str, &str)]) -> NamespaceLabels {
+        let labels = |team: &str| Arc::new([("team".to_owned(), team.to_owned())].into());
+        namespaces.iter().map(|(name, team)| ((*name).to_owned(), labels(team))).collect()
+    }
+
+    fn class_in(service: &Service, namespace: &str) -> String {
+        let traits = PodTraits { namespace: namespace.into(), ..PodTraits::default() };
+        let judged = service.classify(&traits);
+        let policy = service.cluster().policy().clone();
+        assert_eq!((judged.version, judged.class), (policy.version, policy.classify(&traits).class));
+        policy.class(judged.class).name.clone()
+    }
+
+    #[test]
+    fn f_a_policy_with_selectors_comes_into_force_when_the_labels_of_namespaces_are_known() {
+        let service = Service::with_stopped_clock(Policy::default());
+        assert!(!*service.namespaces_wanted().borrow(), "nothing asks for them");
+        assert!(!service.set_policy(selecting()), "the policy before stays");
+        assert!(!service.reads_namespaces());
+        service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
+        assert!(service.set_policy(selecting()));
+        assert!(*service.namespaces_wanted().borrow());
+        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "serving"]);
+        assert!(!service.forget_namespaces(), "it is in force");
+        service.set_policy(Policy::default());
+        assert!(!*service.namespaces_wanted().borrow());
+        assert!(service.forget_namespaces() && !service.set_policy(selecting()));
+    }
+
+    #[test]
+    fn f_a_label_that_changes_classifies_the_pods_of_its_namespace_again_and_no_others() {
+        let service = Service::with_stopped_clock(Policy::default());
+        service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
+        service.set_policy(selecting());
+        let version = service.cluster().policy().version;
+        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "serving"]);
+        let observed = |name: &str, team: &str| {
+            let labels = labelled(&[(name, team)]).remove(name).unwrap();
+            service.apply_namespaces(NamespaceObserved { name: name.into(), labels }, |namespace| {
+                namespace == name
+            });
+        };
+        observed("jobs", "c");
+        assert_eq!(service.cluster().policy().version, version, "no selector asks for it");
+        observed("jobs", "a");
+        assert_eq!(service.cluster().policy().version, version + 1);
+        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "own"]);
+        service.apply_namespaces(NamespaceDeleted("chat".into()), |namespace| namespace == "chat");
+        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["serving", "own"]);
     }
 }

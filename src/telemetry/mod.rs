@@ -5,10 +5,13 @@
 mod conflicts;
 mod edge;
 mod lending;
+mod overuse;
 mod planner;
 mod policy;
+mod start_times;
 
 use crate::scheduling::ledger::Totals;
+use crate::scheduling::policy::SpareRule;
 use crate::units::Millis;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -18,8 +21,10 @@ use prometheus::{
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
 pub use lending::LendingMetrics;
+pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
+pub use start_times::StartMetrics;
 
 pub struct Metrics {
     registry: Registry,
@@ -63,6 +68,7 @@ pub struct Metrics {
     vram_allocated: IntGauge,
     nodes: IntGauge,
     gpus: IntGauge,
+    spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
@@ -71,6 +77,8 @@ pub struct Metrics {
     pub policy: PolicyMetrics,
     pub lending: LendingMetrics,
     pub conflicts: ConflictMetrics,
+    pub starts: StartMetrics,
+    pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
 }
 
@@ -215,6 +223,11 @@ impl Metrics {
             vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
             nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            spare: gauges(
+                "stowage_spare_gpus",
+                "GPUs that a rule of planning.spare keeps free, and free GPUs that count for it.",
+                &["rule", "kind"],
+            ),
             leading: gauge("stowage_leader", "1 if this replica leads."),
             synced: gauge(
                 "stowage_synced",
@@ -225,8 +238,22 @@ impl Metrics {
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
             lending: LendingMetrics::new(&registry),
+            starts: StartMetrics::new(&registry),
+            overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
+        }
+    }
+
+    /// Of each rule of `planning.spare`, what it keeps and what is free; nothing of one that does not hold now.
+    pub fn set_spare<'r>(&self, rules: impl Iterator<Item = (&'r SpareRule, Option<u32>)>) {
+        self.spare.reset();
+        for (place, (rule, free)) in rules.enumerate() {
+            let Some(free) = free else { continue };
+            // Two rules may be for the same GPUs.
+            let name = format!("{place}: {rule}");
+            self.spare.with_label_values(&[name.as_str(), "kept"]).set(rule.gpus.into());
+            self.spare.with_label_values(&[name.as_str(), "free"]).set(free.into());
         }
     }
 

@@ -15,6 +15,8 @@ pub struct PlannerMetrics {
     pub left_over: IntGauge,
     /// Writes that were postponed because too many were in progress, by kind.
     pub postponed: IntCounterVec,
+    /// Evictions of pods that use more VRAM than they were granted, by outcome.
+    pub overuse_evictions: IntCounterVec,
 }
 
 /// A run is limited to a quarter of a second.
@@ -53,7 +55,15 @@ impl PlannerMetrics {
                 "Writes postponed because too many were in progress, by kind.",
                 "kind",
             ),
+            overuse_evictions: counters(
+                "stowage_overuse_evictions_total",
+                "Evictions of pods that used more VRAM than they were granted, by outcome.",
+                "outcome",
+            ),
         };
+        for outcome in ["written", "gone", "later", "refused", "unknown"] {
+            metrics.overuse_evictions.with_label_values(&[outcome]);
+        }
         // An alert on a rate needs to see zero before the first increase.
         for outcome in ["complete", "limited", "cancelled"] {
             metrics.runs.with_label_values(&[outcome]);

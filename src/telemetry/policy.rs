@@ -3,13 +3,17 @@
 use crate::scheduling::policy::{Mode, Policy};
 use parking_lot::Mutex;
 use prometheus::core::Collector;
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 pub struct PolicyMetrics {
     /// Changes of the policy's files, by outcome.
     pub reloads: IntCounterVec,
     /// 1 while the files are rejected.
     pub refused: IntGauge,
+    /// Times at which windows of the policy opened or closed.
+    pub window_changes: IntCounter,
+    /// Windows that are open.
+    open_windows: IntGauge,
     /// 1 for the digest and mode in force.
     info: IntGaugeVec,
     /// The labels that `info` shows.
@@ -28,16 +32,26 @@ impl PolicyMetrics {
             "1 while the policy files are rejected and the previous policy stays in force.",
         )
         .expect("the name is valid");
+        let window_changes = IntCounter::new(
+            "stowage_policy_window_changes_total",
+            "Times at which windows of the policy opened or closed.",
+        )
+        .expect("the name is valid");
+        let open_windows =
+            IntGauge::new("stowage_policy_open_windows", "Windows of the policy that are open.")
+                .expect("the name is valid");
         let info = Opts::new("stowage_policy_info", "1 for the policy in force, by its digest and mode.");
         let info = IntGaugeVec::new(info, &["digest", "mode"]).expect("the name and labels are valid");
         keep(Box::new(reloads.clone()));
         keep(Box::new(refused.clone()));
+        keep(Box::new(window_changes.clone()));
+        keep(Box::new(open_windows.clone()));
         keep(Box::new(info.clone()));
         // An alert on a rate needs to see the count before its first rise.
         for outcome in ["applied", "unchanged", "rejected"] {
             reloads.with_label_values(&[outcome]);
         }
-        Self { reloads, refused, info, shown: Mutex::default() }
+        Self { reloads, refused, window_changes, open_windows, info, shown: Mutex::default() }
     }
 
     /// This policy decides from now on.
@@ -46,6 +60,7 @@ impl PolicyMetrics {
             Mode::Enforce => "enforce",
             Mode::Shadow => "shadow",
         };
+        self.open_windows.set(policy.open_windows().len() as i64);
         let labels = [policy.digest.to_string(), mode.to_owned()];
         let mut shown = self.shown.lock();
         // The new one first: a scrape in between sees two, never none.

@@ -3,6 +3,7 @@
 mod binding;
 mod budgets;
 mod leading;
+mod namespaces;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

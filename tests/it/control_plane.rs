@@ -3,6 +3,7 @@
 
 mod acts;
 mod admission;
+mod engine_load;
 mod fence;
 mod fleet;
 mod install;

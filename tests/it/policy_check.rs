@@ -102,6 +102,42 @@ fn ci_reads_findings_with_lines_and_columns() {
     assert!(page["policies"][0].get("digest").is_none(), "it would be refused");
 }
 
+/// With that on standard input.
+fn stowage_reads(arguments: &[&str], text: &str) -> Output {
+    use std::io::Write;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+    let piped = std::process::Stdio::piped;
+    command.arg("policy").args(arguments).stdin(piped()).stdout(piped()).stderr(piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn n13_a_test_without_cases_holds_nothing_and_fails() {
+    let output = stowage(&["test", "policies/default/policy.yaml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("policies/default/policy.yaml: no cases"), "{said}");
+    assert_eq!(stowage(&["test", "policies"]).status.code(), Some(0));
+}
+
+#[test]
+fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
+    let output = stowage_reads(&["check", "--json", "-"], "mood: shadow\n");
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let finding = &page["policies"][0]["findings"][0];
+    assert_eq!((&finding["file"], &finding["line"]), (&"standard input".into(), &1.into()));
+    let sound = stowage_reads(&["check", "-"], "mode: shadow\n");
+    assert!(stdout(&sound).starts_with("standard input: sound, digest "), "{}", stdout(&sound));
+    assert!(stdout(&stowage_reads(&["show", "-"], "mode: shadow\n")).contains("mode: shadow"));
+    let cases =
+        "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p, vram: 1Gi}, expect: {class: serving}}\n";
+    assert_eq!(stowage_reads(&["test", "-"], cases).status.code(), Some(0));
+}
+
 #[test]
 fn the_printed_schema_is_strict_and_suits_editors() {
     for of in ["policy", "test"] {

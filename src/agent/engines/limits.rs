@@ -19,6 +19,8 @@ pub struct EngineLimits {
     pub large_page: usize,
     /// Figures older than this are not reported any more.
     pub keep: Duration,
+    /// How long an engine counts as full after it has interrupted a request of its own.
+    pub preempting: Duration,
     /// Addresses tried in one round at a pod that may be no engine.
     pub probes: usize,
     /// The longest pause between two attempts at a pod that is an engine.
@@ -44,6 +46,8 @@ impl Default for EngineLimits {
             large_page: 1 << 20,
             // After the first of these times the extender treats a report as stale, and after the second as missing.
             keep: Duration::from_secs(30),
+            // One that lacks room goes on interrupting; between two interruptions some steps of all its requests pass.
+            preempting: Duration::from_secs(10),
             probes: 2,
             // An engine is found within this time of its first answer.
             retry_engine: Duration::from_secs(2),

@@ -163,6 +163,7 @@ fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> 
         kv_cache_usage: None,
         kv_cache_tokens: None,
         waiting: None,
+        preempting: false,
         running: None,
         age_millis: Millis(0),
         problem: Some(error.to_string()),

@@ -24,6 +24,9 @@ pub struct WatchedEngine {
     /// The engine that its page identified.
     engine: Option<Engine>,
     latest: Option<(Figures, Instant)>,
+    /// How often it had interrupted its own requests by the latest page, and when that number last rose.
+    preemptions: Option<u64>,
+    preempted: Option<Instant>,
     health: Option<EngineHealth>,
     /// The KV cache's size from llama.cpp's properties; requested once of each process.
     kv_cache_tokens: Option<u64>,
@@ -66,6 +69,8 @@ impl WatchedEngine {
             turn: 0,
             engine: None,
             latest: None,
+            preemptions: None,
+            preempted: None,
             health: None,
             kv_cache_tokens: None,
             properties: CacheSizeProbe::NotYet,
@@ -152,11 +157,20 @@ impl WatchedEngine {
     fn found(&mut self, found: EngineFigures, asked: Instant) {
         self.home = Some(found.at);
         self.engine = Some(found.figures.engine);
+        self.note_preemptions(found.figures.preemptions, asked);
         self.latest = Some((found.figures, asked));
         self.contact = EngineContact::Had;
         self.failures = 0;
         self.next = asked;
         self.trouble = None;
+    }
+
+    /// The first number says nothing: what it counts may be long ago. A number that falls is that of a new process.
+    fn note_preemptions(&mut self, count: Option<u64>, asked: Instant) {
+        if self.preemptions.zip(count).is_some_and(|(before, now)| now > before) {
+            self.preempted = Some(asked);
+        }
+        self.preemptions = count;
     }
 
     fn not_found(
@@ -202,6 +216,7 @@ impl WatchedEngine {
         self.health = None;
         self.properties = CacheSizeProbe::NotYet;
         self.kv_cache_tokens = None;
+        (self.preemptions, self.preempted) = (None, None);
     }
 
     /// Continues with the next addresses; after the last, with a pause.
@@ -246,6 +261,7 @@ impl WatchedEngine {
             kv_cache_usage: figures.and_then(|figures| figures.kv_cache_usage),
             kv_cache_tokens: figures.and_then(|figures| figures.kv_cache_tokens.or(self.kv_cache_tokens)),
             waiting: figures.and_then(|figures| figures.waiting),
+            preempting: self.preempted.is_some_and(|at| now.duration_since(at) <= limits.preempting),
             running: figures.and_then(|figures| figures.running),
             age_millis: Millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             problem: self.problem(figures),

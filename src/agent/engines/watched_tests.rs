@@ -331,3 +331,30 @@ fn an_engine_is_probed_at_its_new_address() {
     assert!(matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000));
     assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, EngineEvidence::Declared);
 }
+
+#[test]
+fn an_engine_that_interrupts_its_own_requests_is_full_for_ten_seconds() {
+    let mut story = Story::declared();
+    let page = |preemptions: u64| format!("{PAGE}vllm:num_preemptions_total {preemptions}\n");
+    let mut read = |preemptions: u64, later: u64| {
+        story.later(later);
+        story.answer(Ok(&page(preemptions)), Some(EngineHealth::Ready));
+        story.report().preempting
+    };
+    assert!(!read(17, 0), "they may be long ago");
+    assert!(!read(17, 1000));
+    assert!(read(18, 1000));
+    assert!(read(18, 9000), "the next one may follow");
+    assert!(!read(18, 2000));
+    assert!(!read(2, 1000), "a new process counts from the start");
+    assert!(read(3, 1000));
+}
+
+#[test]
+fn an_engine_that_counts_no_interruptions_makes_none() {
+    let mut story = Story::declared();
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
+    story.later(1000);
+    story.answer(Ok(&format!("{PAGE}vllm:num_preemptions_total 5\n")), Some(EngineHealth::Ready));
+    assert!(!story.report().preempting);
+}

@@ -63,7 +63,11 @@ impl ExplainArgs {
     pub async fn run(self) -> Result<ExitCode> {
         let (pod, options) = (self.pod()?, self.options()?);
         let answer = match &self.cluster {
-            Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(policy_watch::built_in())), policy_at)? {
+            Some(dump) => match self
+                .policy
+                .as_deref()
+                .map_or(Ok(Ok(policy_watch::built_in())), |path| policy_at(path, None))?
+            {
                 Ok(policy) => source::from_dump(dump, policy, &pod, &options),
                 // The error is printed already.
                 Err(_) => return Ok(NO_ANSWER.into()),

@@ -4,7 +4,7 @@
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use crate::scheduling::explaining::{ShownNodes, explain};
-use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant};
+use crate::scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window};
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -105,6 +105,32 @@ fn its_tenant_has_reached_its_limit() {
     let mut world = usual(Policy::default().with_tenants(vec![tenant]).unwrap());
     report(&mut world, &[]);
     check("tenant-limit", &mut world, &pod("mistral", "12Gi"));
+}
+
+#[test]
+fn a_window_is_open_by_which_it_has_its_class_and_the_last_free_gpus_are_kept_from_it() {
+    let window = |days: &str| -> Window {
+        let text =
+            format!(r#"{{"days": ["{days}"], "from": "20:00", "to": "06:00", "timeZone": "Europe/Berlin"}}"#);
+        serde_json::from_str(&text).unwrap()
+    };
+    let class = |name, when| Class {
+        matches: Match { namespaces: vec!["team".into()], ..Match::default() },
+        when,
+        eviction: Preemptibility::ForHigherPriority,
+        engine: false,
+        ..Class::named(name)
+    };
+    let mut classes =
+        vec![class("weekend-job", vec![window("sat-sun")]), class("night-job", vec![window("mon-fri")])];
+    classes.extend(Policy::default().classes().to_vec());
+    let mut policy = Policy::default().with_classes(classes).unwrap();
+    let rule = |gpus, model: &str, when| SpareRule { gpus, model: Some(model.into()), pool: None, when };
+    policy.planning.spare = vec![rule(2, "H100", Vec::new()), rule(8, "H100", vec![window("sat-sun")])];
+    let policy = policy.with_open_windows([window("mon-fri")].into());
+    let mut world = ExplainedCluster::new(policy).node("node-a", 2);
+    world.report("node-a", &[], &[]);
+    check("window-and-spare", &mut world, &pod("job", "20Gi"));
 }
 
 #[test]

@@ -14,12 +14,17 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Policies: directories of YAML files, or single files. Directories right below one are policies of their own
+    /// Policies: directories of YAML files, or single files, such as a ConfigMap. Directories right below one are policies of
+    /// their own; `-` is standard input
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     format: OutputFormat,
+
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -62,8 +67,8 @@ impl CheckArgs {
             }
         }
         match self.format {
-            OutputFormat::Text => checked.iter().try_for_each(print_text)?,
-            OutputFormat::Json => print_json(&checked)?,
+            OutputFormat::Text if !self.json => checked.iter().try_for_each(print_text)?,
+            _ => print_json(&checked)?,
         }
         let refused = checked.iter().any(|one| has_errors(&one.found));
         Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -78,12 +83,22 @@ fn check((path, files): (PathBuf, Vec<SourceText>)) -> Checked {
     Checked { path, files, digest, found }
 }
 
+impl Checked {
+    /// Its path, for people.
+    fn name(&self) -> String {
+        match self.files.first() {
+            Some(file) if self.path.as_os_str() == "-" => file.name.clone(),
+            _ => self.path.display().to_string(),
+        }
+    }
+}
+
 fn print_text(checked: &Checked) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if !checked.found.is_empty() {
         print_diagnostics(&checked.found, &checked.files, &mut out)?;
     }
-    let path = checked.path.display();
+    let path = checked.name();
     match &checked.digest {
         Some(digest) => writeln!(out, "{path}: sound, digest {digest}")?,
         None => writeln!(out, "{path}: refused")?,
@@ -94,7 +109,7 @@ fn print_text(checked: &Checked) -> Result<()> {
 fn print_json(checked: &[Checked]) -> Result<()> {
     let sources: Vec<PolicySources<'_>> = checked.iter().map(|one| PolicySources::new(&one.files)).collect();
     let lines = checked.iter().zip(&sources).map(|(one, sources)| PolicyLine {
-        path: one.path.display().to_string(),
+        path: one.name(),
         digest: one.digest.as_deref(),
         findings: findings(&one.found, sources),
     });

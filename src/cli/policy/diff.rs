@@ -6,6 +6,7 @@ use crate::kubernetes::index::ClusterIndex;
 use crate::policy_cases::{DecisionChange, PodDecision, PolicyComparison, compare};
 use crate::policy_file::load;
 use crate::policy_watch::read;
+use crate::policy_windows;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::Result;
@@ -27,6 +28,10 @@ pub struct DiffArgs {
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
 
+    /// The time, which decides which windows of the policies are open, such as 2026-11-23T22:00:00+01:00 [default: now]
+    #[arg(long, value_name = "TIME")]
+    at: Option<jiff::Timestamp>,
+
     /// Print all changes as one JSON object
     #[arg(long)]
     json: bool,
@@ -37,7 +42,7 @@ impl DiffArgs {
     pub fn run(self) -> Result<ExitCode> {
         let mut policies = Vec::new();
         for path in [&self.old, &self.new] {
-            match policy(path)? {
+            match policy(path, self.at)? {
                 Ok(policy) => policies.push(policy),
                 Err(code) => return Ok(code),
             }
@@ -54,14 +59,14 @@ impl DiffArgs {
     }
 }
 
-/// A policy without errors, or, once its problems are printed, the exit code.
-pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
-    let files = match read::read(path) {
+/// A policy without errors, as it is at a time, by default now; or, once its problems are printed, the exit code.
+pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy, ExitCode>> {
+    let files = match read::given(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),
     };
     match load(&files) {
-        Ok(loaded) => Ok(Ok(loaded.policy)),
+        Ok(loaded) => Ok(Ok(policy_windows::at(loaded.policy, at.unwrap_or_else(jiff::Timestamp::now)))),
         Err(found) => {
             print_diagnostics(&found, &files, &mut std::io::stderr())?;
             Ok(Err(ExitCode::FAILURE))

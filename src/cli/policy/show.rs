@@ -11,14 +11,14 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// A policy: a directory of YAML files, or one file
+    /// A policy: a directory of YAML files, one file, or `-` for standard input
     #[arg(value_name = "PATH")]
     path: PathBuf,
 }
 
 impl ShowArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let files = match read::read(&self.path) {
+        let files = match read::given(&self.path) {
             Ok(files) => files,
             Err(error) => return Ok(unreadable(&error)),
         };

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Policies with their cases: directories of YAML files. Directories right below one are policies of their own
+    /// Policies with their cases: directories of YAML files, or single files. Directories right below one are policies of their
+    /// own; `-` is standard input
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
@@ -31,10 +32,12 @@ struct Tried {
 }
 
 impl TestArgs {
-    /// 0 if every case passes, 1 if one fails or a policy would be rejected, 2 if something cannot be read.
+    /// 0 if every case passes; 1 if one fails, a policy would be rejected, or a path has no case at all; 2 if something cannot be
+    /// read.
     pub fn run(self) -> Result<ExitCode> {
-        let (mut tried, mut refused) = (Vec::new(), 0);
+        let (mut tried, mut refused, mut without_cases) = (Vec::new(), 0, 0);
         for path in &self.paths {
+            let before = tried.len();
             let policies = match read::policies(path) {
                 Ok(policies) => policies,
                 Err(error) => return Ok(unreadable(&error)),
@@ -45,13 +48,17 @@ impl TestArgs {
                     None => refused += 1,
                 }
             }
+            let has_cases = tried[before..].iter().any(|one: &Tried| !one.cases.is_empty());
+            without_cases += usize::from(!has_cases);
         }
         match self.json {
             true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&tried)?)?,
+            // What holds nothing is not said to hold.
+            false if tried.iter().all(|one| one.cases.is_empty()) => {}
             false => print(&tried)?,
         }
         let holds = tried.iter().flat_map(|one| &one.cases).all(|case| case.differences.is_empty());
-        Ok(if holds && refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if holds && refused == 0 && without_cases == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -76,8 +83,11 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
             }
         }
     }
-    if tried.is_empty() {
-        eprintln!("{}: no cases; put a file with `kind: PolicyTest` beside the policy", path.display());
+    if tried.iter().all(|one| one.cases.is_empty()) {
+        eprintln!(
+            "{}: no cases; put a file with `kind: PolicyTest` beside the policy, and name the directory of both",
+            path.display()
+        );
     }
     Ok(Some(tried))
 }

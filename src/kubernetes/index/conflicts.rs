@@ -2,6 +2,8 @@
 
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
+use crate::scheduling::audit::conflicts::AuditedPod;
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -11,13 +13,7 @@ pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
     service.conflicts().see(uid, shown);
 }
 
-fn reservation(
-    service: &Service,
-    key: &PodKey,
-    pod: &Pod,
-) -> Option<crate::scheduling::audit::conflicts::AuditedPod> {
-    // Few pods have a reservation; for the others the policy is not needed.
-    objects::ReservationMessage::read(pod)?;
-    let policy = service.cluster().policy().clone();
-    objects::observed_reservation(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
+fn reservation(service: &Service, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
+    let classify = |traits: &PodTraits| service.classify(traits);
+    objects::observed_reservation(pod, key, classify, |deadline| service.clock.to_moment(deadline))
 }

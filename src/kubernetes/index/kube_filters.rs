@@ -7,9 +7,9 @@ use crate::scheduling::verbs::observe::{FilterPod, FilterPodObserved};
 use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 
-/// Applies a pod's present state. What a pending pod requires of its node is stored only if Stowage may have to evaluate it.
-pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
-    // Read before the cluster is locked: a filter may be waiting for the lock.
+/// A pod's present state, read before the cluster is locked. What a pending pod requires of its node is stored only if Stowage
+/// may have to evaluate it.
+pub fn read(service: &Service, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
     let pod = if let Some(footprint) = objects::kube_filters::footprint(pod) {
         let successor = may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
         FilterPod::Bound { footprint, successor }
@@ -18,10 +18,10 @@ pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
     } else {
         FilterPod::Irrelevant
     };
-    service.cluster().apply(FilterPodObserved { uid: uid.clone(), pod });
+    FilterPodObserved { uid: uid.clone(), pod }
 }
 
 /// If the policy moves no pods, requirements of successors are not needed.
 fn may_move(service: &Service, pod: &Pod) -> bool {
-    objects::asks_for_vram(pod) && service.cluster().policy().planning.consolidation.is_some()
+    objects::asks_for_vram(pod) && service.policy().planning.consolidation.is_some()
 }

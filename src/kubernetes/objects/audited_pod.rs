@@ -2,12 +2,12 @@
 //! state of the pod is not used.
 
 use super::{
-    ReservationMessage, annotation, asks_device_plugin, demand, granted, granted_exclusive, recorded_devices,
-    written,
+    ReservationMessage, annotation, asks_device_plugin, classified_demand, granted, granted_exclusive,
+    recorded_devices, written,
 };
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{MAX_GPUS, Sharing};
 use crate::units::Moment;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
@@ -38,11 +38,11 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
 pub fn observed_reservation(
     pod: &Pod,
     key: &PodKey,
-    policy: &Policy,
+    classify: impl FnOnce(&PodTraits) -> Classification,
     moment: impl Fn(jiff::Timestamp) -> Moment,
 ) -> Option<AuditedPod> {
     let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
-    let demand = demand(pod, policy).ok().filter(|demand| !demand.asks_plugin())?;
+    let demand = classified_demand(pod, classify).ok().filter(|demand| !demand.asks_plugin())?;
     let gpus = devices.get(..devices.len().min(MAX_GPUS as usize)).map(Arc::from)?;
     let (per_gpu, sharing) = (demand.per_gpu, demand.sharing);
     let kept = ReservedShare { per_gpu, sharing, victims, deadline: moment(deadline) };

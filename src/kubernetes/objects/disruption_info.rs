@@ -37,14 +37,25 @@ struct GroupLabel {
 enum MetadataKey {
     Label(&'static str),
     Annotation(&'static str),
+    /// `spec.schedulingGroup.podGroupName`.
+    SchedulingGroup,
+    /// The Workload of a pod that Kueue manages: by the annotation, or, of a Job, by the Job.
+    KueueWorkload,
 }
 
-/// In order of precedence: Stowage's own, then labels that name one gang, then labels that name a whole job.
-const GROUPS: [GroupLabel; 10] = [
+/// The Workload's name on pods that Kueue has started; some versions write it on pods of topology-aware Workloads only.
+const KUEUE_WORKLOAD: &str = "kueue.x-k8s.io/workload";
+const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
+const GROUP_MIN: &str = "stowage.dev/group-min";
+
+/// In order of precedence: Kubernetes' own, of which no part may ever be evicted, Stowage's, then labels that name one gang, then
+/// labels that name a whole job.
+const GROUPS: [GroupLabel; 12] = [
+    words(GroupKind::SchedulingGroup, MetadataKey::SchedulingGroup, Some(MetadataKey::Annotation(GROUP_MIN))),
     words(
         GroupKind::Stowage,
         MetadataKey::Label("stowage.dev/group"),
-        Some(MetadataKey::Annotation("stowage.dev/group-min")),
+        Some(MetadataKey::Annotation(GROUP_MIN)),
     ),
     words(GroupKind::PodGroup, MetadataKey::Label("scheduling.x-k8s.io/pod-group"), None),
     words(
@@ -70,6 +81,7 @@ const GROUPS: [GroupLabel; 10] = [
     words(GroupKind::JobSet, MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"), None),
     words(GroupKind::KubeflowJob, MetadataKey::Label("training.kubeflow.org/job-name"), None),
     words(GroupKind::RayCluster, MetadataKey::Label("ray.io/cluster"), None),
+    words(GroupKind::KueueWorkload, MetadataKey::KueueWorkload, None),
 ];
 
 const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
@@ -124,6 +136,11 @@ impl MetadataKey {
         match self {
             Self::Label(key) => label(pod, key),
             Self::Annotation(key) => annotation(pod, key),
+            Self::SchedulingGroup => pod.spec.as_ref()?.scheduling_group.as_ref()?.pod_group_name.as_deref(),
+            Self::KueueWorkload => {
+                let job = || JOB_NAME.iter().find_map(|key| label(pod, key));
+                annotation(pod, KUEUE_WORKLOAD).or_else(job).filter(|_| is_queue_managed(pod))
+            }
         }
     }
 }
@@ -240,6 +257,15 @@ mod tests {
             "annotations": {"leaderworkerset.sigs.k8s.io/size": "2"},
         });
         assert_eq!(group(lws), some("LeaderWorkerSet group ns/llama/1", Some(2)));
+        let workload = |keys: serde_json::Value| group(json!({"labels": keys}));
+        let managed = json!({"kueue.x-k8s.io/podset": "main", "batch.kubernetes.io/job-name": "train"});
+        assert_eq!(workload(managed), some("Kueue Workload default/train", None));
+        assert_eq!(workload(json!({"batch.kubernetes.io/job-name": "train"})), (None, None), "not Kueue's");
+        let named = json!({
+            "labels": {"kueue.x-k8s.io/podset": "main", "job-name": "train"},
+            "annotations": {"kueue.x-k8s.io/workload": "job-train-1a2b"},
+        });
+        assert_eq!(group(named), some("Kueue Workload default/job-train-1a2b", None));
         let volcano = json!({"annotations": {"scheduling.k8s.io/group-name": "v"}});
         assert_eq!(group(volcano), some("Volcano pod group default/v", None));
         let unreadable = json!({"labels": {"pod-group.scheduling.sigs.k8s.io/name": "p", "pod-group.scheduling.sigs.k8s.io/min-available": "some"}});
@@ -248,6 +274,22 @@ mod tests {
             group(json!({"labels": {"scheduling.k8s.io/group-name": "an annotation's key"}})),
             (None, None)
         );
+    }
+
+    #[test]
+    fn the_pod_group_of_kubernetes_goes_before_all_labels() {
+        let pod = |spec: serde_json::Value| {
+            let labels = json!({"stowage.dev/group": "g"});
+            let metadata = json!({"labels": labels, "annotations": {"stowage.dev/group-min": "4"}});
+            let spec = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+            let info = observed(&spec, now()).disruption_info;
+            (info.group.unwrap().to_string(), info.group_size)
+        };
+        let group = json!({"containers": [], "schedulingGroup": {"podGroupName": "train-workers-0"}});
+        assert_eq!(pod(group), ("PodGroup default/train-workers-0".into(), Some(4)));
+        for none in [json!({"containers": []}), json!({"containers": [], "schedulingGroup": {}})] {
+            assert_eq!(pod(none), ("group default/g".into(), Some(4)));
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@ mod conditions;
 mod disruption_budget;
 mod disruption_info;
 mod gpu_models;
+mod images;
 pub mod kube_filters;
+mod reservation;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
@@ -17,6 +19,11 @@ pub use conditions::{
     without_our_gate,
 };
 pub use disruption_budget::budget;
+pub use images::{node_images, start_progress};
+pub use reservation::{
+    REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
+    reservation_ended_condition,
+};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -32,8 +39,7 @@ use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::{Bytes, Millis};
 use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use serde::{Deserialize, Serialize};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -67,12 +73,6 @@ pub mod written {
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
 }
-
-/// The pod condition that makes a reservation durable.
-pub const RESERVED_CONDITION: &str = "stowage.dev/Reserved";
-
-/// The pod condition whose change wakes a rejected pod: kube-scheduler retries a pod of which anything changed.
-pub const REQUEUED_CONDITION: &str = "stowage.dev/Requeued";
 
 /// Labels that GPU feature discovery sets on nodes.
 mod discovered {
@@ -111,7 +111,8 @@ pub fn classified_demand(
     classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
-    Ok(Demand { models: gpu_models::gpu_models(pod), ..demand })
+    let (images, engine) = (images::pod_images(pod), images::engine(pod));
+    Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
 }
 
 /// Whether any container names `stowage.dev/vram`.
@@ -142,19 +143,30 @@ pub fn observation(
     reservation: Option<Reservation>,
     now: jiff::Timestamp,
 ) -> Option<PodObservation> {
+    classified_observation(pod, policy.mode, &|traits| policy.classify(traits), reservation, now)
+}
+
+/// The same, with a classifier that may have the classification cached.
+pub fn classified_observation(
+    pod: &Pod,
+    mode: Mode,
+    classify: &dyn Fn(&PodTraits) -> Classification,
+    reservation: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
     if !asks_for_gpu(pod) || is_finished(pod) {
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
     let observed = Some(disruption_info::observed(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
-        let demand = waiting_demand(pod, policy)?;
+        let demand = waiting_demand(pod, mode, classify)?;
         let reservation = reservation.filter(|_| !demand.asks_plugin());
         let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting(pod) });
         return Some(PodObservation { uid, key, demand, state, observed });
     };
     let node = NodeName::parse(node).ok()?;
-    let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
+    let demand = classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
     // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
     let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
@@ -177,14 +189,20 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
 
 /// The most that a pod could mean, for a pod that must be counted although its request is invalid.
 pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
-    with_request(pod, |request| Demand::worst_case(request, policy))
+    classified_worst_case(pod, |traits| policy.classify(traits))
+}
+
+fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    with_request(pod, |request| Demand::worst_case_classified(request, classify))
 }
 
 /// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
-fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
-    match demand(pod, policy) {
+fn waiting_demand(pod: &Pod, mode: Mode, classify: &dyn Fn(&PodTraits) -> Classification) -> Option<Demand> {
+    match classified_demand(pod, classify) {
         Ok(demand) => Some(demand),
-        Err(_) if policy.mode == Mode::Shadow => Some(worst_case(pod, policy)).filter(Demand::asks_plugin),
+        Err(_) if mode == Mode::Shadow => {
+            Some(classified_worst_case(pod, classify)).filter(Demand::asks_plugin)
+        }
         Err(_) => None,
     }
 }
@@ -346,64 +364,6 @@ fn annotations(
         demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
     );
     annotations
-}
-
-/// The message of a reservation's condition: JSON, readable by people and programs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ReservationMessage {
-    pub node: NodeName,
-    pub devices: Arc<[GpuUuid]>,
-    pub victims: Arc<[PodUid]>,
-    /// RFC 3339.
-    pub deadline: jiff::Timestamp,
-    /// The leader that made the reservation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<LeaderEpoch>,
-}
-
-impl ReservationMessage {
-    pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
-        PodCondition {
-            type_: RESERVED_CONDITION.into(),
-            status: "True".into(),
-            reason: Some(if self.victims.is_empty() { "GpusAvailable" } else { "WaitingForVictims" }.into()),
-            message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
-            last_transition_time: Some(Time(now)),
-            ..PodCondition::default()
-        }
-    }
-
-    /// The active reservation that a pod's condition describes, if any.
-    pub fn read(pod: &Pod) -> Option<Self> {
-        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
-        serde_json::from_str(condition.message.as_deref()?).ok()
-    }
-}
-
-/// The condition that makes kube-scheduler retry the pod, with the time at which its demand began to fit.
-pub fn requeued_condition(now: jiff::Timestamp) -> PodCondition {
-    PodCondition {
-        type_: REQUEUED_CONDITION.into(),
-        status: "True".into(),
-        reason: Some("VramFreed".into()),
-        // Seconds are not enough: two wakes within one would be the same write, and the second would wake no pod.
-        message: Some(now.to_string()),
-        last_transition_time: Some(Time(now)),
-        ..PodCondition::default()
-    }
-}
-
-/// The condition of a reservation that has ended.
-pub fn reservation_ended_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
-    PodCondition {
-        type_: RESERVED_CONDITION.into(),
-        status: "False".into(),
-        reason: Some(reason.into()),
-        last_transition_time: Some(Time(now)),
-        ..PodCondition::default()
-    }
 }
 
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {

@@ -46,7 +46,7 @@ impl Planner {
         for uid in ended {
             let ledger = self.service.cluster();
             let Some(entry) = ledger.pod_state(&uid) else { continue };
-            let (key, group) = (entry.key.clone(), entry.disruption_info.group.clone());
+            let (key, group) = (entry.key.clone(), entry.disruption_info.placed_with().cloned());
             drop(ledger);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
             self.end_one(uid, key, ReservationEnd::Late);

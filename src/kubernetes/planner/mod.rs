@@ -1,6 +1,8 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
 //! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
-//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of engines under pressure ([`relief`]), and the rest of a group that stays
+//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of
+//! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
+//! a group that stays
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
@@ -22,6 +24,7 @@ mod ended_reservations;
 mod loans;
 mod orphaned_members;
 mod outcome;
+mod overuse;
 mod relief;
 mod reservation_progress;
 mod retry;
@@ -36,7 +39,7 @@ mod writes;
 mod tests;
 
 use super::port::ControlPlane;
-use crate::ids::PodUid;
+use crate::ids::{PodKey, PodUid};
 use crate::scheduling::planning::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
@@ -70,6 +73,9 @@ pub struct Planner {
     check_engine_load_at: Moment,
     loans: EndingLoans,
     released: ReleasedPods,
+    check_overuse_at: Moment,
+    /// Pods over their grants whose eviction was ordered.
+    overusing: BTreeMap<PodUid, PodKey>,
 }
 
 impl Planner {
@@ -88,6 +94,8 @@ impl Planner {
             check_engine_load_at: Moment::default(),
             loans: EndingLoans::default(),
             released: ReleasedPods::default(),
+            check_overuse_at: Moment::default(),
+            overusing: BTreeMap::new(),
         }
     }
 
@@ -102,6 +110,7 @@ impl Planner {
         self.advance_reservations(now);
         self.advance_orphaned_members(now);
         self.relieve(now);
+        self.enforce_grants(now);
         self.seek(now);
     }
 
@@ -112,6 +121,7 @@ impl Planner {
         self.said.clear();
         self.staying.clear();
         self.loans = EndingLoans::default();
+        self.overusing.clear();
         self.run.give_up();
         self.writes.forget_what_is_to_come();
         self.pressure = PressureWatch::default();

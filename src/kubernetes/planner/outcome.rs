@@ -81,6 +81,7 @@ impl Planner {
         match task {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
             EvictionTask::LoanEnd => self.note_loan_end(victim, key, outcome, now),
+            EvictionTask::Overuse => self.note_overuse_eviction(key, &outcome),
             EvictionTask::OrphanedMember => self.note_orphaned_member(victim, key, outcome, now),
             EvictionTask::Reservation { preemptor } => {
                 let Some(progress) = self.progress_of.get_mut(preemptor) else { return };

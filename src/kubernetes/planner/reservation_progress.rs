@@ -277,8 +277,9 @@ impl Planner {
             ledger.apply(EvictionFailed(reservation_status.uid.clone()));
         }
         ledger.apply(ReleaseReservation(reservation_status.uid.clone()));
-        let group =
-            ledger.pod_state(&reservation_status.uid).and_then(|entry| entry.disruption_info.group.clone());
+        let group = ledger
+            .pod_state(&reservation_status.uid)
+            .and_then(|entry| entry.disruption_info.placed_with().cloned());
         drop(ledger);
         let progress = self.progress_of.remove(&reservation_status.uid);
         let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());

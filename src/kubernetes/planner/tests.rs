@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod evictions;
+mod gangs;
 mod limits;
 mod runs;
 mod told;

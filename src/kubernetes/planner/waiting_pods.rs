@@ -43,7 +43,7 @@ impl Planner {
         let waited = now.since(waiting.since);
         let has_waited = waited >= ledger.policy().planning.max_gated_time;
         let (is_gated, is_grouped) =
-            (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
+            (waiting.gate == SchedulingGate::Planned, entry.disruption_info.placed_with().is_some());
         drop(ledger);
         if !is_gated {
             return self.say_limit(uid, key, why);

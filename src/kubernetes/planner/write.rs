@@ -58,6 +58,8 @@ pub enum EvictionTask {
     LoanEnd,
     /// Its group stays incomplete.
     OrphanedMember,
+    /// It uses more VRAM than it was granted.
+    Overuse,
 }
 
 /// The API server's answer to a write.
@@ -77,6 +79,11 @@ impl PlannerWrite {
 
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended while it was queued.
     pub fn begin(mut self, ledger: &Ledger) -> Option<Self> {
+        if let Self::Evict { uid, task: EvictionTask::Overuse, .. } = &self
+            && ledger.overuse_of(uid).is_none()
+        {
+            return None;
+        }
         if let Self::Status { uid, change, purpose, .. } = &mut self {
             let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
             match purpose {

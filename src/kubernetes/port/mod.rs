@@ -149,6 +149,8 @@ pub enum PodEventReason {
     Drift,
     /// Its processes use more VRAM than it was granted.
     OverGrant,
+    /// It will be evicted because its processes use more VRAM than it was granted.
+    Overuse,
     /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
     /// Its engine woke while other pods had the VRAM that it lent.
@@ -184,6 +186,7 @@ impl PodEventReason {
             Self::EditIgnored => "StowageEditIgnored",
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
+            Self::Overuse => "StowageOveruse",
             Self::GpuLost => "StowageGpuLost",
             Self::WokeUnasked => "StowageWokeUnasked",
             Self::GpuConflict => "StowageGpuConflict",

@@ -3,6 +3,7 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::vocabulary::placement::Reservation;
+use crate::units::Bytes;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub enum EvictionReason {
     LoanEnded { lender: PodKey, gpu: GpuUuid },
     /// Its GPU was allocated to another pod as well, and it has not started.
     Conflict { with: PodKey, gpu: GpuUuid },
+    /// It used more VRAM than it was granted for longer than the policy allows.
+    Overuse { granted: Bytes, used: Bytes },
 }
 
 impl EvictionReason {
@@ -40,6 +43,7 @@ impl EvictionReason {
             Self::GroupIncomplete { .. } => "GroupIncomplete",
             Self::LoanEnded { .. } => "LoanEnded",
             Self::Conflict { .. } => "GpuConflict",
+            Self::Overuse { .. } => "Overuse",
         }
     }
 }
@@ -75,6 +79,10 @@ impl fmt::Display for EvictionReason {
             Self::LoanEnded { lender, gpu } => write!(
                 f,
                 "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
+            ),
+            Self::Overuse { granted, used } => write!(
+                f,
+                "Its processes use {used} of VRAM and it was granted {granted}, for longer than the policy allows."
             ),
             Self::Conflict { with, gpu } => write!(
                 f,

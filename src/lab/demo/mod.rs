@@ -19,6 +19,7 @@ pub mod scheduler;
 mod screen;
 pub mod setup;
 mod sleeping;
+pub mod start_times;
 mod story;
 pub mod stowage;
 mod summary;
@@ -31,8 +32,12 @@ use anyhow::Result;
 use play::Play;
 use screen::Screen;
 use setup::Setup;
+use start_times::StartTimesTable;
 use std::io::Write;
 use std::process::ExitCode;
+
+/// Of the start times.
+const SEED: u64 = 42;
 
 /// How the demo is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +59,8 @@ pub async fn run(show: Show) -> Result<ExitCode> {
     );
     let mut play = Play::new(Setup::by(story::policy()?, &story::MACHINES).await?, screen);
     play.story().await?;
-    let summary = play.summary();
+    let mut summary = play.summary();
+    summary.add(tokio::task::spawn_blocking(|| StartTimesTable::play(SEED)).await??);
     summary.lines().iter().for_each(|line| play.screen.line(line));
     match show {
         Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,

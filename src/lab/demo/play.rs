@@ -324,6 +324,7 @@ impl Play {
                 .wakes
                 .with_label_values(&["unasked"])
                 .get(),
+            start_times: None,
             violations: self.violations.clone(),
         }
     }

@@ -1,6 +1,7 @@
 //! The story's summary, as data and as a few lines. Computed elsewhere.
 
 use super::placement_cost::PlacementManner;
+use super::start_times::StartTimesTable;
 use crate::units::{Millis, plural};
 use serde::Serialize;
 
@@ -27,11 +28,19 @@ pub struct Summary {
     pub failed_wakes: usize,
     /// The same, as Stowage counted them.
     pub unasked_wakes: u64,
+    /// How well start times are predicted.
+    pub start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
     pub violations: Vec<String>,
 }
 
 impl Summary {
+    /// Adds the start times, which are played apart from the story.
+    pub fn add(&mut self, start_times: StartTimesTable) {
+        self.violations.extend(start_times.violations());
+        self.start_times = Some(start_times);
+    }
+
     pub fn lines(&self) -> Vec<String> {
         let verdict = match self.violations.len() {
             0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared.".to_owned(),
@@ -60,6 +69,7 @@ impl Summary {
             "Engines that asked before they woke, and had their memory: {}. That did not ask, and lacked it: {} (counted: {}).",
             self.asked_wakes, self.failed_wakes, self.unasked_wakes
         ));
+        lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);
         lines.extend(self.violations.iter().map(|violation| format!("  {violation}")));
         lines

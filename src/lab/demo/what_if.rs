@@ -57,7 +57,10 @@ impl Foresight {
     pub fn ready(&self) -> Vec<(Millis, NodeName)> {
         let nodes = self.snapshot.nodes().iter();
         let mut times: Vec<_> = nodes
-            .filter_map(|node| Some((ready(node, &self.demand, &self.policy.loading)?, node.name.clone())))
+            .filter_map(|node| {
+                let start = ready(node, &self.demand, self.snapshot.start_model(), &self.policy.loading)?;
+                Some((start.total(), node.name.clone()))
+            })
             .collect();
         times.sort();
         times

@@ -15,7 +15,8 @@ pub use test::{
     ExistingPod, Expectation, PodSketch, PolicyTest, TestCase, TestCluster, TestGpu, TestKind, TestNode,
 };
 pub use texts::{
-    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
+    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage, QualifiedName,
+    Subdomain, Timestamp,
 };
 
 use crate::scheduling::policy::{Class, Settings};

@@ -1,7 +1,7 @@
 //! Tenants: their shares of the cluster, and the use of idle shares.
 
-use super::{MemoryQuantity, Name};
-use crate::scheduling::policy::{Borrowing, Reclaim};
+use super::{MemoryQuantity, Name, NamePattern};
+use crate::scheduling::policy::{Borrowing, NamespaceSelector, Reclaim};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 pub struct TenantSpec {
     /// Shown in decisions and metrics.
     pub name: Name,
-    /// Namespaces whose pods count for it.
-    pub namespaces: Option<Vec<Name>>,
+    /// Namespaces whose pods count for it, or patterns: `team-*`. A namespace that is named counts for the tenant that names it,
+    /// before any pattern and selector.
+    pub namespaces: Option<Vec<NamePattern>>,
+    /// Namespaces whose pods count for it, too, by their labels.
+    pub namespace_selector: Option<NamespaceSelector>,
     /// What it can always have. Memory or GPUs that are left out are not limited.
     pub guarantee: Option<AmountSpec>,
     /// What it can never exceed.

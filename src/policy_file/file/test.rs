@@ -2,6 +2,7 @@
 
 use super::{
     ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
+    Timestamp,
 };
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
@@ -30,6 +31,9 @@ pub enum TestKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TestCluster {
+    /// Namespaces with their labels, for selectors.
+    #[schemars(extend("propertyNames" = {"format": "name"}))]
+    pub namespaces: Option<BTreeMap<String, BTreeMap<String, LabelValue>>>,
     pub nodes: Option<Vec<TestNode>>,
     pub pods: Option<Vec<ExistingPod>>,
 }
@@ -48,6 +52,8 @@ pub struct TestNode {
     pub plugin: Option<BTreeMap<String, u32>>,
     /// Models, and where their weights are on the node.
     pub models: Option<BTreeMap<String, ModelTier>>,
+    /// How old its agent's last report is. Default: it has just come.
+    pub report_age: Option<Duration>,
 }
 
 /// One GPU, or `count` alike.
@@ -114,6 +120,8 @@ pub struct ExistingPod {
 pub struct TestCase {
     /// A sentence that says what the case shows.
     pub name: String,
+    /// The time, which decides which windows of the policy are open. Default: none is.
+    pub at: Option<Timestamp>,
     pub pod: PodSketch,
     pub expect: Expectation,
 }

@@ -25,6 +25,8 @@ macro_rules! words {
 words! {
     /// A DNS label: the name of a class, a tenant or a namespace.
     Name: TextFormat::Name, "name";
+    /// A namespace, or a pattern of several.
+    NamePattern: TextFormat::NamePattern, "name-pattern";
     /// A DNS subdomain: the name of a PriorityClass or a node.
     Subdomain: TextFormat::Subdomain, "subdomain";
     /// A label's key, or a resource.
@@ -33,4 +35,6 @@ words! {
     MigProfile: TextFormat::MigProfile, "mig-profile";
     /// A condition on a pod.
     Cel: TextFormat::Cel, "cel";
+    /// A moment with its offset from UTC.
+    Timestamp: TextFormat::Timestamp, "timestamp";
 }

@@ -2,6 +2,7 @@
 
 use super::Malformed;
 use crate::policy_file::diagnostic::quoted;
+use crate::scheduling::policy::selection::is_pattern;
 
 /// RFC 1123.
 const LONGEST_LABEL: usize = 63;
@@ -28,6 +29,22 @@ fn label_help(text: &str) -> String {
     let rule = "use small letters, digits and `-` between them";
     let mended = text.trim().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
     if is_label(&mended) { format!("{rule}, such as {}", quoted(&mended)) } else { rule.into() }
+}
+
+/// A DNS label in which `*` stands for any text.
+pub fn pattern(text: &str) -> Result<(), Malformed> {
+    if !is_pattern(text) {
+        return label(text);
+    }
+    // Whatever the `*` stand for, the rest is in a name.
+    match label(&text.replace('*', "x")) {
+        Err(_) if text.len() > LONGEST_LABEL => Err(too_long(LONGEST_LABEL)),
+        Err(_) => Err(Malformed::new(
+            "not a pattern of names that Kubernetes allows",
+            "use small letters, digits, `-` between them, and `*` for any text",
+        )),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Labels with dots between them, such as a node's name.
@@ -95,6 +112,12 @@ mod tests {
         assert!(qualified("nvidia.com/mig-1g.10gb").is_ok() && qualified("app").is_ok());
         assert!(["", "/a", "a/", "a/b/c", "A.com/x", "-a"].iter().all(|key| qualified(key).is_err()));
         assert!(label_value("").is_ok() && label_value("v1.2_x").is_ok() && label_value("a b").is_err());
+    }
+
+    #[test]
+    fn a_pattern_is_a_name_with_gaps() {
+        assert!(["*", "team-*", "*-x-*", "a**", "team-a"].iter().all(|text| pattern(text).is_ok()));
+        assert!(["Team-*", "-*", "a_*", "*.b", "a ?", ""].iter().all(|text| pattern(text).is_err()));
     }
 
     #[test]

@@ -58,6 +58,7 @@ fn tenant(file: &file::TenantSpec) -> Tenant {
     let named = Tenant::named(&file.name.0, &[]);
     Tenant {
         namespaces: file.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
+        namespace_selector: file.namespace_selector.clone(),
         guarantee: file.guarantee.as_ref().map_or(named.guarantee, guarantee),
         limit: file.limit.as_ref().map_or(named.limit, limit),
         borrowing: file.borrowing.unwrap_or(named.borrowing),

@@ -1,6 +1,6 @@
 //! Checks classes and their names: conditions that no pod can meet, and neighbors that do not exist.
 
-use super::{Written, head, key, span};
+use super::{Written, head, key, selectors, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::duration_text;
 use crate::policy_file::nearest::nearest;
@@ -20,7 +20,48 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         conditions(one, entry, found);
         gate(policy, one, entry, found);
         neighbors(policy, one, entry, found);
+        pools(policy, one, entry, found);
     }
+}
+
+/// The pools that a class is kept in: they are there, and admit it.
+fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    let Some(list) = entry.get("pools") else { return };
+    let class = &one.class.name;
+    if list.items().is_empty() {
+        found.push(
+            Diagnostic::error("class-nowhere", list.span, format!("no pod of class {} is ever placed: it is kept in no pool", quoted(class)))
+                .help("name node pools, or take the line away: then every node whose pool admits the class takes it"),
+        );
+    }
+    for name in list.items() {
+        let Some(text) = name.text() else { continue };
+        let pools = &policy.draft.pools;
+        let Some(place) = pools.iter().position(|pool| pool.name == text) else {
+            found.push(unknown_pool(policy, text, name.span));
+            continue;
+        };
+        if pools[place].classes.as_ref().is_some_and(|names| !names.contains(class)) {
+            let message = format!("{} is kept in {}, which does not admit it", quoted(class), quoted(text));
+            let admits =
+                policy.entries("nodePools").get(place).map_or(name.span, |pool| span(pool, &["classes"]));
+            found.push(
+                Diagnostic::error("pool-without-its-class", name.span, message)
+                    .other(admits, format!("`{class}` is not in here"))
+                    .help(format!("add `{class}` to `classes` of the pool, or take the pool away here")),
+            );
+        }
+    }
+}
+
+fn unknown_pool(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
+    let names: Vec<&str> = policy.draft.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let help = match (nearest(name, &names), names.is_empty()) {
+        (Some(near), _) => format!("did you mean `{near}`?"),
+        (None, true) => "the policy has no `nodePools`: add the pool there".into(),
+        (None, false) => format!("the node pools are {}", names.join(", ")),
+    };
+    Diagnostic::error("unknown-pool", at, format!("there is no node pool {}", quoted(name))).help(help)
 }
 
 fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
@@ -52,6 +93,8 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
             );
         }
     }
+    selectors::of_pods(&one.class.matches, matches, found);
+    selectors::of_namespaces(one.class.matches.namespace_selector.as_ref(), matches, found);
     if let Some(range) = one.class.matches.priority.as_ref().filter(|range| range.is_empty()) {
         let message = format!("no priority is at least {} and at most {}", range.start(), range.end());
         found.push(

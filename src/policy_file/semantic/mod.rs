@@ -5,11 +5,15 @@
 //! intended; warnings are settings that hardly are.
 
 mod classes;
+mod label_sets;
 mod overlap;
 mod pools;
 mod reach;
+mod selectors;
 mod settings;
+mod spare;
 mod tenants;
+mod windows;
 
 use super::diagnostic::{Diagnostic, has_errors};
 use super::file;
@@ -21,7 +25,9 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     let policy = Written { merged, file, draft };
     let mut found = Vec::new();
     settings::check(policy, &mut found);
+    spare::check(policy, &mut found);
     classes::check(policy, &mut found);
+    windows::check(policy, &mut found);
     // What an invalid class takes from other classes says nothing.
     if !has_errors(&found) {
         reach::check(policy, &mut found);

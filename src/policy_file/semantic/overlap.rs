@@ -4,10 +4,13 @@
 //! Only conditions on priority are compared. That a namespace and a label may overlap is true of nearly all pairs of classes
 //! and says nothing.
 
+use super::label_sets::AllowedLabels;
+use super::reach::namespaces_within;
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::parse::DraftClass;
 use crate::policy_file::tree::YamlNode;
+use crate::scheduling::policy::selection::may_both_take;
 use crate::scheduling::policy::{Match, Preemptibility};
 use std::ops::RangeInclusive;
 
@@ -38,12 +41,15 @@ fn is_safe_engine(one: &DraftClass) -> bool {
 fn could_share(a: &DraftClass, b: &DraftClass) -> bool {
     let (a, b) = (&a.class.matches, &b.class.matches);
     let sharing = a.sharing.is_none() || b.sharing.is_none() || a.sharing == b.sharing;
-    let labels = a.labels.iter().all(|(key, value)| b.labels.get(key).is_none_or(|other| other == value));
+    let namespaces = match (&a.namespace_selector, &b.namespace_selector) {
+        (Some(a), Some(b)) => AllowedLabels::of_namespaces(a).overlap(&AllowedLabels::of_namespaces(b)),
+        _ => true,
+    };
+    let named = |one: &String| b.namespaces.iter().any(|other| may_both_take(one, other));
     sharing
-        && labels
-        && (a.namespaces.is_empty()
-            || b.namespaces.is_empty()
-            || !common(&a.namespaces, &b.namespaces).is_empty())
+        && namespaces
+        && AllowedLabels::of_pods(a).overlap(&AllowedLabels::of_pods(b))
+        && (a.namespaces.is_empty() || b.namespaces.is_empty() || a.namespaces.iter().any(named))
 }
 
 fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
@@ -79,10 +85,8 @@ fn by_priority_class(
 /// Whether every condition of `wide`, except the PriorityClass, is a condition of `narrow` too.
 fn is_wider(wide: &Match, narrow: &Match) -> bool {
     (wide.sharing.is_none() || wide.sharing == narrow.sharing)
-        && (wide.namespaces.is_empty()
-            || (!narrow.namespaces.is_empty()
-                && narrow.namespaces.iter().all(|name| wide.namespaces.contains(name))))
-        && wide.labels.iter().all(|(key, value)| narrow.labels.get(key) == Some(value))
+        && namespaces_within(wide, narrow)
+        && AllowedLabels::of_pods(wide).hold(&AllowedLabels::of_pods(narrow))
         && (wide.resources.is_empty() || wide.resources == narrow.resources)
         && (wide.expression.is_none() || wide.expression == narrow.expression)
         && wide.priority.is_none()

@@ -6,7 +6,7 @@ use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::file::NodePool;
 use crate::policy_file::format::mig::{FAMILIES, Family};
 use crate::policy_file::tree::YamlNode;
-use crate::scheduling::policy::{Mode, Pool};
+use crate::scheduling::policy::{Class, Mode, Pool};
 use crate::scheduling::vocabulary::node::NodeKind;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -26,10 +26,14 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else { return };
-    let admits = |pool: &Pool, name: &String| pool.classes.as_ref().is_none_or(|names| names.contains(name));
+    let admits = |pool: &Pool, class: &Class| {
+        pool.classes.as_ref().is_none_or(|names| names.contains(&class.name))
+            && class.may_be_in(Some(&pool.name))
+    };
     let reached = &pools[..=last];
-    let names = policy.draft.classes.iter().map(|one| &one.class.name);
-    let left: Vec<&String> = names.filter(|name| !reached.iter().any(|pool| admits(pool, name))).collect();
+    let classes = policy.draft.classes.iter().map(|one| &one.class);
+    let left = classes.filter(|class| !reached.iter().any(|pool| admits(pool, class)));
+    let left: Vec<&String> = left.map(|class| &class.name).collect();
     let Some(entry) = entries.get(last).filter(|_| !left.is_empty()) else { return };
     let message = format!("no pod of class {} is ever placed: no node pool takes it", listed(&left, "or"));
     found.push(

@@ -1,13 +1,15 @@
 //! Finds classes that no pod ever reaches, because earlier ones take all its pods.
 //!
-//! The answer "never" is certain, the answer "perhaps" is not: a class' pods are divided into cells (one namespace, one
+//! The answer "never" is certain, the answer "perhaps" is not: a class' pods are divided into cells (one namespace or pattern, one
 //! PriorityClass, one resource, one range of priorities, one kind of sharing), and a class is unreachable if each cell is in an
-//! earlier class. Expressions are compared as texts.
+//! earlier class. Expressions are compared as texts. A class with windows leaves its pods to later ones at other hours.
 
+use super::label_sets::AllowedLabels;
 use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
 use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
+use crate::scheduling::policy::selection::takes;
 use crate::scheduling::policy::{Match, Preemptibility};
 use crate::scheduling::vocabulary::demand::Sharing;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,11 +39,13 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
     if is_empty(matches) {
         return None;
     }
-    if let Some(one) = earlier.iter().position(|one| holds_whole(&one.class.matches, matches)) {
+    let takes =
+        |one: &DraftClass, pods: &Match| one.class.when.is_empty() && holds_whole(&one.class.matches, pods);
+    if let Some(one) = earlier.iter().position(|one| takes(one, matches)) {
         return Some([one].into());
     }
     let cells = cells(earlier, matches)?;
-    cells.iter().map(|cell| earlier.iter().position(|one| holds_whole(&one.class.matches, cell))).collect()
+    cells.iter().map(|cell| earlier.iter().position(|one| takes(one, cell))).collect()
 }
 
 /// Reported elsewhere.
@@ -57,15 +61,33 @@ fn holds_whole(outer: &Match, inner: &Match) -> bool {
     (outer.sharing.is_none() || outer.sharing == inner.sharing)
         && (wide.start() <= narrow.start() && wide.end() >= narrow.end())
         && any_within(&outer.priority_classes, &inner.priority_classes)
-        && any_within(&outer.namespaces, &inner.namespaces)
+        && namespaces_within(outer, inner)
         && any_within(&outer.resources, &inner.resources)
-        && outer.labels.iter().all(|(key, value)| inner.labels.get(key) == Some(value))
+        && AllowedLabels::of_pods(outer).hold(&AllowedLabels::of_pods(inner))
         && (outer.expression.is_none() || outer.expression == inner.expression)
 }
 
 /// Whether "any of `inner`" implies "any of `outer`"; an empty list is any at all.
 fn any_within(outer: &[String], inner: &[String]) -> bool {
     outer.is_empty() || (!inner.is_empty() && inner.iter().all(|name| outer.contains(name)))
+}
+
+/// Whether every namespace that `inner` takes is one that `outer` takes, by name and by labels.
+pub fn namespaces_within(outer: &Match, inner: &Match) -> bool {
+    let taken = |name: &String| outer.namespaces.iter().any(|one| takes(one, name));
+    let named = outer.namespaces.is_empty()
+        || (!inner.namespaces.is_empty() && inner.namespaces.iter().all(taken))
+        // Any text is any namespace.
+        || outer.namespaces.iter().any(|one| one.bytes().all(|c| c == b'*'));
+    let selected = match (&outer.namespace_selector, &inner.namespace_selector) {
+        (None, _) => true,
+        // A selector takes nothing while labels are unknown, so none takes what is not selected at all.
+        (Some(_), None) => false,
+        (Some(outer), Some(inner)) => {
+            AllowedLabels::of_namespaces(outer).hold(&AllowedLabels::of_namespaces(inner))
+        }
+    };
+    named && selected
 }
 
 /// `matches` divided so that each cell is in an earlier class or outside it, except where texts cannot tell.

@@ -1,10 +1,11 @@
 //! Finds guarantees to tenants that cannot be kept, and combinations that cannot be intended.
 
-use super::{Written, span};
+use super::{Written, selectors, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::quantity_text;
 use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
+use crate::scheduling::policy::selection::{is_pattern, takes};
 use crate::scheduling::policy::{Borrowing, Tenant};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -65,8 +66,10 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     for (tenant, entry) in policy.draft.tenants.iter().zip(entries) {
         TenantResource::ALL.into_iter().for_each(|part| limit(part, tenant, entry, found));
         nothing_to_use(tenant, entry, found);
+        selectors::of_namespaces(tenant.namespace_selector.as_ref(), entry, found);
     }
     namespaces(entries, found);
+    patterns(policy, found);
     TenantResource::ALL.into_iter().for_each(|part| capacity(policy, part, found));
 }
 
@@ -116,7 +119,7 @@ fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>
                 .help("give it a `guarantee`, or allow borrowing"),
         );
     }
-    if tenant.namespaces.is_empty() {
+    if tenant.namespaces.is_empty() && tenant.namespace_selector.is_none() {
         let message = format!("{} has no namespaces, so no pod counts for it", quoted(&tenant.name));
         found.push(
             Diagnostic::warning("tenant-without-namespaces", span(entry, &["namespaces"]), message)
@@ -145,6 +148,34 @@ fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
                     .help(help),
             );
         }
+    }
+}
+
+/// A pattern all of whose namespaces an earlier tenant takes by a pattern of its own counts for nothing. Selectors are not
+/// compared with patterns: which namespaces have which labels is unknown here.
+fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let mut earlier: Vec<(&str, &YamlNode, &str)> = Vec::new();
+    for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
+        let names = entry.get("namespaces").map(YamlNode::items).unwrap_or_default();
+        let written =
+            names.iter().filter_map(|name| Some((name, name.text().filter(|text| is_pattern(text))?)));
+        for (node, text) in written.clone() {
+            let taker = earlier.iter().find(|(one, ..)| takes(one, text) && *one != text);
+            if let Some((_, taken_by, owner)) = taker {
+                let message =
+                    format!("every namespace of {} is of the tenant {} before", quoted(text), quoted(owner));
+                found.push(
+                    Diagnostic::error("unreachable-pattern", node.span, message)
+                        .other(taken_by.span, "this takes them all")
+                        .help(format!(
+                            "put {} before {}, or give one of them a narrower pattern",
+                            quoted(&tenant.name),
+                            quoted(owner)
+                        )),
+                );
+            }
+        }
+        earlier.extend(written.map(|(node, text)| (text, node, tenant.name.as_str())));
     }
 }
 

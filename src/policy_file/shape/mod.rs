@@ -166,9 +166,7 @@ pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
     let text = kind.text().filter(|text| !KINDS.contains(text))?;
     let help = match (nearest(text, &KINDS), text) {
         (Some(near), _) => format!("did you mean `{near}`?"),
-        (None, "ConfigMap") => {
-            "check the files under its `data`, as they are; a mounted ConfigMap is a directory of them".into()
-        }
+        (None, "ConfigMap") => "a file in a ConfigMap is a policy or its cases, not another ConfigMap".into(),
         _ => "policies are `kind: SchedulingPolicy`, their cases `kind: PolicyTest`".into(),
     };
     let message = format!("a document of kind {} is no policy", quoted(text));

@@ -7,9 +7,11 @@ mod build;
 mod read;
 mod source_spans;
 mod syntax;
+mod within;
 
 pub use read::{MAX_NODES, read};
 pub use source_spans::written;
+pub use within::read_within;
 
 use super::source::Span;
 use serde_json::Value as Json;

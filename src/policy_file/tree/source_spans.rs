@@ -21,6 +21,36 @@ pub fn written(source: &str, text: &str, range: Range<usize>) -> Option<Range<us
     Some(start..end.unwrap_or(start).max(start))
 }
 
+/// Where each character of a scalar's content comes from.
+pub struct Places {
+    /// For each byte of the content, and its end: where the character begins, and where the one before it ends.
+    bounds: Vec<(u32, u32)>,
+}
+
+/// As [`written`], for many parts of one scalar.
+pub fn places(source: &str, text: &str) -> Option<Places> {
+    let mut reader = QuoteReader::new(source);
+    let offset = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+    let mut bounds = Vec::with_capacity(text.len() + 1);
+    let mut end = offset(reader.at);
+    for c in text.chars() {
+        let place = reader.find(c)?;
+        bounds.extend(std::iter::repeat_n((offset(place.start), end), c.len_utf8()));
+        end = offset(place.end);
+    }
+    bounds.push((end, end));
+    Some(Places { bounds })
+}
+
+impl Places {
+    /// The bytes of the source that a range of the content comes from.
+    pub fn of(&self, range: Range<usize>) -> Range<usize> {
+        let last = self.bounds.len() - 1;
+        let (start, end) = (self.bounds[range.start.min(last)].0, self.bounds[range.end.min(last)].1);
+        start as usize..end.max(start) as usize
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quotes {
     None,
@@ -117,8 +147,12 @@ mod tests {
             start in 0usize..9,
             len in 0usize..9,
         ) {
-            if let Some(range) = written(&source, &text, start..start + len) {
+            let range = start..start + len;
+            if let Some(range) = written(&source, &text, range.clone()) {
                 prop_assert!(source.get(range).is_some());
+            }
+            if let Some(places) = places(&source, &text).filter(|_| text.get(range.clone()).is_some()) {
+                prop_assert!(source.get(places.of(range)).is_some());
             }
         }
     }

@@ -283,6 +283,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         holdings: [holding.clone()].into_iter().collect(),
         in_flight,
         sleep: Vec::new(),
+        over_grant: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
     bench.ledger.read(&node("b"), reading(Vec::new()));

@@ -1,9 +1,11 @@
 //! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
-use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
+use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
 use super::facts::Facts;
-use crate::scheduling::policy::{Class, ExpressionPod, Match, Preemptibility, Unmet};
-use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::policy::{
+    Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, SpareRule, Unmet,
+};
+use crate::scheduling::vocabulary::classification::{ClassId, PodTraits};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::units::Bytes;
@@ -37,15 +39,20 @@ pub fn asked_vram(demand: &Demand) -> Bytes {
 pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
-    let before = policy.classes().iter().take(demand.class.place());
+    let before = (0..demand.class.place()).map(ClassId::at);
+    let mut because = conditions(class, &subject, &demand.traits);
+    because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
     ClassPart {
         name: class.name.clone(),
-        because: conditions(class, &subject, &demand.traits),
-        passed_over: before.filter_map(|class| passed_over(class, &subject, &demand.traits)).collect(),
+        because,
+        passed_over: before
+            .filter_map(|class| passed_over(policy, class, &subject, &demand.traits))
+            .collect(),
         engine: class.engine,
         kv_cache_limit_percent: class.limits.kv_cache,
         queue_limit: class.limits.queue,
         shares_with: class.shares_with.clone(),
+        pools: class.pools.clone(),
         preemptible: class.eviction == Preemptibility::ForHigherPriority,
     }
 }
@@ -64,14 +71,46 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
     })
 }
 
+/// What is kept free of pods of its class; nothing, if its class is not preemptible.
+pub fn spare(facts: &Facts) -> Vec<SparePart> {
+    let (policy, demand) = (&facts.policy, facts.demand());
+    if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
+        return Vec::new();
+    }
+    let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
+        rule: rule.to_string(),
+        keeps: rule.gpus,
+        free: *free,
+        kept_from_pod: demand.kept.contains(place),
+        window: policy.open_window(&rule.when).or(rule.when.first()).map(ToString::to_string),
+    };
+    facts.spare.iter().enumerate().map(part).collect()
+}
+
 pub fn policy(facts: &Facts) -> PolicyPart {
     let policy = &facts.policy;
     PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
 }
 
-fn passed_over(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Option<PassedOver> {
-    let unmet = condition(&class.matches, class.matches.unmet_by(subject)?, subject, traits);
+fn passed_over(
+    policy: &Policy,
+    class: ClassId,
+    subject: &ExpressionPod<'_>,
+    traits: &PodTraits,
+) -> Option<PassedOver> {
+    let (unmet, class) = (policy.unmet_by(class, subject), policy.class(class));
+    let windows = || class.when.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let unmet = match unmet {
+        Some(unmet) => condition(&class.matches, unmet, subject, traits),
+        // It matches, and was passed over all the same: it is closed.
+        None => when((!class.when.is_empty()).then(windows)?, "none is open"),
+    };
     Some(PassedOver { class: class.name.clone(), unmet })
+}
+
+/// Not a condition on the pod, but on the time.
+fn when(wants: String, has: &str) -> Condition {
+    Condition { field: "when".into(), wants, has: has.into() }
 }
 
 /// All conditions that the class sets.
@@ -82,7 +121,9 @@ fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) ->
         (Unmet::Priority, matches.priority.is_some()),
         (Unmet::PriorityClass, !matches.priority_classes.is_empty()),
         (Unmet::Namespace, !matches.namespaces.is_empty()),
+        (Unmet::NamespaceSelector, matches.namespace_selector.is_some()),
         (Unmet::Labels, !matches.labels.is_empty()),
+        (Unmet::LabelExpressions, !matches.match_expressions.is_empty()),
         (Unmet::Resources, !matches.resources.is_empty()),
         (Unmet::Expression, matches.expression.is_some()),
     ];
@@ -106,7 +147,13 @@ fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits:
             ("priorityClasses", any_of(&matches.priority_classes), or_none(&traits.priority_class))
         }
         Unmet::Namespace => ("namespaces", any_of(&matches.namespaces), traits.namespace.clone()),
+        Unmet::NamespaceSelector => (
+            "namespaceSelector",
+            matches.namespace_selector.as_ref().map(selector).unwrap_or_default(),
+            format!("namespace {}", traits.namespace),
+        ),
         Unmet::Labels => labels(matches, traits),
+        Unmet::LabelExpressions => expressions(matches, traits),
         Unmet::Resources => {
             let has: Vec<&str> = traits.resources.iter().map(String::as_str).collect();
             ("resources", any_of(&matches.resources), or_none(&has.join(", ")))
@@ -127,6 +174,24 @@ fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String)
         None => format!("no label {key}"),
     });
     ("labels", wants.join(", "), has.collect::<Vec<_>>().join(", "))
+}
+
+/// Names the expressions that are not met, or all if they are.
+fn expressions(matches: &Match, traits: &PodTraits) -> (&'static str, String, String) {
+    let is_met = |expression: &&LabelExpression| expression.holds_in(&traits.labels);
+    let (met, unmet): (Vec<_>, Vec<_>) = matches.match_expressions.iter().partition(is_met);
+    let meant = if unmet.is_empty() { met } else { unmet };
+    let wants: Vec<String> = meant.iter().map(ToString::to_string).collect();
+    let has = meant.iter().map(|LabelExpression { key, .. }| match traits.labels.get(key) {
+        Some(value) => format!("{key}={value}"),
+        None => format!("no label {key}"),
+    });
+    ("matchExpressions", wants.join(", "), has.collect::<Vec<_>>().join(", "))
+}
+
+fn selector(selector: &NamespaceSelector) -> String {
+    let labels = selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+    labels.chain(selector.match_expressions.iter().map(ToString::to_string)).collect::<Vec<_>>().join(", ")
 }
 
 fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, String, String) {

@@ -6,6 +6,7 @@ use super::remedy::Remedy;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
 use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
+use crate::scheduling::placing::start_model::FactorSource;
 use crate::scheduling::policy::{Borrowing, Mode};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Sharing;
@@ -26,6 +27,9 @@ pub struct Explanation {
     pub class: ClassPart,
     /// `None` if no tenant has the pod's namespace.
     pub tenant: Option<TenantPart>,
+    /// By rule of `planning.spare`; empty for a class that is not preemptible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spare: Vec<SparePart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
     pub counts: Counts,
@@ -102,6 +106,9 @@ pub struct ClassPart {
     pub queue_limit: Option<u32>,
     /// `None`: with every class.
     pub shares_with: Option<Vec<String>>,
+    /// The node pools that it is kept in; `None`: in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pools: Option<Vec<String>>,
     pub preemptible: bool,
 }
 
@@ -109,7 +116,7 @@ pub struct ClassPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// The name of its field under `match`.
+    /// The name of its field under `match`, or `when` for the class's windows.
     pub field: String,
     pub wants: String,
     /// What the pod has instead, or what meets it.
@@ -137,6 +144,22 @@ pub struct TenantPart {
     pub weight: u32,
     /// The weighted dominant share of its borrowed capacity, in millionths of the cluster.
     pub share_millionths: u64,
+}
+
+/// GPUs that stay free of pods of preemptible classes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SparePart {
+    /// Which GPUs.
+    pub rule: String,
+    /// How many stay free.
+    pub keeps: u32,
+    /// How many are free now; `None` if the rule does not hold now.
+    pub free: Option<u32>,
+    /// The pod may take none of them now.
+    pub kept_from_pod: bool,
+    /// The window in which it holds: the open one, or else the first; `None` if it always does.
+    pub window: Option<String>,
 }
 
 /// A part of the cluster; `None` where there is no bound.
@@ -189,6 +212,9 @@ pub enum PodStage {
         running_for_millis: Millis,
         /// While its engine starts: how long the start gate still excludes other starting engines, at most.
         start_gate_opens_in_millis: Option<Millis>,
+        /// `None` unless this process saw the pod being bound, and the start of its engine can be timed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        start: Option<BoundStartPart>,
     },
     Assumed {
         node: NodeName,
@@ -267,8 +293,57 @@ pub struct NodePart {
     pub tier: Option<ModelTier>,
     /// The time from binding until the model answers; `None` for a pod that names no model.
     pub ready_in_millis: Option<Millis>,
+    /// The parts of that time, and the policy's speeds against what was learned; `None` if the pod names no model and the node
+    /// has its images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartPart>,
     pub score: Option<ScorePart>,
     pub gpus: Vec<GpuPart>,
+}
+
+/// The time from binding until the pod answers, in parts that follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartPart {
+    pub pull_millis: Millis,
+    pub fetch_millis: Millis,
+    pub load_millis: Millis,
+    pub init_millis: Millis,
+    /// The whole time by the policy's speeds alone.
+    pub policy_millis: Millis,
+    pub missing_images: u32,
+    pub missing_image_bytes: Bytes,
+    /// No node lists some of the missing images: the policy's size counts.
+    pub is_image_size_assumed: bool,
+    /// How the pull was calibrated.
+    pub pull: CalibrationPart,
+    /// How the rest was calibrated.
+    pub engine: CalibrationPart,
+}
+
+/// How many times as long something takes as the policy says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CalibrationPart {
+    /// Where that was learned.
+    pub source: FactorSource,
+    /// From how many starts; 0 if nothing was.
+    pub starts: u16,
+    /// Of the part that depends on bytes.
+    pub transfer_thousandths: u32,
+    pub init_thousandths: u32,
+}
+
+/// When a bound pod's engine was expected to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BoundStartPart {
+    /// After binding.
+    pub expected_millis: Millis,
+    /// The same by the policy's speeds alone.
+    pub policy_millis: Millis,
+    /// When it did; `None` while it starts.
+    pub took_millis: Option<Millis>,
 }
 
 /// What a device plugin offers on a node.
@@ -338,10 +413,13 @@ pub struct GpuPart {
     /// VRAM in soft reservations of other pods.
     pub soft_reserved_bytes: Bytes,
     pub free_bytes: Bytes,
-    /// Of the fullest engine on it; `None` if unknown.
+    /// Of the fullest engine on it, as it was last read; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait for the engines on it; `None` if unknown.
     pub queue: Option<u32>,
+    /// What decisions count of that; `None` without a fresh report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_load: Option<EngineLoadPart>,
     /// An engine is starting on it.
     pub starting: bool,
     pub occupants: Vec<OccupantPart>,
@@ -349,6 +427,25 @@ pub struct GpuPart {
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
+}
+
+/// How busy the engines on a GPU are over the last readings, and what that costs the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineLoadPart {
+    /// KV cache in use, averaged over the policy's `telemetry.smoothing`; `None` if unknown.
+    pub average_percent: Option<Percent>,
+    /// By how many points of KV cache the average changes in a minute.
+    pub trend_per_minute: Option<i32>,
+    /// What decisions count: it follows the average in steps.
+    pub counted_percent: Option<Percent>,
+    pub counted_queue: Option<u32>,
+    /// An engine interrupts its own requests for lack of KV cache, which counts as a full one.
+    pub preempting: bool,
+    /// The age of the latest reading.
+    pub age_millis: Millis,
+    /// The part of the score that it is, 0 to 1,000.
+    pub part: u32,
 }
 
 /// A pod that has, reserves or was offered a part of a GPU.
@@ -363,6 +460,9 @@ pub struct OccupantPart {
     pub bytes: Bytes,
     /// While its engine starts: how long the start gate still excludes other starting engines here, at most.
     pub start_gate_opens_in_millis: Option<Millis>,
+    /// VRAM that its processes use beyond its grant, over all its GPUs, once several reports in a row have shown it.
+    #[serde(default)]
+    pub over_grant_bytes: Bytes,
     /// Why it may not be evicted for the pod; `None` if it may, or if the pod does not wait.
     #[serde(default)]
     pub keep_reason: Option<String>,

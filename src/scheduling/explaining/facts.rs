@@ -2,17 +2,19 @@
 //! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
 use super::ShownNodes;
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodPhase, PodState, Preemptor};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::placing::snapshot::Snapshot;
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Policy, SpareRule};
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
 use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ pub struct Facts {
     pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
     /// What its tenant may still use.
     pub allowance: TenantLimit,
+    /// The rules of `planning.spare`, with the GPUs that are free for each; `None` for one that does not hold now.
+    pub spare: Vec<(SpareRule, Option<u32>)>,
     /// What its tenant uses.
     pub used: TenantUsage,
     /// The remaining victims of its reservation.
@@ -47,8 +51,11 @@ impl Facts {
     pub fn take(cluster: &mut Cluster, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
         let ledger: &Ledger = cluster;
-        let entry = ledger.pod_state(uid)?.clone();
+        let mut entry = ledger.pod_state(uid)?.clone();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
+        if waits {
+            entry.demand.kept = ledger.kept_from(&entry.demand);
+        }
         let reservation = entry.reservation();
         let victims = reservation
             .iter()
@@ -63,6 +70,7 @@ impl Facts {
             own_nodes: own_nodes(ledger, uid, &entry),
             reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
+            spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
@@ -126,6 +134,8 @@ pub struct NodeDetails {
     pub pool: Option<String>,
     pub report_age: Option<Millis>,
     pub occupants: Vec<Occupant>,
+    /// What was last read of the engines on each GPU, and what counts of it.
+    engine_loads: Vec<(GpuUuid, EngineLoad, SmoothedLoad)>,
     /// Why pods may not be evicted for the pod; a pod that is not listed may.
     keep_reason: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
@@ -137,6 +147,7 @@ impl NodeDetails {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
             report_age: ledger.reading_age(node),
             occupants: ledger.occupants_of(node),
+            engine_loads: engine_loads(ledger, node),
             keep_reason: BTreeMap::new(),
             devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
         }
@@ -157,11 +168,24 @@ impl NodeDetails {
         Self { keep_reason: here.filter_map(why).collect(), ..self }
     }
 
+    /// What was last read of the engines on a GPU, and what counts of it; `None` without a fresh report.
+    pub fn engine_load(&self, gpu: &GpuUuid) -> Option<(EngineLoad, SmoothedLoad)> {
+        let known = self.engine_loads.iter().find(|(uuid, ..)| uuid == gpu);
+        known.map(|(_, reading, smoothed)| (*reading, *smoothed))
+    }
+
     /// The pods on the GPU at `place` of `devices`; none, if the node has other devices by now.
     pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
         GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), place, facts }
     }
+}
+
+fn engine_loads(ledger: &Ledger, node: &NodeName) -> Vec<(GpuUuid, EngineLoad, SmoothedLoad)> {
+    let is_fresh = ledger.node(node).is_some_and(|node| node.freshness == Freshness::Fresh);
+    let gpus = ledger.reading(node).filter(|_| is_fresh).into_iter().flat_map(|reading| &reading.gpus);
+    gpus.filter_map(|gpu| Some((gpu.uuid.clone(), gpu.engine_load, *ledger.smoothed_load(node, &gpu.uuid)?)))
+        .collect()
 }
 
 /// The pods on one GPU, for sentences that name them.

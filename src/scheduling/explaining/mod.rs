@@ -19,6 +19,7 @@ pub mod remedy;
 pub mod units;
 
 pub use explanation::Explanation;
+pub use remedy::sentence::lost;
 
 use super::verbs::Cluster;
 use crate::ids::{NodeName, PodUid};
@@ -83,6 +84,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         request: classification::asks(facts.demand()),
         class: classification::class(&facts),
         tenant: classification::tenant(&facts),
+        spare: classification::spare(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
         counts: outline.counts,

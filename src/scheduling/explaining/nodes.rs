@@ -2,22 +2,26 @@
 
 use super::ShownNodes;
 use super::explanation::{
-    Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart, WeightedPart,
+    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
+    RefusalGroup, ScorePart, StartPart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
+use crate::scheduling::placing::engine_load_cost::EngineLoadCost;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::pack::GpuChoice;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::{Candidate, ScoreParts, Shortlist, shortlist};
+use crate::scheduling::placing::start_model::{FactorsAndSource, StartEstimate};
 use crate::scheduling::policy::{PartAndWeight, Weights};
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginShare};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
 use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,6 +118,7 @@ impl NodeOutline {
         let own_gpus =
             facts.reserved_placement.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
         let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
+        let start = rank::ready(node, facts.demand(), facts.snapshot.start_model(), &facts.policy.loading);
         let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
         NodePart {
             name: node.name.clone(),
@@ -125,7 +130,8 @@ impl NodeOutline {
             freshness: node.freshness,
             report_age_millis: known.report_age,
             tier: holding.map(|holding| holding.tier),
-            ready_in_millis: rank::ready(node, facts.demand(), &facts.policy.loading),
+            ready_in_millis: start.filter(|_| facts.demand().model.is_some()).map(|start| start.total()),
+            start: start.map(|start| start_part(&start)),
             score: candidate
                 .filter(|_| facts.entry.node().is_none())
                 .map(|(rank, candidate)| score(node, rank, candidate, facts)),
@@ -148,8 +154,34 @@ pub fn unknown(name: &NodeName) -> NodePart {
         report_age_millis: None,
         tier: None,
         ready_in_millis: None,
+        start: None,
         score: None,
         gpus: Vec::new(),
+    }
+}
+
+fn start_part(start: &StartEstimate) -> StartPart {
+    let StartEstimate { time, missing, .. } = start;
+    StartPart {
+        pull_millis: time.pull,
+        fetch_millis: time.fetch,
+        load_millis: time.load,
+        init_millis: time.init,
+        policy_millis: start.prior.total(),
+        missing_images: missing.count,
+        missing_image_bytes: missing.bytes,
+        is_image_size_assumed: missing.is_assumed,
+        pull: calibration(&start.pull_factors),
+        engine: calibration(&start.engine_factors),
+    }
+}
+
+fn calibration(FactorsAndSource { factors, source }: &FactorsAndSource) -> CalibrationPart {
+    CalibrationPart {
+        source: *source,
+        starts: factors.samples,
+        transfer_thousandths: factors.transfer.0,
+        init_thousandths: factors.init.0,
     }
 }
 
@@ -187,7 +219,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
     let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
     let choice = GpuChoice::of(&evaluation, candidate.gpus);
-    let parts = rank::parts(&evaluation, node, choice, &facts.policy);
+    let parts = rank::parts(&evaluation, node, choice, facts.snapshot.start_model(), &facts.policy);
     ScorePart {
         rank,
         contended: candidate.score.contended,
@@ -212,9 +244,30 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
         let gpu_occupants = known.on(&node.devices, place, facts);
-        gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts)
+        let read = known.engine_load(&device.uuid);
+        let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
+        GpuPart {
+            kv_cache_percent: read.map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),
+            queue: read.map_or(part.queue, |(reading, _)| reading.queue),
+            engine_load: read.map(|(_, smoothed)| engine_load(gpu, smoothed, facts, known)),
+            ..part
+        }
     })
     .collect()
+}
+
+/// How the load of the engines on a GPU counts.
+fn engine_load(gpu: &Gpu, smoothed: SmoothedLoad, facts: &Facts, known: &NodeDetails) -> EngineLoadPart {
+    let counted = gpu.engine_load;
+    EngineLoadPart {
+        average_percent: smoothed.kv_cache(),
+        trend_per_minute: smoothed.kv_cache_trend(facts.policy.telemetry.smoothing),
+        counted_percent: counted.occupancy(),
+        counted_queue: counted.queue,
+        preempting: counted.preempting,
+        age_millis: known.report_age.unwrap_or_default(),
+        part: EngineLoadCost::of(gpu, facts.demand()).part(),
+    }
 }
 
 fn gpu_part(
@@ -248,6 +301,7 @@ fn gpu_part(
         free_bytes: gpu.free(),
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
+        engine_load: None,
         starting: gpu.starting,
         occupants: gpu_occupants
             .iter()
@@ -266,6 +320,7 @@ fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, fac
         presence: gpu_occupant.presence,
         bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
         start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
+        over_grant_bytes: gpu_occupant.over_grant,
         keep_reason,
     }
 }

@@ -30,6 +30,8 @@ pub enum Obstacle {
     ClassExcluded { by: Vec<String> },
     /// The engines' KV cache is fuller than the pod's class allows.
     KvCacheFull { percent: Percent, limit_percent: Percent, above_points: u8 },
+    /// One of the last free GPUs, which the policy keeps from the pod's class.
+    KeptSpare,
     /// More requests wait than the pod's class allows.
     QueueLong { queue: u32, limit: u32, above: u32 },
 }
@@ -58,6 +60,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
         not_empty(gpu, demand, gpu_occupants),
         starting,
         excluded_classes,
+        gpu.is_kept_from(demand).then_some(Obstacle::KeptSpare),
     ];
     all.into_iter().chain(too_busy(gpu, demand)).flatten().collect()
 }
@@ -79,7 +82,7 @@ fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Opt
 }
 
 fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
-    let full = gpu.engine_load.kv_cache.zip(demand.terms.kv_cache_limit);
+    let full = gpu.engine_load.occupancy().zip(demand.terms.kv_cache_limit);
     let full = full.filter(|(percent, limit)| percent > limit).map(|(percent, limit_percent)| {
         let above_points = percent.get() - limit_percent.get();
         Obstacle::KvCacheFull { percent, limit_percent, above_points }
@@ -100,7 +103,7 @@ impl Obstacle {
             Self::EngineStarting { .. } => 1,
             Self::QueueLong { .. } => 2,
             Self::KvCacheFull { .. } => 3,
-            Self::InsufficientVram { .. } => 4,
+            Self::InsufficientVram { .. } | Self::KeptSpare => 4,
             Self::NotEmpty { .. } | Self::Exclusive { .. } => 5,
             Self::ClassExcluded { .. } => 6,
             Self::Unhealthy { .. } => 7,
@@ -121,6 +124,12 @@ impl fmt::Display for Obstacle {
         match self {
             Self::Unhealthy { health: Health::Lost } => write!(f, "it is lost"),
             Self::Unhealthy { .. } => write!(f, "it is draining and takes no more pods"),
+            Self::KeptSpare => {
+                write!(
+                    f,
+                    "it is one of the last free GPUs, which planning.spare keeps from preemptible classes"
+                )
+            }
             Self::Slice => write!(f, "it is a MIG slice, and a pod over several GPUs gets whole ones"),
             Self::TooSmall { needs_bytes, allocatable_bytes, short_bytes } => write!(
                 f,

@@ -1,6 +1,6 @@
 //! The stage of a pod: pending, with a reservation, being bound, or bound.
 
-use super::explanation::{PodStage, PodVerdict, RefusedPart};
+use super::explanation::{BoundStartPart, PodStage, PodVerdict, RefusedPart};
 use super::facts::Facts;
 use crate::ids::GpuUuid;
 use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
@@ -45,6 +45,11 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
         granted_bytes: granted(facts),
         running_for_millis: facts.now.since(bound.started),
         start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
+        start: facts.entry.start.as_ref().map(|start| BoundStartPart {
+            expected_millis: start.expected.time.total(),
+            policy_millis: start.expected.prior.total(),
+            took_millis: start.took,
+        }),
     }
 }
 

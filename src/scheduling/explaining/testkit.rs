@@ -7,6 +7,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest};
 use crate::scheduling::vocabulary::device_plugin::PluginResource;
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::scheduling::vocabulary::node::NodeKind;
@@ -166,8 +167,10 @@ impl ExplainedCluster {
             holdings: models.iter().map(holding).collect(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
+            over_grant: Vec::new(),
         };
-        self.ledger.read(&name(node), reading);
+        // A load that lasts: one reading far from the average does not count.
+        (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone())));
     }
 
     /// Advances the clock, and applies what expires.
@@ -190,6 +193,16 @@ impl ExplainedCluster {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = if starting { None } else { Some(Millis::seconds(3600)) };
         self.see(pod, ObservedPhase::Bound { node: name(node), devices, starting, ran });
+    }
+
+    /// A pod that has run for an hour and shows this of its disruption.
+    pub fn bound_with(&mut self, pod: &Sketch, node: &str, gpus: &[usize], disruption_info: DisruptionInfo) {
+        let demand = pod.demand(&self.ledger.policy().clone());
+        let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
+        let ran = Some(Millis::seconds(3600));
+        let state = ObservedPhase::Bound { node: name(node), devices, starting: false, ran };
+        let observed = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed });
     }
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {

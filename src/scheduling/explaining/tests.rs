@@ -6,10 +6,12 @@ use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
 use super::{ClusterAccess, Explanation, ShownNodes, explain};
 use crate::scheduling::ledger::Classifications;
-use crate::scheduling::policy::{Class, Expression, Match, Policy, Pool, Tenant};
+use crate::scheduling::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey, GroupKind};
 use crate::scheduling::vocabulary::gpu::{GpuSet, Health};
+use crate::scheduling::vocabulary::node_reading::{NodeReading, OverGrant};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
@@ -327,4 +329,45 @@ fn an_explanation_uses_one_policy_even_if_it_changes_meanwhile() {
     let uid = world.wait(&pod("p", "1Gi"));
     let explanation = explain(&mut Changing { world, looks: 0 }, &uid, &ShownNodes::default()).unwrap();
     assert_eq!((explanation.policy.version, explanation.class.name.as_str()), (1, "all"));
+}
+
+#[test]
+fn the_victims_of_a_kueue_workload_show_what_its_restart_loses() {
+    let mut policy = Policy::default();
+    policy.preemption.kueue = KueueRule::EvictPods;
+    let mut world = ExplainedCluster::new(policy).node("a", 1).node("b", 1);
+    let group = GroupKey { namespace: "team".into(), kind: GroupKind::KueueWorkload, name: "train".into() };
+    let job = DisruptionInfo { group: Some(group), queue_managed: true, ..DisruptionInfo::default() };
+    for (name, on) in [("train-0", "a"), ("train-1", "b")] {
+        world.bound_with(&Sketch { priority: -1, ..pod(name, "60Gi") }, on, &[0], job.clone());
+    }
+    let explanation = explained(&mut world, &pod("p", "60Gi"));
+    let [RemedyChange::Preempt { victims, .. }, ..] = changes(&explanation)[..] else {
+        panic!("{explanation:?}")
+    };
+    let [victim] = &victims[..] else { panic!("{victims:?}") };
+    let group = victim.group.as_ref().unwrap();
+    assert_eq!((group.name.as_str(), group.pods), ("Kueue Workload team/train", 2));
+    assert_eq!(group.cost, 2 * victim.eviction_cost.total(), "both restart");
+    let text = &explanation.remedies[0].text;
+    assert!(text.contains("all 2 pods of its Kueue Workload team/train restart"), "{text}");
+    assert!(text.contains("is not requeued, and replacements wait inside its quota"), "{text}");
+}
+
+#[test]
+fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
+    let job = pod("job", "10Gi");
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let beyond = |world: &mut ExplainedCluster| {
+        let explanation = explained(world, &pod("p", "60Gi"));
+        explanation.nodes[0].gpus[0].occupants[0].over_grant_bytes
+    };
+    assert_eq!(beyond(&mut world), Bytes::ZERO);
+    for _ in 0..3 {
+        world.pass(Millis::seconds(1));
+        let over_grant = vec![OverGrant { pod: job.uid(), granted: Bytes::gib(10), used: Bytes::gib(13) }];
+        let reading = NodeReading { sampled: world.ledger.now(), over_grant, ..NodeReading::default() };
+        world.ledger.read(&name("a"), reading);
+    }
+    assert_eq!(beyond(&mut world), Bytes::gib(3));
 }

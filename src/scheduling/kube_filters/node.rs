@@ -28,6 +28,16 @@ pub struct FilterNode {
     pub pods: u64,
 }
 
+/// Taints by which the control plane keeps new pods off a node, whatever they are.
+const CLOSED: [&str; 3] = [UNSCHEDULABLE, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+impl FilterNode {
+    /// Whether new pods go there, apart from such as tolerate anything: it is not cordoned, and its kubelet answers.
+    pub fn takes_new_pods(&self) -> bool {
+        !self.taints.iter().any(|taint| CLOSED.contains(&taint.key.as_str()))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taint {
     pub key: String,

@@ -4,12 +4,14 @@ use super::Ledger;
 use super::node_state::NodeState;
 use super::pod_state::{BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
 use super::pod_states::ExpiredReservations;
+use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::rank;
+use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
@@ -19,7 +21,7 @@ use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
-use crate::units::{Bytes, Moment};
+use crate::units::{Bytes, Millis, Moment};
 use std::sync::Arc;
 
 /// Why a pod could not be assumed or get a reservation. The scheduler retries from filter on.
@@ -73,9 +75,9 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::TenantLimit { .. } | Misfit::TenantLimitOnNode { .. }) => {
                 "conflict: the tenant's limit was reached"
             }
-            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::MigLayoutMismatch) => {
-                "conflict: the node's pool has changed"
-            }
+            Self::NoLongerFits(
+                Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch,
+            ) => "conflict: the node's pool has changed",
             Self::NoLongerFits(
                 Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::NoFreshReport,
             ) => "conflict: what the node's agent reports has changed",
@@ -207,11 +209,15 @@ impl Ledger {
             true => Placement::by_plugin(node.clone()),
             false => self.checked(uid, pod_state, node)?,
         };
-        let starting = self
-            .node_states
-            .get(node)
-            .and_then(|node_state| gate(&pod_state.demand, node_state.view(), self.now, &self.policy));
-        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), starting));
+        let (demand, starts, now) = (&pod_state.demand, self.start_times.model(), self.now);
+        let (starting, start) = match self.node_states.get(node).map(NodeState::view) {
+            Some(view) => (
+                gate(demand, view, now, starts, &self.policy),
+                PodStart::expect(demand, view, now, starts, &self.policy.loading),
+            ),
+            None => (None, None),
+        };
+        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), starting, start));
         Ok(AssumeResult::New(placement))
     }
 
@@ -271,6 +277,7 @@ impl Ledger {
     fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
             Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
             Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
@@ -351,9 +358,22 @@ pub(super) fn forget_measured(gpus: &mut [Gpu]) {
 
 /// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are
 /// not known.
-pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
-    let expected = rank::ready(node, demand, &policy.loading)
-        .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
+pub(super) fn gate(
+    demand: &Demand,
+    node: &Node,
+    now: Moment,
+    starts: &StartModel,
+    policy: &Policy,
+) -> Option<Moment> {
+    let of_model = rank::ready(node, demand, starts, &policy.loading);
+    let expected = match (of_model, &demand.model) {
+        (Some(found), Some(_)) => found.total(),
+        // What it will load is unknown, and may be as large as what it asks for.
+        (found, _) => {
+            let pull = found.map_or(Millis::default(), |found| found.time.pull);
+            pull + time_to_ready(None, demand.weights(), &policy.loading)
+        }
+    };
     let StartGate { min, max } = policy.class(demand.class).start_gate;
     // Twice, because loading does not take exactly as long as predicted.
     let is_gated = demand.terms.engine && !demand.asks_plugin();

@@ -14,12 +14,14 @@
 //! | part | what it is | what it keeps |
 //! |---|---|---|
 //! | [`pod_states`] | a [`pod_state`] for each pod | groups and deadlines follow from the pods |
-//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, aging and the snapshot follow from the nodes |
+//! | [`node_states`] | a [`node_state`] for each node | sums by tenant, spare GPUs, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
 //! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
+//! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
 //! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
@@ -27,7 +29,7 @@
 //!
 //! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
 //! - acts: [`assume`], [`reservations`];
-//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`],
+//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`], [`spare`],
 //!   [`eviction_allowance`], [`budget_index`], [`pod_groups`].
 
 mod adopt_reservations;
@@ -38,11 +40,13 @@ mod device_plugin;
 mod disruption_budgets;
 pub mod eviction_allowance;
 mod eviction_rates;
+mod namespaces;
 mod node_devices;
 mod node_state;
 mod node_states;
 mod observe;
 mod occupants;
+mod overuse;
 mod owner_evictions;
 mod packing;
 mod pod_groups;
@@ -55,6 +59,9 @@ mod query;
 mod reservation_status;
 mod reservations;
 mod set_policy;
+mod spare;
+mod start_samples;
+mod start_times;
 mod state;
 mod tenant_usage;
 mod waiting_pods;
@@ -65,6 +72,7 @@ pub use node_devices::DevicesRefused;
 pub use node_state::WakeStatus;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
+pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod, WakeMarks,
@@ -74,6 +82,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use set_policy::Classifications;
+pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
@@ -85,7 +94,7 @@ pub(in crate::scheduling) use preemptor::Departure;
 pub(in crate::scheduling) use tenant_usage::TenantHold;
 
 use super::placing::snapshot::Snapshot;
-use super::policy::Policy;
+use super::policy::{NamespaceLabels, Policy};
 use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
@@ -95,9 +104,11 @@ pub(crate) use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;
 use node_states::NodeStates;
+use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
 
@@ -106,6 +117,8 @@ use waiting_pods::WaitingPods;
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
+    /// Their labels, which the policy's selectors ask for.
+    namespaces: Arc<NamespaceLabels>,
     /// The time that the caller has set.
     now: Moment,
     pod_states: PodStates,
@@ -115,7 +128,9 @@ pub struct Ledger {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
+    overuse: OverusingPods,
 }
 
 impl Ledger {
@@ -142,7 +157,7 @@ impl Ledger {
 
     /// The cluster as it is now. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
-        self.node_states.snapshot(self.packing.model())
+        self.node_states.snapshot(self.packing.model(), self.start_times.model())
     }
 
     /// A copy to plan on, made at once: it shares what neither side changes. Readings do not age there and the queue is empty,
@@ -150,6 +165,7 @@ impl Ledger {
     pub fn scratch(&self) -> Self {
         Self {
             policy: self.policy.clone(),
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pod_states: self.pod_states.clone(),
             node_states: self.node_states.scratch(),
@@ -158,7 +174,9 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
+            start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            overuse: OverusingPods::default(),
         }
     }
 

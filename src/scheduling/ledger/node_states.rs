@@ -1,4 +1,4 @@
-//! The states of all nodes, and what follows from them: the sums by tenant, when readings age, and the snapshot.
+//! The states of all nodes, and what follows from them: the sums by tenant, spare GPUs, when readings age, and the snapshot.
 //!
 //! A node follows from its devices, its readings and the pods that have something there. Whatever changes one of these ends in
 //! [`NodeStates::refresh`] or [`NodeStates::refresh_view`], which bring sums and snapshot up to date.
@@ -11,12 +11,14 @@ use super::tenant_usage::TenantUsages;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -31,6 +33,8 @@ pub(super) struct NodeStates {
     usages: TenantUsages,
     /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
     with_loans: BTreeSet<NodeName>,
+    /// The free GPUs of all nodes that count for the rules of `planning.spare`.
+    spare: SpareCounts,
     publication: Publication,
 }
 
@@ -61,6 +65,7 @@ impl NodeStates {
             aging: BTreeSet::new(),
             usages: self.usages.clone(),
             with_loans: self.with_loans.clone(),
+            spare: self.spare,
             publication: Publication::at(self.publication.generation(), self.publication.epoch()),
         }
     }
@@ -103,6 +108,8 @@ impl NodeStates {
             if node_state.has_loans() {
                 loaded.with_loans.insert(name.clone());
             }
+            let (_, now) = node_state.count_spare();
+            loaded.spare.replace(&SpareCounts::default(), &now);
         }
         Ok(loaded)
     }
@@ -149,8 +156,12 @@ impl NodeStates {
         self.publication.generation()
     }
 
-    pub(super) fn snapshot(&mut self, packing_model: &Arc<PackingModel>) -> Arc<Snapshot> {
-        self.publication.snapshot(&self.nodes, packing_model)
+    pub(super) fn snapshot(
+        &mut self,
+        packing_model: &Arc<PackingModel>,
+        start_model: &Arc<StartModel>,
+    ) -> Arc<Snapshot> {
+        self.publication.snapshot(&self.nodes, packing_model, start_model)
     }
 
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
@@ -179,6 +190,7 @@ impl NodeStates {
     pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
         let Some(node_state) = self.existing_mut(name) else { return false };
         node_state.remove();
+        self.count_spare(name);
         // A node that comes back under its name may be another machine.
         self.forget_reading(name, policy);
         self.publication.note_nodes_changed();
@@ -222,6 +234,24 @@ impl NodeStates {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
         }
+        self.count_spare(name);
+    }
+
+    /// Whether new pods go to a node at all.
+    pub(super) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
+        self.nodes.open(name).set_takes_new_pods(takes_new_pods);
+        self.count_spare(name);
+    }
+
+    fn count_spare(&mut self, name: &NodeName) {
+        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let (before, now) = node_state.count_spare();
+        self.spare.replace(&before, &now);
+    }
+
+    /// The free GPUs of all nodes that count for the rules of `planning.spare`.
+    pub(super) fn spare(&self) -> &SpareCounts {
+        &self.spare
     }
 
     /// CPU and memory that a node has left without the pods that are on their way.
@@ -293,6 +323,14 @@ impl NodeStates {
     pub(super) fn take_aged(&mut self, now: Moment) -> Option<NodeName> {
         self.aging.first().filter(|(due, _)| *due <= now)?;
         self.aging.pop_first().map(|(_, name)| name)
+    }
+
+    /// Forgets how long engines took to start, on every node. Their views follow with the next refresh.
+    pub(super) fn forget_starts(&mut self) {
+        let names: Vec<NodeName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
+        for name in &names {
+            self.nodes.get_mut(name).expect("it was just listed").forget_starts();
+        }
     }
 
     /// Forgets a node that does not exist and has no pods.

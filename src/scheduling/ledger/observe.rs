@@ -4,6 +4,7 @@ use super::Ledger;
 use super::assume::gate;
 use super::node_state::NodeState;
 use super::pod_state::{BoundPod, PodPhase, PodState, SchedulingGate};
+use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
@@ -83,6 +84,7 @@ impl Ledger {
         if !self.has_node(name) {
             return Vec::new();
         }
+        self.note_overuse(name, &reading.over_grant, reading.sampled);
         let found = self.node_states.read(name, reading, &self.policy);
         // It may be old already.
         self.age(name);
@@ -104,6 +106,8 @@ impl Ledger {
 
     /// The node is gone. Its pods keep their charge until they are gone too.
     pub(in crate::scheduling) fn remove_node(&mut self, name: &NodeName) {
+        self.observe_images(name, None);
+        self.overuse.forget_node(name);
         if self.node_states.remove(name, &self.policy) {
             self.drop_soft_reservations_on(name);
             self.refresh(name);
@@ -184,6 +188,9 @@ impl Ledger {
             node_state.note_departed(uid, &pod_state, self.now);
         }
         self.note_departure(&pod_state);
+        if let Some(node) = pod_state.node() {
+            self.forget_overuse(uid, node);
+        }
         let moved = self.pod_states.remove(uid);
         self.follow(uid, &moved);
         Some(pod_state)
@@ -272,19 +279,28 @@ impl Ledger {
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
         let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
+        let starts = self.start_times.model();
         let node_state = self.node_states.open(&node);
         // It is unknown since when an engine that was bound before this ledger began has been starting.
         let (starting, was_assumed) =
             match self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node)) {
                 Some(pod_state) => (pod_state.starting, true),
-                None => {
-                    (gate(&demand, node_state.view(), self.now, &self.policy).filter(|_| is_starting), false)
-                }
+                None => (gate(&demand, node_state.view(), self.now, starts, &self.policy), false),
             };
+        // A pod that was known to wait was bound just now, by the leader that this replica may succeed.
+        let start = match self.pod_states.get(&uid) {
+            Some(pod_state) if was_assumed => pod_state.start.clone(),
+            Some(pod_state) if pod_state.waiting().is_some() => {
+                PodStart::expect(&demand, node_state.view(), self.now, starts, &self.policy.loading)
+            }
+            _ => None,
+        };
+        let (starting, start) = if is_starting || was_assumed { (starting, start) } else { (None, None) };
         let is_by_index = node_state.is_reported() && !bound.is_recorded();
         let disruption_info = Arc::default();
         let phase = PodPhase::Bound(bound);
-        let moved = self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting });
+        let moved =
+            self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting, start });
         self.follow(&uid, &moved);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
@@ -324,7 +340,7 @@ fn warning(known: &PodState, observation: &BoundPod, demand: &Demand) -> PodWarn
         _ if known.demand.asks_plugin() => PodWarning::Nothing,
         None => PodWarning::Unplaced,
         recorded if recorded != observation.devices.as_ref() => PodWarning::DevicesEdited,
-        _ if known.demand != *demand => PodWarning::DemandEdited,
+        _ if !known.demand.requests_the_same(demand) => PodWarning::DemandEdited,
         _ => PodWarning::Nothing,
     }
 }

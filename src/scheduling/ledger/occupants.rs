@@ -3,6 +3,7 @@
 //! Decisions read snapshots, which have numbers and no names; nothing that decides should come here.
 
 use super::Ledger;
+use super::overuse::Overuse;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::policy::Pool;
@@ -29,6 +30,8 @@ pub struct Occupant {
     pub starting: Option<Moment>,
     /// It has an engine that starts, or that will when it comes.
     pub engine: bool,
+    /// VRAM that its processes use beyond its grant, over all its GPUs.
+    pub over_grant: Bytes,
 }
 
 /// How an occupant is there.
@@ -97,7 +100,9 @@ impl Ledger {
             .flatten()
         };
         here.flat_map(|(uid, pod_state)| {
-            gpu_candidates(pod_state).map(move |gpu_candidate| occupant(uid, pod_state, gpu_candidate))
+            let over_grant = self.overuse_of(uid).map(Overuse::excess).unwrap_or_default();
+            gpu_candidates(pod_state)
+                .map(move |gpu_candidate| Occupant { over_grant, ..occupant(uid, pod_state, gpu_candidate) })
         })
         .collect()
     }
@@ -125,5 +130,6 @@ fn occupant(uid: &PodUid, pod_state: &PodState, (gpus, presence): (GpuSet, Occup
         presence,
         starting: pod_state.starting,
         engine: demand.terms.engine,
+        over_grant: Bytes::ZERO,
     }
 }

@@ -8,6 +8,7 @@
 //!            forget                             Waiting
 //! ```
 
+use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::placing::snapshot::NodeSet;
 use crate::scheduling::vocabulary::demand::Demand;
@@ -27,6 +28,9 @@ pub struct PodState {
     pub phase: PodPhase,
     /// While its engine starts, until when no other may start on its GPUs.
     pub starting: Option<Moment>,
+    /// When its engine is expected to answer, and when it did, if this ledger saw the pod being bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Arc<PodStart>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,12 +262,17 @@ impl PodState {
     /// A pod that has just been observed without a node.
     pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
         let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
-        Self { key, demand, disruption_info: Arc::default(), phase, starting: None }
+        Self { key, demand, disruption_info: Arc::default(), phase, starting: None, start: None }
     }
 
     /// The pod is about to be bound as `placement` says; until `starting` no other engine may start on its GPUs.
-    pub(super) fn assume(&mut self, placement: Placement, starting: Option<Moment>) {
-        self.starting = starting;
+    pub(super) fn assume(
+        &mut self,
+        placement: Placement,
+        starting: Option<Moment>,
+        start: Option<Arc<PodStart>>,
+    ) {
+        (self.starting, self.start) = (starting, start);
         if let PodPhase::Waiting(before) = &mut self.phase {
             self.phase = PodPhase::Assumed(AssumedPod { placement, before: std::mem::take(before) });
         }
@@ -272,7 +281,7 @@ impl PodState {
     /// The pod was not bound and waits again, with the reservation that it had before.
     pub(super) fn forget(&mut self) {
         if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut self.phase {
-            self.starting = None;
+            (self.starting, self.start) = (None, None);
             let offered = Some(placement.node.clone());
             self.phase =
                 PodPhase::Waiting(WaitingPod { offered, soft_reservation: None, ..std::mem::take(before) });

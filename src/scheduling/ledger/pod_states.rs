@@ -206,6 +206,11 @@ impl PodStates {
         Some(due)
     }
 
+    /// Forgets how long engines are expected to take.
+    pub(super) fn forget_starts(&mut self) {
+        self.pods.change_each(|pod_state| pod_state.start = None);
+    }
+
     fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodMap)) -> PodMove {
         let before = self.pods.get(uid).map(PodFootprint::of).unwrap_or_default();
         edit(&mut self.pods);

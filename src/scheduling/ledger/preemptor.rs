@@ -5,7 +5,7 @@ use super::pod_state::{BoundPod, PodState};
 use super::tenant_usage::{TenantHold, TenantShares};
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::TenantQuota;
-use crate::scheduling::policy::Preemptibility;
+use crate::scheduling::policy::{KueueRule, Preemptibility};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
@@ -181,10 +181,15 @@ impl Ledger {
                 pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt(),
                 KeepReason::DoNotDisrupt,
             ),
-            (pod_state.disruption_info.queue_managed, KeepReason::QueueManaged),
+            (self.is_left_to_kueue(pod_state), KeepReason::QueueManaged),
             (ran < class.min_runtime, KeepReason::MinRuntime { ran, least: class.min_runtime }),
         ];
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
+    }
+
+    /// Whether Kueue alone decides about the pod.
+    pub(in crate::scheduling) fn is_left_to_kueue(&self, pod_state: &PodState) -> bool {
+        pod_state.disruption_info.queue_managed && self.policy.preemption.kueue == KueueRule::HandsOff
     }
 
     fn departure(&self, bound: &BoundPod) -> Option<Departure> {

@@ -7,6 +7,7 @@ use super::copy_on_write::NodeMap;
 use crate::ids::NodeName;
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::Snapshot;
+use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::vocabulary::node::Node;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,7 +72,12 @@ impl Publication {
         self.changed.remove(name);
     }
 
-    pub(super) fn snapshot(&mut self, nodes: &NodeMap, packing_model: &Arc<PackingModel>) -> Arc<Snapshot> {
+    pub(super) fn snapshot(
+        &mut self,
+        nodes: &NodeMap,
+        packing_model: &Arc<PackingModel>,
+        start_model: &Arc<StartModel>,
+    ) -> Arc<Snapshot> {
         if self.is_outdated {
             let nodes =
                 nodes.values().filter(|node_state| node_state.exists()).map(|node_state| node_state.view());
@@ -82,6 +88,9 @@ impl Publication {
             let changed =
                 changed.filter(|node_state| node_state.exists()).map(|node_state| node_state.view().clone());
             Arc::make_mut(&mut self.published).update(self.generation, changed);
+        }
+        if !Arc::ptr_eq(self.published.start_model(), start_model) {
+            Arc::make_mut(&mut self.published).set_start_model(start_model.clone());
         }
         self.is_outdated = false;
         self.changed.clear();

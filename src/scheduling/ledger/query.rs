@@ -9,6 +9,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -101,6 +102,13 @@ impl Ledger {
         self.node_states.get(name)?.reading()
     }
 
+    /// How busy the engines on a GPU are, over its readings.
+    pub fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
+        let node_state = self.node_states.get(name)?;
+        let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
+        node_state.smoothed_load(gpu, place)
+    }
+
     /// Bound pods that are known to be on this GPU, in order of UID.
     pub(in crate::scheduling) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
@@ -117,7 +125,7 @@ impl Ledger {
     }
 
     /// Whether the pod is being deleted.
-    pub(in crate::scheduling) fn is_leaving(&self, uid: &PodUid) -> bool {
+    pub fn is_leaving(&self, uid: &PodUid) -> bool {
         self.pod_states.get(uid).is_some_and(PodState::is_leaving)
     }
 

@@ -94,7 +94,8 @@ impl Ledger {
 
     /// Whether the reservation of another pod of its group is not free yet: a group starts whole.
     fn has_waiting_group_members(&self, uid: &PodUid, pod_state: &PodState) -> bool {
-        let members = pod_state.disruption_info.group.iter().flat_map(|group| self.members(group));
+        let members =
+            pod_state.disruption_info.placed_with().into_iter().flat_map(|group| self.members(group));
         members.filter(|(member, _)| *member != uid).filter_map(|(_, member)| member.reservation()).any(
             |reservation| {
                 self.node_states

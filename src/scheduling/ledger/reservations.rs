@@ -78,7 +78,11 @@ impl Ledger {
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
         settle_class_exclusions(&class_exclusions, &mut gpus, |uid| reservation.victims.contains(uid));
-        let demand = &pod_state.demand;
+        // What an earlier leader has reserved is taken already.
+        let demand = match preemptor.adopts() {
+            true => &pod_state.demand,
+            false => &*self.beside_spare(&pod_state.demand),
+        };
         let gpu_candidates = node_state.resolve(&reservation.devices).ok_or_else(|| misfit(&gpus, demand))?;
         if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {
             return Err(misfit(&gpus, demand).into());

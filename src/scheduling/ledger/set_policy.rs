@@ -27,11 +27,20 @@ impl Ledger {
     pub(in crate::scheduling) fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
         let version = self.policy.version + 1;
         policy.version = version;
+        // Labels may have changed since the pods were classified beforehand.
+        let (given, policy) = (policy.selections().clone(), policy.with_namespaces(&self.namespaces));
+        let is_current = |namespace: &str| {
+            given.get(namespace).copied().unwrap_or_default() == policy.selection(namespace)
+        };
         self.pod_states.classify_each(|demand| {
-            let known = classified.get(&demand.traits).map(|known| Classification { version, ..*known });
+            let known = classified.get(&demand.traits).filter(|_| is_current(&demand.traits.namespace));
+            let known = known.map(|known| Classification { version, ..*known });
             demand.take(known.unwrap_or_else(|| policy.classify(&demand.traits)));
         });
         let before = std::mem::replace(&mut self.policy, Arc::new(policy));
+        if before.loading != self.policy.loading {
+            self.forget_start_times();
+        }
         self.evictions.move_to(&before, &self.policy);
         self.take_packing();
         self.node_states.set_policy(self.now, &self.pod_states, &self.policy);

@@ -7,13 +7,15 @@ use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
 use super::eviction_rates::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
+use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,6 +26,8 @@ use std::sync::Arc;
 pub struct LedgerState {
     /// The version of the policy by which pods and nodes are classified.
     policy_version: u64,
+    #[serde(default)]
+    namespaces: Arc<NamespaceLabels>,
     now: Moment,
     pods: BTreeMap<PodUid, Arc<PodState>>,
     nodes: StoredNodes,
@@ -32,7 +36,10 @@ pub struct LedgerState {
     owner_evictions: Arc<OwnerEvictions>,
     budgets: DisruptionBudgets,
     packing: PackingState,
+    start_times: StartTimes,
     origin: ReservationOrigin,
+    #[serde(default)]
+    overuse: OverusingPods,
 }
 
 /// Why a stored state is not loaded.
@@ -55,6 +62,7 @@ impl Ledger {
     pub(in crate::scheduling) fn export(&self) -> LedgerState {
         LedgerState {
             policy_version: self.policy.version,
+            namespaces: self.namespaces.clone(),
             now: self.now,
             pods: self.pod_states.export(),
             nodes: self.node_states.export(),
@@ -63,18 +71,23 @@ impl Ledger {
             owner_evictions: self.owner_evictions.clone(),
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            overuse: self.overuse.clone(),
         }
     }
 
     /// The ledger that was exported under this policy.
     pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
+        // What its selectors say of namespaces is not stored with it.
+        let policy = Arc::new(Policy::clone(&policy).with_namespaces(&state.namespaces));
         let pod_states = PodStates::load(state.pods);
         let node_states = NodeStates::load(state.nodes, &pod_states, &policy)
             .map_err(|(pod, node)| LoadError::UnknownNode { pod, node })?;
         Ok(Self {
             policy,
+            namespaces: state.namespaces,
             now: state.now,
             pod_states,
             node_states,
@@ -83,7 +96,9 @@ impl Ledger {
             owner_evictions: state.owner_evictions,
             budgets: state.budgets,
             packing: state.packing,
+            start_times: state.start_times,
             origin: state.origin,
+            overuse: state.overuse,
         })
     }
 }

@@ -72,8 +72,8 @@ pub enum WaitKind {
 /// The pods of a group, as far as they are there.
 #[derive(Debug, Clone, Default)]
 pub struct PodGroup {
-    /// Behind the planner's gate, without a reservation.
-    pub gated: Vec<PendingPod>,
+    /// Without a reservation, behind the planner's gate or, of a group that is planned without it, refused.
+    pub pending: Vec<PendingPod>,
     /// Bound, assumed, or with a reservation.
     pub placed: u32,
     /// How many it takes, if any of them says.
@@ -193,28 +193,38 @@ impl Ledger {
         self.waiting_pods.queue.all().iter().for_each(|uid| self.requeue(uid));
     }
 
-    /// A group's pods; the gated ones in the order in which they are to be placed.
+    /// A group's pods; the pending ones in the order in which they are to be placed.
     pub(in crate::scheduling) fn group(&self, key: &GroupKey) -> PodGroup {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
             match &pod_state.phase {
-                PodPhase::Waiting(WaitingPod {
-                    reservation: None,
-                    gate: SchedulingGate::Planned,
-                    since,
-                    ..
-                }) => {
-                    let pod =
-                        self.pending_one(uid, pod_state, WaitKind::Gated, *since, TenantUsage::default());
-                    group.gated.push(pod);
+                PodPhase::Waiting(waiting @ WaitingPod { reservation: None, since, .. }) => {
+                    let pending = self
+                        .planned_in_group(key, waiting)
+                        .map(|way| self.pending_one(uid, pod_state, way, *since, TenantUsage::default()));
+                    group.pending.extend(pending);
                 }
-                PodPhase::Waiting(WaitingPod { reservation: None, .. }) => {}
                 PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
             }
         }
-        group.gated.sort_by_cached_key(PendingPod::order);
+        group.pending.sort_by_cached_key(PendingPod::order);
         group
+    }
+
+    /// How a member waits, if it is planned with its group now. Whether its own turn has come does not matter: members that take
+    /// turns would never be planned together.
+    fn planned_in_group(&self, key: &GroupKey, waiting: &WaitingPod) -> Option<WaitKind> {
+        match waiting.gate {
+            SchedulingGate::Planned => Some(WaitKind::Gated),
+            SchedulingGate::Open if key.kind.is_planned_without_gate() => {
+                // The scheduler may still find a node for it by a preemption of its own.
+                let refused =
+                    waiting.refused.as_ref().filter(|refused| refused.at + QUIET_PERIOD <= self.now)?;
+                Some(WaitKind::Refused { asked: refused.asked.clone() })
+            }
+            SchedulingGate::Open | SchedulingGate::Others => None,
+        }
     }
 
     /// Pods that are to come to a node and are not bound yet: assumed, or with a reservation there.

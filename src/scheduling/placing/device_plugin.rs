@@ -1,12 +1,12 @@
 //! Fit and score of nodes whose GPUs a device plugin hands out: the kubelet picks the GPU, so both are of whole nodes.
 
+use super::engine_load_cost::EngineLoadCost;
 use super::fit::Misfit;
-use super::pack::{self, EngineLoadLevel};
-use super::rank::{READY_STEPS, ScoreParts, WHOLE_PART, ready, share_of_one_more};
+use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
+use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::model_tier;
 use crate::scheduling::vocabulary::node::Node;
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
@@ -23,13 +23,12 @@ pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: 
 
 /// The score's parts for a pod that asks for `count` devices of a node. KV headroom is that of the calmest GPU an agent reports,
 /// because the pod may get any; neither good nor bad where no agent does.
-pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
+pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> ScoreParts {
     let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {
         packing: left_over(node, resource, *count),
-        kv_headroom: calmest(node, demand).weight(),
-        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        kv_headroom: least_loaded(node, demand).part(),
+        time_to_ready: time_to_ready_part(node, demand, starts, policy),
         topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
@@ -47,8 +46,10 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
     (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
 }
 
-fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
-    node.gpus.iter().map(|gpu| pack::engine_load_level(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
+/// The load of the GPU with the least.
+pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+    let loads = node.gpus.iter().map(|gpu| EngineLoadCost::of(gpu, demand));
+    loads.min().unwrap_or(EngineLoadCost::UNKNOWN)
 }
 
 /// Whether an agent says that all GPUs of the node reach each other over NVLink.

@@ -9,6 +9,8 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
@@ -66,6 +68,10 @@ pub enum Misfit {
     InsufficientVram { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
     #[error("the node's pool does not admit the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
+    #[error(
+        "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
+    )]
+    ClassKeptInPools,
     #[error("the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy")]
     MigLayoutMismatch,
     #[error(
@@ -76,12 +82,20 @@ pub enum Misfit {
     TenantLimit { vram: Bytes, left: TenantLimit },
     #[error("on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", said(*left))]
     TenantLimitOnNode { left: TenantLimit },
+    #[error(
+        "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
+    )]
+    KeptSpare { kept: u32, asked: u32 },
     #[error("GPUs of this node are reserved for the pod; waiting for {} to terminate", plural(*remaining, "victim"))]
     VictimsLeaving { remaining: u32 },
 }
 
 fn each_of(gpus: u32) -> String {
     if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+fn are(gpus: u32) -> &'static str {
+    if gpus == 1 { "is" } else { "are" }
 }
 
 fn have(gpus: u32) -> &'static str {
@@ -108,10 +122,12 @@ impl Misfit {
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::InsufficientVram { .. } => "insufficient-vram",
             Self::ClassNotAdmitted => "class-not-admitted",
+            Self::ClassKeptInPools => "class-kept-in-pools",
             Self::MigLayoutMismatch => "mig-layout-mismatch",
             Self::ClassExcluded { .. } => "class-excluded",
             Self::TenantLimit { .. } => "tenant-limit",
             Self::TenantLimitOnNode { .. } => "tenant-limit-on-node",
+            Self::KeptSpare { .. } => "spare",
             Self::VictimsLeaving { .. } => "victims-leaving",
         }
     }
@@ -130,6 +146,7 @@ impl Misfit {
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
             Self::ClassNotAdmitted => "the node's pool does not admit the pod's class",
+            Self::ClassKeptInPools => "the node is in no pool of the pod's class",
             // Of all nodes or of none, so that it mixes with no other.
             Self::TenantLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
@@ -141,6 +158,7 @@ impl Misfit {
             | Self::Occupied { .. }
             | Self::EngineStarting { .. }
             | Self::EnginesBusy { .. }
+            | Self::KeptSpare { .. }
             | Self::NoEmptyGpu { .. }
             | Self::InsufficientVram { .. } => "no GPU can take the pod now",
             Self::VictimsLeaving { .. } => "waiting for preempted pods to terminate",
@@ -172,7 +190,7 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
         _ => {}
     }
     if !node.classes.contains(demand.class) {
-        return Err(Misfit::ClassNotAdmitted);
+        return Err(if demand.terms.confined { Misfit::ClassKeptInPools } else { Misfit::ClassNotAdmitted });
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
@@ -186,6 +204,9 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
 /// Why `demand` does not fit on `gpus`; the most lasting reason first.
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
+    if !demand.kept.is_empty() {
+        return without_spare(gpus, demand);
+    }
     let count = |test: &dyn Fn(&Gpu) -> bool| {
         gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32
     };
@@ -218,6 +239,17 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
     Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
+}
+
+/// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
+fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
+    let freely = Demand { kept: SpareSet::NONE, ..demand.clone() };
+    let fitting = gpus.iter().filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
+    let kept = fitting.clone().filter(|gpu| gpu.is_kept_from(demand)).count() as u32;
+    match fitting.count() as u32 >= demand.gpus {
+        true => Misfit::KeptSpare { kept, asked: demand.gpus },
+        false => misfit(gpus, &freely),
+    }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
@@ -259,7 +291,7 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
-        let kv_cache = busy.clone().filter_map(|engine_load| engine_load.kv_cache).min().unwrap_or_default();
+        let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
         let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
     }
@@ -284,9 +316,9 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
-/// several GPUs gets whole ones.
+/// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1)
+    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.

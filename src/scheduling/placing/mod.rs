@@ -1,10 +1,12 @@
 //! Where a pod goes: [`snapshot`] is the cluster at one generation; [`fit`] says whether a node can take the pod, and why not;
 //! [`pack`] chooses the GPUs of a node by their [`packing`] cost: the usable VRAM that is lost ([`learned`]), or best fit;
-//! [`rank`] orders the nodes; [`score_cache`] remembers what a node scored for a demand until the node changes.
+//! [`engine_load_cost`] says what joining busy engines costs, and [`start_model`] when an engine would answer there; [`rank`] orders
+//! the nodes; [`score_cache`] remembers what a node scored for a demand until the node changes.
 //!
 //! All of it reads a snapshot and changes nothing. Evictions are not considered here.
 
 pub mod device_plugin;
+pub mod engine_load_cost;
 pub mod fit;
 pub mod learned;
 pub mod pack;
@@ -12,3 +14,4 @@ pub mod packing;
 pub mod rank;
 pub mod score_cache;
 pub mod snapshot;
+pub mod start_model;

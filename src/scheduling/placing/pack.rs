@@ -1,19 +1,27 @@
 //! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful
 //! for later pods.
 
+use super::engine_load_cost::EngineLoadCost;
 use super::fit::usable;
 use super::learned::{NodeGpus, PackingModel};
 use super::packing::{EqualGpus, EvaluatedGpus, NodeEvaluation, NodePacking, Packing, PackingCost};
-use super::rank::WHOLE_PART;
-use crate::scheduling::vocabulary::classification::ClassTerms;
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::units::Bytes;
-use serde::Serialize;
 
-/// What speaks against one GPU: softly reserved for another pod, busy engines, its packing cost; then its index, and its NVLink
-/// island.
-type Preference = (bool, EngineLoadLevel, PackingCost, u8, Option<u8>);
+/// What speaks against one GPU; less is better, and the first field that differs decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Preference {
+    /// It is softly reserved for another pod.
+    contended: bool,
+    /// [`EngineLoadCost::step`]
+    load_step: u8,
+    /// As if it were the only one.
+    packing_cost: PackingCost,
+    engine_load: EngineLoadCost,
+    place: u8,
+    island: Option<u8>,
+}
 
 /// GPUs for a demand, and what they are compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +31,7 @@ pub struct GpuChoice {
     /// One of them is softly reserved for another pod that would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
-    pub engine_load_level: EngineLoadLevel,
+    pub engine_load: EngineLoadCost,
     /// On the fullest.
     pub tenants: u16,
     /// They do not all reach each other over NVLink, as far as is known.
@@ -44,7 +52,7 @@ impl GpuChoice {
             gpus,
             packing_cost,
             contended: chosen().any(|gpu| is_contended(gpu, demand)),
-            engine_load_level: chosen().map(|gpu| engine_load_level(gpu, demand)).max().unwrap_or_default(),
+            engine_load: chosen().map(|gpu| EngineLoadCost::of(gpu, demand)).max().unwrap_or_default(),
             tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
             apart: gpus.len() > 1 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
@@ -68,8 +76,8 @@ pub fn choose_at(
 }
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that
-/// are softly reserved for another pod, then such as reach each other over NVLink; then busy engines, the packing cost, and the
-/// lowest indices.
+/// are softly reserved for another pod, then such as reach each other over NVLink; then the load of engines in steps, the packing
+/// cost, the exact load, and the lowest indices.
 pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
     match evaluation.packing() {
         NodePacking::BestFit(packing) => choose_with(packing, evaluation, allowed),
@@ -104,16 +112,14 @@ fn choose_among<'a>(
         return best_one(packing, demand, gpu_groups);
     }
     let mut base = None;
-    let mut preferences: [Preference; MAX_GPUS as usize] =
-        [(false, EngineLoadLevel::Calm, PackingCost(0), 0, None); _];
+    let mut preferences = [Preference::default(); MAX_GPUS as usize];
     let mut found = 0;
     for equal in gpu_groups {
-        let Some((contended, engine_load_level)) = preference(equal, demand) else { continue };
-        // As if it were the only one.
+        let Some(preference) = preference(equal, demand) else { continue };
         let base = base.get_or_insert_with(|| packing.base(demand));
         let packing_cost = packing.cost_of_one(base, demand, equal);
         for place in equal.places.iter() {
-            preferences[found] = (contended, engine_load_level, packing_cost, place as u8, equal.gpu.island);
+            preferences[found] = Preference { packing_cost, place: place as u8, ..preference };
             found += 1;
         }
     }
@@ -133,58 +139,64 @@ fn best_one<'a>(
     gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
 ) -> Option<GpuChoice> {
     let mut base = None;
-    let mut best: Option<GpuChoice> = None;
+    let mut best: Option<(Preference, EqualGpus<'_>)> = None;
     for equal in gpu_groups {
-        let Some((contended, engine_load_level)) = preference(equal, demand) else { continue };
-        if best.is_some_and(|best| (contended, engine_load_level) > (best.contended, best.engine_load_level))
-        {
+        let Some(preference) = preference(equal, demand) else { continue };
+        let is_worse = |best: &Preference| {
+            (preference.contended, preference.load_step) > (best.contended, best.load_step)
+        };
+        if best.as_ref().is_some_and(|(best, _)| is_worse(best)) {
             continue;
         }
         let base = base.get_or_insert_with(|| packing.base(demand));
-        let (gpus, packing_cost) = (equal.places.lowest(), packing.cost_of_one(base, demand, equal));
-        let is_better = best.is_none_or(|best| {
-            (contended, engine_load_level, packing_cost, gpus)
-                < (best.contended, best.engine_load_level, best.packing_cost, best.gpus)
-        });
-        if is_better {
-            best = Some(GpuChoice {
-                gpus,
-                packing_cost,
-                contended,
-                engine_load_level,
-                tenants: equal.gpu.tenants,
-                apart: false,
-            });
+        let preference = Preference { packing_cost: packing.cost_of_one(base, demand, equal), ..preference };
+        if best.as_ref().is_none_or(|(best, _)| preference < *best) {
+            best = Some((preference, equal));
         }
     }
-    best
+    best.map(|(preference, equal)| GpuChoice {
+        gpus: equal.places.lowest(),
+        packing_cost: preference.packing_cost,
+        contended: preference.contended,
+        engine_load: preference.engine_load,
+        tenants: equal.gpu.tenants,
+        apart: false,
+    })
 }
 
-/// What counts of equal GPUs before their packing cost; `None` if the demand does not fit.
+/// What counts of equal GPUs beside their packing cost, with the lowest index; `None` if the demand does not fit.
 #[inline]
-fn preference(
-    EqualGpus { gpu, places, .. }: EqualGpus<'_>,
-    demand: &Demand,
-) -> Option<(bool, EngineLoadLevel)> {
+fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> Option<Preference> {
     let can_take = !places.is_empty() && usable(gpu, demand) && gpu.can_take(demand);
-    can_take.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
+    can_take.then(|| {
+        let engine_load = EngineLoadCost::of(gpu, demand);
+        Preference {
+            contended: is_contended(gpu, demand),
+            load_step: engine_load.step(),
+            packing_cost: PackingCost::default(),
+            engine_load,
+            place: places.iter().next().unwrap_or_default() as u8,
+            island: gpu.island,
+        }
+    })
 }
 
 /// The first `wanted` of the candidates, which are in order; or those of one NVLink island, if that has enough and no more of
 /// them are softly reserved for another pod.
 fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
     let of = |one: u8| {
-        gpu_candidates.iter().filter(move |gpu_candidate| gpu_candidate.4 == Some(one)).take(wanted)
+        gpu_candidates.iter().filter(move |gpu_candidate| gpu_candidate.island == Some(one)).take(wanted)
     };
-    let contended = gpu_candidates[..wanted].iter().filter(|gpu_candidate| gpu_candidate.0).count();
+    let contended = gpu_candidates[..wanted].iter().filter(|gpu_candidate| gpu_candidate.contended).count();
     let is_enough = |one: &u8| {
-        of(*one).count() == wanted && of(*one).filter(|gpu_candidate| gpu_candidate.0).count() == contended
+        of(*one).count() == wanted
+            && of(*one).filter(|gpu_candidate| gpu_candidate.contended).count() == contended
     };
-    let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.3);
+    let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.place);
     // Candidates of one island name it again; that changes nothing.
     match gpu_candidates
         .iter()
-        .filter_map(|gpu_candidate| gpu_candidate.4)
+        .filter_map(|gpu_candidate| gpu_candidate.island)
         .filter(is_enough)
         .min_by(|a, b| of(*a).cmp(of(*b)))
     {
@@ -196,48 +208,6 @@ fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
 /// Whether the GPU is softly reserved for another pod that would not fit beside this demand.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
     !gpu.fits_beside_soft_reservations(demand)
-}
-
-/// How near the engines of a GPU are to what a demand's class allows. In steps: a few per cent of KV cache more or less
-/// say nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EngineLoadLevel {
-    #[default]
-    Calm,
-    /// Neither good nor bad.
-    Unknown,
-    /// Beyond three quarters of a limit: what joins will be felt.
-    Busy,
-}
-
-impl EngineLoadLevel {
-    /// What is to be said against it, up to [`WHOLE_PART`].
-    pub fn weight(self) -> u32 {
-        match self {
-            Self::Calm => 0,
-            Self::Unknown => WHOLE_PART / 2,
-            Self::Busy => WHOLE_PART,
-        }
-    }
-}
-
-#[inline]
-pub fn engine_load_level(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
-    let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
-    if kv_cache_limit.is_none() && queue_limit.is_none() {
-        return EngineLoadLevel::Calm;
-    }
-    let near = |measured: u32, limit: u32| u64::from(measured) * 4 > u64::from(limit) * 3;
-    let full = gpu.engine_load.kv_cache.zip(kv_cache_limit);
-    let long = gpu.engine_load.queue.zip(queue_limit);
-    if full.is_some_and(|(kv, limit)| near(kv.get().into(), limit.get().into()))
-        || long.is_some_and(|(queue, limit)| near(queue, limit))
-    {
-        return EngineLoadLevel::Busy;
-    }
-    let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-    if is_silent || gpu.engine_load.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
 }
 
 /// VRAM that would stay free on GPUs that fit.

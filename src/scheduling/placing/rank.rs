@@ -1,11 +1,14 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
 use super::device_plugin;
+use super::engine_load_cost::EngineLoadCost;
 use super::fit::{Misfit, fit_by};
 use super::pack::GpuChoice;
 use super::packing::{NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
+use super::start_model::StartModel;
+pub use super::start_model::ready;
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::policy::Policy;
@@ -15,9 +18,8 @@ use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::model_tier;
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, time_to_ready};
 use crate::scheduling::vocabulary::node::Node;
-use crate::units::{Bytes, Millis};
+use crate::units::Bytes;
 use serde::Serialize;
 
 /// The top of the extender's score range.
@@ -33,6 +35,8 @@ pub struct Score {
     pub cost: u64,
     /// The exact packing cost: it decides between equal sums.
     pub packing_cost: PackingCost,
+    /// The exact load of the engines there: of two places that are packed equally well, the one with more KV cache to spare wins.
+    pub engine_load: EngineLoadCost,
     /// VRAM free on the whole node: of two equal places the one on the fuller node is better.
     pub node_free: Bytes,
 }
@@ -179,7 +183,8 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            (score(&evaluation, node, GpuChoice::of(&evaluation, gpus), attempt.policy), gpus)
+            let choice = GpuChoice::of(&evaluation, gpus);
+            (score(&evaluation, node, choice, snapshot.start_model(), attempt.policy), gpus)
         }
         None => score_node(place)?,
     };
@@ -200,7 +205,7 @@ fn consider(
 pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
     let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
     let choice = fit_by(&evaluation, node)?;
-    Ok((score(&evaluation, node, choice, policy), choice.gpus))
+    Ok((score(&evaluation, node, choice, snapshot.start_model(), policy), choice.gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. A reserved placement is counted already.
@@ -215,26 +220,41 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
     is_refused.then(|| Misfit::TenantLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
+fn score(
+    evaluation: &NodeEvaluation<'_>,
+    node: &Node,
+    choice: GpuChoice,
+    starts: &StartModel,
+    policy: &Policy,
+) -> Score {
     Score {
         contended: choice.contended,
-        cost: parts(evaluation, node, choice, policy).weighted(&policy.scoring.weights),
+        cost: parts(evaluation, node, choice, starts, policy).weighted(&policy.scoring.weights),
         packing_cost: choice.packing_cost,
+        engine_load: match evaluation.demand().ask {
+            Ask::Vram => choice.engine_load,
+            Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
+        },
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
 }
 
 /// What speaks against these GPUs of a node.
-pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
+pub fn parts(
+    evaluation: &NodeEvaluation<'_>,
+    node: &Node,
+    choice: GpuChoice,
+    starts: &StartModel,
+    policy: &Policy,
+) -> ScoreParts {
     let demand = evaluation.demand();
     if let Ask::Plugin { .. } = demand.ask {
-        return device_plugin::parts(node, demand, policy);
+        return device_plugin::parts(node, demand, starts, policy);
     }
-    let step = ready(node, demand, &policy.loading).map_or(0, model_tier::step);
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
-        kv_headroom: choice.engine_load_level.weight(),
-        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        kv_headroom: choice.engine_load.part(),
+        time_to_ready: time_to_ready_part(node, demand, starts, policy),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
@@ -251,10 +271,11 @@ pub(crate) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
-/// How long until the pod's model answers on this node; `None` for a pod that names no model.
-pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
-    let model = demand.model.as_ref()?;
-    Some(time_to_ready(node.holding(model), demand.weights(), speeds))
+/// How long until the pod answers on this node, in doublings of a second.
+pub(super) fn time_to_ready_part(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> u32 {
+    let step =
+        ready(node, demand, starts, &policy.loading).map_or(0, |found| model_tier::step(found.total()));
+    (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 
 /// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.

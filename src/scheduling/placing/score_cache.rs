@@ -7,6 +7,7 @@
 use super::fit::Misfit;
 use super::rank::{self, ScheduleAttempt, Score, Shortlist};
 use super::snapshot::Snapshot;
+use super::start_model::StartModelKey;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::{Demand, DemandKey};
 use crate::scheduling::vocabulary::gpu::GpuSet;
@@ -47,6 +48,7 @@ struct ScoreKey {
     epoch: u64,
     packing_model: u64,
     policy: u64,
+    starts: StartModelKey,
     demand: DemandKey,
 }
 
@@ -56,6 +58,7 @@ impl ScoreKey {
             epoch: snapshot.epoch(),
             packing_model: snapshot.packing_model().generation(),
             policy: policy.version,
+            starts: snapshot.start_model().key_of(demand),
             demand: DemandKey::of(demand),
         }
     }

@@ -5,6 +5,7 @@
 
 use super::learned::{NodeSummary, PackingModel};
 use super::packing::NodeEvaluation;
+use super::start_model::StartModel;
 use crate::ids::{ModelId, NodeName};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::node::Node;
@@ -25,13 +26,16 @@ pub struct Snapshot {
     places: Arc<FxHashMap<NodeName, u32>>,
     /// The value of free VRAM, as far as it was learned.
     packing_model: Arc<PackingModel>,
+    /// How long engines take to start, as far as it was learned.
+    start_model: Arc<StartModel>,
     /// Each node summarized by the model, on first use: it follows from the rest.
     node_summaries: Vec<OnceLock<NodeSummary>>,
 }
 
 impl PartialEq for Snapshot {
     fn eq(&self, other: &Self) -> bool {
-        let all = |one: &Self| (one.generation, one.epoch, one.packing_model.clone());
+        let all =
+            |one: &Self| (one.generation, one.epoch, one.packing_model.clone(), one.start_model.clone());
         all(self) == all(other) && self.nodes == other.nodes && self.places == other.places
     }
 }
@@ -65,6 +69,7 @@ impl Snapshot {
             nodes,
             places: Arc::new(places),
             packing_model: Arc::default(),
+            start_model: Arc::default(),
         }
     }
 
@@ -72,6 +77,16 @@ impl Snapshot {
     pub fn with_packing_model(mut self, packing_model: Arc<PackingModel>) -> Self {
         self.set_packing_model(self.generation, packing_model);
         self
+    }
+
+    /// How long engines take to start.
+    pub fn start_model(&self) -> &Arc<StartModel> {
+        &self.start_model
+    }
+
+    /// Nothing that is remembered of a node follows from it.
+    pub(crate) fn set_start_model(&mut self, start_model: Arc<StartModel>) {
+        self.start_model = start_model;
     }
 
     /// The summary of the node at this index.

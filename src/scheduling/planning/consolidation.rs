@@ -82,7 +82,8 @@ impl PlanningState<'_> {
             since: self.ledger.now(),
             share: 0,
         };
-        let (place, gpus) = self.best_node_for(&demand, &PodSignature::successor_of(&demand, wants))?;
+        let signature = PodSignature::successor_of(&self.ledger.beside_spare(&demand), wants);
+        let (place, gpus) = self.best_node_for(signature.demand(), &signature)?;
         let waiting = ObservedWaiting { gate: SchedulingGate::Open, ..ObservedWaiting::default() };
         self.ledger.see(PodObservation {
             uid: successor.clone(),

@@ -1,5 +1,8 @@
 //! Places the pods of a group: all that the group needs, or none.
 //!
+//! The pods of a LeaderWorkerSet group that says its size are planned like this once the scheduler has refused them, without the
+//! planner's gate: what the scheduler itself has bound counts as placed.
+//!
 //! A group that cannot be placed whole reserves nothing. If the policy wants the group close together, only free places are
 //! tried; only if it may be anywhere, or on as few nodes as possible, are pods evicted for it.
 
@@ -7,8 +10,8 @@ use super::node_ranking::PodSignature;
 use super::state::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
-use crate::scheduling::ledger::PendingPod;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
+use crate::scheduling::ledger::{PendingPod, PodGroup, WaitKind};
 use crate::scheduling::placing::learned::{NodeGpus, PackingModel};
 use crate::scheduling::placing::pack;
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -31,32 +34,64 @@ type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
     pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
-        self.ledger.pod_state(uid)?.disruption_info.group.clone()
+        self.ledger.pod_state(uid)?.disruption_info.placed_with().cloned()
     }
 
-    /// What to do about the gated pods of the group.
-    pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> PodResult {
+    /// The group with which the pod is planned, if it is.
+    pub(super) fn planned_with(&self, pod: &PendingPod) -> Option<GroupKey> {
+        let key = self.group_of(&pod.uid)?;
+        let is_planned = match pod.way {
+            WaitKind::Gated => true,
+            WaitKind::Refused { .. } | WaitKind::OnItsWay { .. } => {
+                key.kind.is_planned_without_gate() && !self.apart.contains(&key)
+            }
+        };
+        is_planned.then_some(key)
+    }
+
+    /// What to do about the pending pods of the group; `None` if each is planned by itself.
+    pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> Option<PodResult> {
         let group = self.ledger.group(key);
-        self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
-        let here = group.gated.len() as u32;
+        if self.is_planned_apart(&group) {
+            self.apart.insert(key.clone());
+            return None;
+        }
+        Some(self.whole_group(group, reach))
+    }
+
+    /// Without the gate, a group is planned whole only if it says its size, and its missing pods are not waited for longer than
+    /// the policy keeps a pod behind the gate: a leader may have to be ready before its workers are created.
+    fn is_planned_apart(&self, group: &PodGroup) -> bool {
+        if group.pending.iter().any(|pod| matches!(pod.way, WaitKind::Gated)) {
+            return false;
+        }
+        let longest = self.ledger.policy().planning.max_gated_time;
+        let has_waited = group.pending.iter().any(|pod| pod.since + longest <= self.ledger.now());
+        let present = (group.pending.len() as u32).saturating_add(group.placed);
+        group.pending.is_empty() || group.size.is_none_or(|size| present < size && has_waited)
+    }
+
+    fn whole_group(&mut self, group: PodGroup, reach: PlanReach) -> PodResult {
+        self.done.extend(group.pending.iter().map(|pod| pod.uid.clone()));
+        let here = group.pending.len() as u32;
         let wanted = match group.size {
             Some(size) => size.saturating_sub(group.placed).max(1),
             None => here,
         };
-        let youngest = group.gated.iter().map(|pod| pod.since).max().unwrap_or_default();
+        let youngest = group.pending.iter().map(|pod| pod.since).max().unwrap_or_default();
         if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
             return PodResult::Done(Vec::new());
         }
         if here < wanted {
-            return PodResult::Done(waiting(&group.gated, WaitReason::GroupIncomplete { here, wanted }));
+            return PodResult::Done(waiting(&group.pending, WaitReason::GroupIncomplete { here, wanted }));
         }
         let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
-        match self.together(&group.gated, wanted as usize, reach) {
+        match self.together(&group.pending, wanted as usize, reach) {
             Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
             Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
             Err((placed, limit)) => {
                 let too_large = WaitReason::GroupTooLarge { placed: placed as u32, wanted };
-                PodResult::Done(waiting(&group.gated, limit.map_or(too_large, WaitReason::EvictionLimit)))
+                PodResult::Done(waiting(&group.pending, limit.map_or(too_large, WaitReason::EvictionLimit)))
             }
         }
     }
@@ -98,7 +133,7 @@ impl PlanningState<'_> {
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let signature = PodSignature::of(pod, self.kube_filters);
+            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
             match self.place(pod, &signature, reach) {
                 Ok(place) => places.push(place),
                 // Equal pods will find nothing either, and a group that lacks one place may lack more.
@@ -175,7 +210,7 @@ impl PlanningState<'_> {
 
     /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let signature = PodSignature::of(pod, self.kube_filters);
+        let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
         let ranking = self.ranking(&signature, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }

@@ -7,7 +7,7 @@ use crate::ids::PodUid;
 use crate::scheduling::kube_filters::{
     AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
 };
-use crate::scheduling::ledger::{PendingPod, WaitKind};
+use crate::scheduling::ledger::{Ledger, PendingPod, WaitKind};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::rank::Score;
@@ -52,12 +52,13 @@ pub struct NodeRanking {
 }
 
 impl PodSignature {
-    pub fn of(pod: &PendingPod, kube_filters: &FilterSnapshot) -> Self {
+    pub fn of(pod: &PendingPod, ledger: &Ledger, kube_filters: &FilterSnapshot) -> Self {
         let asked = match &pod.way {
             WaitKind::Gated => None,
             WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
         };
-        Self { asked, ..Self::successor_of(&pod.demand, kube_filters.wants(&pod.uid).cloned()) }
+        let demand = ledger.beside_spare(&pod.demand);
+        Self { asked, ..Self::successor_of(&demand, kube_filters.wants(&pod.uid).cloned()) }
     }
 
     /// The signature of the pod that its controller creates in place of an evicted one.

@@ -111,13 +111,15 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     type Candidate = Rc<PreemptionCandidate>;
 
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
-        let Self { looking, pod, rooms, .. } = self;
+        let Self { looking, rooms, .. } = self;
         if let Some(known) = rooms.get_mut(node) {
             let (floor, candidate) = known.as_mut()?;
             looking.survey.allow(Rc::make_mut(candidate));
             return Some((*floor, Rc::clone(candidate)));
         }
-        let found = looking.candidate(node).and_then(|candidate| evicting::seen(candidate, &pod.demand));
+        let found = looking
+            .candidate(node)
+            .and_then(|candidate| evicting::seen(candidate, looking.signature.demand()));
         let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
         rooms.insert(node.clone(), found.clone());
         found
@@ -216,15 +218,20 @@ impl PlanningState<'_> {
         let snapshot = self.ledger.snapshot();
         let mut known = std::mem::take(&mut self.known);
         let rooms = CachedCandidates {
-            looking: self.looking(signature, &snapshot, &pod.demand, preemptor),
+            looking: self.looking(signature, &snapshot, signature.demand(), preemptor),
             pod,
             rooms: &mut known.rooms,
             allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
             pace: self.pace,
         };
         let cost_bounds = known.cost_bounds.iter().cloned();
-        let found =
-            evicting::find_among(cost_bounds, &pod.demand, BudgetRules::Keep, SearchEffort::default(), rooms);
+        let found = evicting::find_among(
+            cost_bounds,
+            signature.demand(),
+            BudgetRules::Keep,
+            SearchEffort::default(),
+            rooms,
+        );
         self.known = known;
         found
     }

@@ -9,7 +9,6 @@ use crate::scheduling::evicting::EvictionCost;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::ledger::PotentialVictim;
 use crate::scheduling::policy::{Preemptibility, PressureRules};
-use crate::scheduling::vocabulary::gpu::Gpu;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::units::Moment;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,10 +41,13 @@ impl PressureWatch {
         let mut still = BTreeMap::new();
         let mut leaving = Vec::new();
         for (name, node) in ledger.node_states().filter(|(_, node)| node.freshness == Freshness::Fresh) {
-            for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
+            // As they were read: a pressure must last anyway before it counts.
+            let Some(reading) = ledger.reading(name) else { continue };
+            for device in node.devices.iter() {
+                let Some(observation) = reading.gpu(&device.uuid) else { continue };
                 let place = (name.clone(), device.uuid.clone());
                 let since = self.pressed.get(&place).copied();
-                if !is_pressed(gpu, &rules, since.is_some()) {
+                if !is_pressed(observation.engine_load, &rules, since.is_some()) {
                     continue;
                 }
                 let since = since.unwrap_or(now);
@@ -67,8 +69,8 @@ impl PressureWatch {
 }
 
 /// Unknown load is no pressure.
-fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
-    let EngineLoad { kv_cache, queue, .. } = gpu.engine_load;
+fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pressed: bool) -> bool {
+    let (kv_cache, queue) = (engine_load.occupancy(), engine_load.queue);
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
         false => {

@@ -12,6 +12,7 @@ use crate::scheduling::ledger::{Ledger, NearestModels, PendingPod, PodState, Wai
 use crate::scheduling::placing::fit::{fit, is_allowed};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::placement::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +42,8 @@ pub(super) struct PlanningState<'a> {
     pub reserved: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been processed.
     pub done: BTreeSet<PodUid>,
+    /// Groups without the gate whose pods are planned one by one.
+    pub apart: BTreeSet<GroupKey>,
     /// By pod for which others are moved: the pods that will replace those, which have reservations, too.
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
     /// How many pods have a place, or are woken for one.
@@ -79,6 +82,7 @@ impl<'a> PlanningState<'a> {
             unfit: Vec::new(),
             reserved: Vec::new(),
             done: BTreeSet::new(),
+            apart: BTreeSet::new(),
             successors: BTreeMap::new(),
             places: 0,
             nearest_models: None,
@@ -97,7 +101,7 @@ impl<'a> PlanningState<'a> {
         let until = self.pace.spent().saturating_add(steps);
         let mut rest = Vec::new();
         for (n, pod) in pods.iter().enumerate() {
-            let signature = PodSignature::of(pod, self.kube_filters);
+            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
             let is_over = n > 0 && (self.pace.spent() >= until || self.places >= places);
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
             if is_over && !self.is_known_to_wait(pod, &signature, reach) {
@@ -136,8 +140,7 @@ impl<'a> PlanningState<'a> {
 
     fn look_at(&mut self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> PodResult {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        let group = matches!(pod.way, WaitKind::Gated).then(|| self.group_of(&pod.uid)).flatten();
-        match (pod.demand.asks_plugin(), group) {
+        match (pod.demand.asks_plugin(), self.planned_with(pod)) {
             // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
                 return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::DevicePlugin }]);
@@ -146,7 +149,11 @@ impl<'a> PlanningState<'a> {
             (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
                 return PodResult::Done(Vec::new());
             }
-            (false, Some(group)) => return self.group(&group, reach),
+            (false, Some(group)) => {
+                if let Some(result) = self.group(&group, reach) {
+                    return result;
+                }
+            }
             (false, None) => {}
         }
         let step = match self.place(pod, signature, reach) {
@@ -170,7 +177,7 @@ impl<'a> PlanningState<'a> {
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
         let mut unjudged = self.ranking(signature, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
-        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
+        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
         drop(unjudged);
         if !fits {
             self.unfit.push(signature.clone());

@@ -21,7 +21,9 @@ mod consolidation;
 mod groups;
 mod ranking;
 mod relief;
+mod spare;
 mod undone;
+mod windows;
 
 fn shared(gib: u64, priority: i32) -> Demand {
     demand_of(gib << 30, 1, Sharing::Shared, priority)

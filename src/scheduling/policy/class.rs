@@ -1,7 +1,10 @@
 //! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
 //! ([`PodTraits`](crate::scheduling::vocabulary::classification::PodTraits)) has it.
 
+use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
+use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
+use super::window::Window;
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
@@ -23,6 +26,9 @@ pub struct Class {
     /// Which pods belong to it. Default: all that no earlier class has.
     #[serde(rename = "match", default)]
     pub matches: Match,
+    /// The windows in which it takes pods. At other hours its pods are of the next class that matches. Default: always.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub when: Vec<Window>,
     /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at the same time break each other,
     /// so they start one by one.
     #[serde(default)]
@@ -57,6 +63,15 @@ pub struct Class {
     /// The maximum cost of the work that one of its pods loses since its last checkpoint.
     #[serde(with = "setting::Optional::<setting::Duration>", default)]
     pub max_lost_work: Option<Millis>,
+    /// The node pools that its pods may be placed in, and nowhere else. Default: every node whose pool admits it.
+    #[schemars(extend("items" = {"format": "name", "type": "string"}))]
+    pub pools: Option<Vec<String>>,
+    /// What happens to its pods that use more VRAM than they were granted. Default: the policy's `overuse` if the class is
+    /// preemptible, otherwise `report`.
+    pub overuse: Option<OveruseRule>,
+    /// How long they do before they are told. Default: the policy's `overuseAfter`.
+    #[serde(with = "setting::Optional::<setting::Duration>", default)]
+    pub overuse_after: Option<Millis>,
     /// What becomes of the VRAM of its engines while they sleep.
     #[serde(default)]
     pub sleeping: SleepingRule,
@@ -133,15 +148,20 @@ pub enum Protection {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Match {
-    /// In any of these.
+    /// In any of these. `*` stands for any text: `team-*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("items" = {"format": "name", "type": "string"}))]
+    #[schemars(extend("items" = {"format": "name-pattern", "type": "string"}))]
     pub namespaces: Vec<String>,
+    /// In a namespace with such labels. While these are unknown, it does not match.
+    pub namespace_selector: Option<NamespaceSelector>,
     /// With all of these.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     #[schemars(extend("additionalProperties" = {"format": "label-value", "type": "string"}))]
     pub labels: BTreeMap<String, String>,
+    /// With labels that meet all of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<LabelExpression>,
     /// With any of these.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("items" = {"format": "subdomain", "type": "string"}))]
@@ -196,7 +216,10 @@ pub enum Unmet {
     Priority,
     PriorityClass,
     Namespace,
+    /// The labels of the pod's namespace are others, or unknown.
+    NamespaceSelector,
     Labels,
+    LabelExpressions,
     Resources,
     /// It says no.
     Expression,
@@ -212,7 +235,9 @@ impl Unmet {
             Self::Priority => "the pod's priority is not in its `priority`",
             Self::PriorityClass => "the pod's PriorityClass is not among its `priorityClasses`",
             Self::Namespace => "the pod's namespace is not among its `namespaces`",
+            Self::NamespaceSelector => "its `namespaceSelector` does not take the pod's namespace",
             Self::Labels => "the pod lacks one of its `labels`",
+            Self::LabelExpressions => "the pod's labels do not meet its `matchExpressions`",
             Self::Resources => "the pod asks for none of its `resources`",
             Self::Expression => "its `expression` says no",
             Self::ExpressionFailed => {
@@ -228,6 +253,7 @@ impl Class {
         Self {
             name: name.into(),
             matches: Match::default(),
+            when: Vec::new(),
             eviction: Preemptibility::Never,
             engine: true,
             limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
@@ -239,6 +265,9 @@ impl Class {
             disruption_budgets: Protection::default(),
             max_lost_work: None,
             sleeping: SleepingRule::default(),
+            pools: None,
+            overuse: None,
+            overuse_after: None,
         }
     }
 
@@ -250,6 +279,11 @@ impl Class {
     /// Whether disruption budgets protect its pods.
     pub fn honors_budgets(&self) -> bool {
         self.disruption_budgets == Protection::Honor
+    }
+
+    /// Whether its pods may be placed in a pool of that name, or outside all pools, as far as the class says.
+    pub fn may_be_in(&self, pool: Option<&str>) -> bool {
+        self.pools.as_ref().is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
     }
 
     /// Whether it is willing to share a GPU with a class of that name.
@@ -266,19 +300,28 @@ impl Default for StartGate {
 }
 
 impl Match {
-    pub fn accepts(&self, pod: &ExpressionPod<'_>) -> bool {
-        self.unmet_by(pod).is_none()
+    /// Whether it takes a pod. `is_selected` says whether its `namespaceSelector` takes the pod's namespace.
+    pub fn accepts(&self, pod: &ExpressionPod<'_>, is_selected: bool) -> bool {
+        self.unmet_by(pod, is_selected).is_none()
     }
 
     /// The first condition that the pod does not meet; cheap ones are checked first.
-    pub fn unmet_by(&self, subject: &ExpressionPod<'_>) -> Option<Unmet> {
+    pub fn unmet_by(&self, subject: &ExpressionPod<'_>, is_selected: bool) -> Option<Unmet> {
         let pod = subject.traits;
         let is_met = [
             (Unmet::Sharing, self.sharing.is_none_or(|sharing| sharing == pod.sharing)),
             (Unmet::Priority, self.priority.as_ref().is_none_or(|range| range.contains(&pod.priority))),
             (Unmet::PriorityClass, any_of(&self.priority_classes, &pod.priority_class)),
-            (Unmet::Namespace, any_of(&self.namespaces, &pod.namespace)),
-            (Unmet::Labels, self.labels.iter().all(|(key, value)| pod.labels.get(key) == Some(value))),
+            (
+                Unmet::Namespace,
+                self.namespaces.is_empty() || self.namespaces.iter().any(|one| takes(one, &pod.namespace)),
+            ),
+            (Unmet::NamespaceSelector, self.namespace_selector.is_none() || is_selected),
+            (Unmet::Labels, has_all(&self.labels, &pod.labels)),
+            (
+                Unmet::LabelExpressions,
+                self.match_expressions.iter().all(|expression| expression.holds_in(&pod.labels)),
+            ),
             (
                 Unmet::Resources,
                 self.resources.is_empty() || self.resources.iter().any(|name| pod.resources.contains(name)),

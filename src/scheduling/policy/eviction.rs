@@ -14,6 +14,8 @@ pub struct PreemptionRules {
     pub costs: EvictionCosts,
     /// Whether kube-scheduler's preemption may evict more pods of a disruption budget than it allows.
     pub violate_budgets: ViolateBudgets,
+    /// Whether pods that Kueue manages may be victims.
+    pub kueue: KueueRule,
     pub evictions_per_minute: EvictionRates,
 }
 
@@ -45,6 +47,18 @@ pub enum ViolateBudgets {
     WhenNothingElse,
 }
 
+/// Whether pods that Kueue manages may be victims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KueueRule {
+    /// Never: preemption among them is Kueue's own.
+    #[default]
+    HandsOff,
+    /// Like any other pod of their class, and all pods of a Workload together. The Workload stays admitted: the pods that replace
+    /// them wait for GPUs inside the quota that it has.
+    EvictPods,
+}
+
 /// What happens to pods with conflicting allocations: a GPU was allocated twice, or one that is exclusive is shared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -55,6 +69,17 @@ pub enum ConflictRule {
     /// A pod that has not started is evicted, within `evictionsPerMinute`, if the records of the Bindings prove the conflict. If
     /// all have started, they stay.
     EvictUnstarted,
+}
+
+/// What happens to a pod that uses more VRAM than it was granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OveruseRule {
+    /// It gets an Event and is counted, and stays.
+    #[default]
+    Report,
+    /// Its owner is told after `overuseAfter`, and it is evicted as long after that, within `evictionsPerMinute`.
+    Evict,
 }
 
 /// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage chose them. A set of
@@ -76,6 +101,7 @@ impl Default for PreemptionRules {
             reservation_slack: Millis::seconds(30),
             costs: EvictionCosts::default(),
             violate_budgets: ViolateBudgets::default(),
+            kueue: KueueRule::default(),
             evictions_per_minute: EvictionRates::default(),
         }
     }

@@ -107,6 +107,8 @@ impl Expression {
 
     /// Whether the pod meets it; an error if it fails on this pod, as when a label it reads is not there.
     pub fn holds_for(&self, pod: &ExpressionPod<'_>) -> Result<bool, String> {
+        #[cfg(test)]
+        evaluations::count();
         let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
@@ -114,6 +116,22 @@ impl Expression {
             Ok(other) => Err(format!("it gives {:?}, not true or false", other.type_of())),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// How many expressions this thread has evaluated: a test shows by it that a result was cached.
+#[cfg(test)]
+pub mod evaluations {
+    use std::cell::Cell;
+
+    thread_local!(static EVALUATED: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn count() {
+        EVALUATED.set(EVALUATED.get() + 1);
+    }
+
+    pub fn so_far() -> u64 {
+        EVALUATED.get()
     }
 }
 

@@ -3,23 +3,31 @@
 //!
 //! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`].
 //! [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has,
-//! and [`pool`] what a node is for.
+//! [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants name
+//! namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
 
 pub mod class;
 mod demand;
 pub mod eviction;
 pub mod expression;
+pub mod namespaces;
 pub mod packing;
 pub mod planning;
 pub mod pool;
 pub mod scoring;
+pub mod selection;
 pub mod settings;
+pub mod spare;
 mod stored;
 pub mod tenant;
+pub mod window;
 
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
-pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, PreemptionRules, ViolateBudgets};
+pub use eviction::{
+    ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
+};
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
+pub use namespaces::{NamespaceLabels, NamespaceSelection};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::LendingRules;
 pub use planning::{
@@ -28,17 +36,23 @@ pub use planning::{
 };
 pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::{PartAndWeight, ScoreParts, Scoring, Weights};
+pub use selection::{LabelExpression, LabelOperator, NamespaceSelector};
 pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
+pub use spare::SpareRule;
 pub use tenant::{Borrowing, Reclaim, Tenant};
+pub use window::{TimeOfDay, Weekdays, Window};
 
 use super::vocabulary::classification::{
     ClassId, ClassSet, ClassTerms, Classification, MAX_CLASSES, MAX_TENANTS, PodTraits, TenantId,
 };
 use super::vocabulary::demand::Sharing;
 use super::vocabulary::node::NodeKind;
-use crate::units::Percent;
+use super::vocabulary::spare::{MAX_SPARE_RULES, SpareSet};
+use crate::ids::GpuModel;
+use crate::units::{Millis, Percent};
+use namespaces::SelectedNamespaces;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use stored::StoredPolicy;
 
@@ -55,10 +69,21 @@ pub struct Policy {
     /// Of each class, what decisions read.
     terms: Vec<ClassTerms>,
     tenants: Vec<Tenant>,
+    /// By the names of namespaces.
     tenant_of: BTreeMap<String, TenantId>,
+    /// By patterns of them, in order of tenants.
+    patterns: Vec<(String, TenantId)>,
     pools: Vec<Pool>,
     /// Of each pool, the classes that may be placed there.
     admitted: Vec<ClassSet>,
+    /// The classes that may be placed on nodes of no pool.
+    unconfined: ClassSet,
+    /// Follows from the labels of namespaces, which are no part of what a policy's files say.
+    selected: SelectedNamespaces,
+    /// The windows that are open now.
+    open: BTreeSet<Window>,
+    /// The classes that have windows, of which none is open.
+    closed: ClassSet,
 }
 
 /// The first 64 bits of a hash over a policy's settings.
@@ -75,12 +100,16 @@ pub enum PolicyError {
     ClassCount { count: usize },
     #[error("the policy has no class {name:?}")]
     UnknownClass { name: String },
+    #[error("the policy has no node pool {name:?}")]
+    UnknownPool { name: String },
     #[error("two of the policy's {what} are called {name:?}")]
     SameName { what: &'static str, name: String },
     #[error("the namespace {namespace:?} is of two tenants")]
     SharedNamespace { namespace: String },
     #[error("a policy has at most {MAX_TENANTS} tenants and as many pools")]
     TooMany,
+    #[error("the last class, {last:?}, has windows: outside of them no class would take its pods")]
+    LastHasWindows { last: String },
 }
 
 impl Policy {
@@ -98,13 +127,51 @@ impl Policy {
         if last.matches != Match::default() {
             return Err(PolicyError::NoCatchAll { last: last.name.clone() });
         }
+        if !last.when.is_empty() {
+            return Err(PolicyError::LastHasWindows { last: last.name.clone() });
+        }
         all_differ("classes", classes.iter().map(|class| &class.name))?;
         let named = classes.iter().flat_map(|class| class.shares_with.iter().flatten());
         if let Some(name) = named.into_iter().find(|name| classes.iter().all(|class| class.name != **name)) {
             return Err(PolicyError::UnknownClass { name: name.clone() });
         }
         let terms = classes.iter().map(|class| terms(class, &classes)).collect();
-        Ok(Self { classes, terms, ..self })
+        let (unconfined, selected) =
+            (ClassSet::ALL.without(kept_out(&classes, None)), SelectedNamespaces::default());
+        let open = self.open.clone();
+        Ok(Self { classes, terms, unconfined, selected, ..self }.with_open_windows(open))
+    }
+
+    /// This policy at a time at which these windows are open; windows that it does not have are left out.
+    pub fn with_open_windows(self, open: BTreeSet<Window>) -> Self {
+        let open: BTreeSet<Window> =
+            self.windows().filter(|window| open.contains(*window)).cloned().collect();
+        let is_closed =
+            |class: &Class| !class.when.is_empty() && !class.when.iter().any(|window| open.contains(window));
+        let closed = self.classes.iter().enumerate().filter(|(_, class)| is_closed(class));
+        let closed = closed.map(|(place, _)| ClassId::at(place)).collect();
+        Self { open, closed, ..self }
+    }
+
+    /// The windows of all its classes and rules; one that several have, several times.
+    pub fn windows(&self) -> impl Iterator<Item = &Window> {
+        let spare = self.planning.spare.iter().flat_map(|rule| &rule.when);
+        self.classes.iter().flat_map(|class| &class.when).chain(spare)
+    }
+
+    /// The windows that are open now. None is, until the edge has said which ([`Policy::with_open_windows`]).
+    pub fn open_windows(&self) -> &BTreeSet<Window> {
+        &self.open
+    }
+
+    /// The window of these that is open, the first if several are.
+    pub fn open_window<'a>(&self, windows: &'a [Window]) -> Option<&'a Window> {
+        windows.iter().find(|window| self.open.contains(*window))
+    }
+
+    /// Whether a class has windows, of which none is open: it takes no pod now.
+    pub fn is_closed(&self, class: ClassId) -> bool {
+        self.closed.contains(class)
     }
 
     /// This policy with other tenants.
@@ -113,15 +180,17 @@ impl Policy {
             return Err(PolicyError::TooMany);
         }
         all_differ("tenants", tenants.iter().map(|tenant| &tenant.name))?;
-        let mut tenant_of = BTreeMap::new();
+        let (mut tenant_of, mut patterns) = (BTreeMap::new(), Vec::new());
         for (place, tenant) in tenants.iter().enumerate() {
             for namespace in &tenant.namespaces {
-                if tenant_of.insert(namespace.clone(), TenantId::at(place)).is_some() {
+                if selection::is_pattern(namespace) {
+                    patterns.push((namespace.clone(), TenantId::at(place)));
+                } else if tenant_of.insert(namespace.clone(), TenantId::at(place)).is_some() {
                     return Err(PolicyError::SharedNamespace { namespace: namespace.clone() });
                 }
             }
         }
-        Ok(Self { tenants, tenant_of, ..self })
+        Ok(Self { tenants, tenant_of, patterns, selected: SelectedNamespaces::default(), ..self })
     }
 
     /// This policy with other node pools, in the order in which they are tried.
@@ -130,21 +199,31 @@ impl Policy {
             return Err(PolicyError::TooMany);
         }
         all_differ("node pools", pools.iter().map(|pool| &pool.name))?;
+        let named = self.classes.iter().flat_map(|class| class.pools.iter().flatten());
+        if let Some(name) = named.into_iter().find(|name| pools.iter().all(|pool| pool.name != **name)) {
+            return Err(PolicyError::UnknownPool { name: name.clone() });
+        }
         let admitted = pools.iter().map(|pool| self.admitted(pool)).collect::<Result<_, _>>()?;
         Ok(Self { pools, admitted, ..self })
     }
 
     fn admitted(&self, pool: &Pool) -> Result<ClassSet, PolicyError> {
-        let Some(names) = &pool.classes else { return Ok(ClassSet::ALL) };
         let id = |name: &String| {
             self.class_named(name).ok_or_else(|| PolicyError::UnknownClass { name: name.clone() })
         };
-        names.iter().map(id).collect()
+        let named = pool.classes.as_ref().map(|names| names.iter().map(id).collect::<Result<ClassSet, _>>());
+        let named = named.transpose()?.unwrap_or(ClassSet::ALL);
+        Ok(named.without(kept_out(&self.classes, Some(&pool.name))))
     }
 
     /// In the order in which they are tried.
     pub fn classes(&self) -> &[Class] {
         &self.classes
+    }
+
+    /// Of each class, what decisions read.
+    pub fn terms(&self) -> &[ClassTerms] {
+        &self.terms
     }
 
     /// Whether any class shares no GPU with some other.
@@ -168,23 +247,44 @@ impl Policy {
         &self.pools
     }
 
-    /// What a pod is: the first class that matches it, and its tenant.
+    /// What a pod is: the first class that matches it and is not closed, and its tenant.
     pub fn classify(&self, pod: &PodTraits) -> Classification {
         let subject = ExpressionPod::new(pod);
-        let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
-        let place = place.expect("the last class matches every pod");
+        let selected = self.selection(&pod.namespace).classes;
+        let mut classes = self.classes.iter().enumerate();
+        let takes = |(place, class): &(usize, &Class)| {
+            let id = ClassId::at(*place);
+            !self.is_closed(id) && class.matches.accepts(&subject, selected.contains(id))
+        };
+        let (place, _) = classes.find(takes).expect("the last class matches every pod, at any time");
         Classification {
             class: ClassId::at(place),
             terms: self.terms[place],
-            tenant: self.tenant_of.get(&pod.namespace).copied(),
+            tenant: self.tenant_of(&pod.namespace),
             version: self.version,
         }
+    }
+
+    /// The condition of a class that the pod does not meet.
+    pub fn unmet_by(&self, class: ClassId, pod: &ExpressionPod<'_>) -> Option<Unmet> {
+        let is_selected = self.selection(&pod.traits.namespace).classes.contains(class);
+        self.class(class).matches.unmet_by(pod, is_selected)
     }
 
     /// The class of that id. Ids are only ever made by [`Policy::classify`]; one that an earlier, longer policy gave out falls to
     /// the last class.
     pub fn class(&self, id: ClassId) -> &Class {
         self.classes.get(id.place()).or(self.classes.last()).expect("a policy has a class")
+    }
+
+    /// What happens to pods of the class that use more than their grant, and after how long. Only the class itself can say that
+    /// pods which are never preempted are evicted for it.
+    pub fn overuse_of(&self, class: &Class) -> (OveruseRule, Millis) {
+        let default = match class.eviction {
+            Preemptibility::Never => OveruseRule::Report,
+            Preemptibility::ForHigherPriority => self.overuse,
+        };
+        (class.overuse.unwrap_or(default), class.overuse_after.unwrap_or(self.overuse_after))
     }
 
     /// The tenant of that id; `None` for one of an earlier policy.
@@ -196,12 +296,34 @@ impl Policy {
     pub fn admission(&self, labels: &BTreeMap<String, String>) -> PoolAdmission {
         match self.pools.iter().position(|pool| pool.selects(labels)) {
             Some(place) => PoolAdmission { pool: Some(PoolId(place as u16)), classes: self.admitted[place] },
-            None => PoolAdmission::default(),
+            None => PoolAdmission { pool: None, classes: self.unconfined },
         }
     }
 
     pub fn pool(&self, id: PoolId) -> Option<&Pool> {
         self.pools.get(id.place())
+    }
+
+    /// Whether pods of higher priority may evict the pods of a class.
+    pub fn is_preemptible(&self, class: ClassId) -> bool {
+        self.class(class).eviction == Preemptibility::ForHigherPriority
+    }
+
+    /// Whether a rule of `planning.spare` holds now.
+    pub fn holds_now(&self, rule: &SpareRule) -> bool {
+        rule.when.is_empty() || self.open_window(&rule.when).is_some()
+    }
+
+    /// The rules of `planning.spare` that hold now, by their places.
+    pub fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
+        let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
+        rules.filter(|(_, rule)| self.holds_now(rule))
+    }
+
+    /// Of these, the ones for which GPUs of that model on nodes of that pool count.
+    pub fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
+        let pool = pool.and_then(|id| self.pool(id)).map(|pool| pool.name.as_str());
+        self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
     }
 
     /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
@@ -220,6 +342,12 @@ fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -
     }
 }
 
+/// The classes that are kept in other pools than this one; `None` for the nodes of no pool.
+fn kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
+    let kept_out = classes.iter().enumerate().filter(|(_, class)| !class.may_be_in(pool));
+    kept_out.map(|(place, _)| ClassId::at(place)).collect()
+}
+
 fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
     let class_exclusions = |(place, other): (usize, &Class)| {
         let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
@@ -229,6 +357,7 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         engine: class.engine,
         kv_cache_limit: class.limits.kv_cache,
         queue_limit: class.limits.queue,
+        confined: class.pools.is_some(),
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
         borrows: class.eviction == Preemptibility::ForHigherPriority
             && classes.iter().any(|lender| lender.sleeping == SleepingRule::Lend),
@@ -266,8 +395,13 @@ impl Default for Policy {
             terms: Vec::new(),
             tenants: Vec::new(),
             tenant_of: BTreeMap::new(),
+            patterns: Vec::new(),
             pools: Vec::new(),
             admitted: Vec::new(),
+            unconfined: ClassSet::ALL,
+            selected: SelectedNamespaces::default(),
+            open: BTreeSet::new(),
+            closed: ClassSet::NONE,
         };
         bare.with_classes(built_in_classes()).expect("the built-in classes are valid")
     }

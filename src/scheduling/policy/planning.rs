@@ -1,11 +1,12 @@
-//! The planner: pods behind its gate, groups, engines under pressure, and moves that make pods fit.
+//! The planner: pods behind its gate, groups, engines under pressure, moves that make pods fit, and GPUs kept free.
 
+use super::spare::SpareRule;
 use crate::units::{Bytes, Millis, Percent, setting};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Placement of gated pods and groups, and evictions that serve no pending pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Planning {
     /// How long a pod that cannot be placed stays behind the gate `stowage.dev/plan` before the scheduler sees it.
@@ -18,6 +19,9 @@ pub struct Planning {
     // `None`: no pod is moved.
     #[serde(with = "setting::Switch::<Consolidation, false>")]
     pub consolidation: Option<Consolidation>,
+    /// GPUs that stay free of preemptible pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spare: Vec<SpareRule>,
     pub lending: LendingRules,
 }
 
@@ -120,6 +124,7 @@ impl Default for Planning {
             pressure: Some(PressureRules::default()),
             consolidation: None,
             lending: LendingRules::default(),
+            spare: Vec::new(),
         }
     }
 }

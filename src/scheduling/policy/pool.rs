@@ -39,7 +39,7 @@ pub struct PoolAdmission {
 }
 
 impl Default for PoolAdmission {
-    /// Of a node in no pool: all classes.
+    /// Of a node of which no policy has said anything: all classes.
     fn default() -> Self {
         Self { pool: None, classes: ClassSet::ALL }
     }

@@ -46,7 +46,7 @@ pub struct Weights {
 pub struct ScoreParts {
     /// The VRAM that the placement makes useless for expected demand; as long as none is known, what of the GPUs stays free.
     pub packing: u32,
-    /// The busiest of the GPUs: calm, unknown, or near a limit of the pod's class.
+    /// How near the engines of the busiest GPU are to a limit of the pod's class; rises steeply towards it.
     pub kv_headroom: u32,
     /// How long until the pod's model answers there, in steps of a factor of two.
     pub time_to_ready: u32,

@@ -1,7 +1,7 @@
 //! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
 //! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
-use super::{ConflictRule, PackingRules, Planning, PreemptionRules, Scoring};
+use super::{ConflictRule, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Millis, Percent, setting};
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Everything that is set once for the whole cluster, in the order in which it is shown.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Settings {
     /// Whether decisions are enforced, or only recorded and counted.
@@ -22,6 +22,13 @@ pub struct Settings {
     pub preemption: PreemptionRules,
     /// What happens to pods for which the continuous audit finds conflicting allocations of one GPU.
     pub conflicts: ConflictRule,
+    /// What happens to pods of preemptible classes that use more VRAM than they were granted. A class may say otherwise; pods of
+    /// other classes are only reported unless their class says otherwise.
+    pub overuse: OveruseRule,
+    /// How long a pod uses more than its grant before its owner is told that it will be evicted; it is evicted as long after that
+    /// at the earliest.
+    #[serde(with = "setting::Duration")]
+    pub overuse_after: Millis,
     pub planning: Planning,
 }
 
@@ -46,6 +53,9 @@ pub struct TelemetryRules {
     /// For a reading younger than this, the ledger is used, less `margin`. An older one has expired.
     #[serde(with = "setting::Duration")]
     pub stale: Millis,
+    /// The time over which the KV cache use and the queues of engines are averaged. `0` counts each reading as it is.
+    #[serde(with = "setting::Duration")]
+    pub smoothing: Millis,
     /// The share of a GPU that is not allocated without a fresh reading.
     #[serde(with = "setting::Percentage::<90>")]
     pub margin: Percent,
@@ -63,12 +73,32 @@ pub enum ExpiredRule {
     Refuse,
 }
 
+impl Default for Settings {
+    /// A minute over the grant is no peak of an engine's start.
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            headroom: Headroom::default(),
+            telemetry: TelemetryRules::default(),
+            loading: LoadingSpeeds::default(),
+            scoring: Scoring::default(),
+            packing: PackingRules::default(),
+            preemption: PreemptionRules::default(),
+            conflicts: ConflictRule::default(),
+            overuse: OveruseRule::default(),
+            overuse_after: Millis::seconds(60),
+            planning: Planning::default(),
+        }
+    }
+}
+
 impl Default for TelemetryRules {
-    /// Fresh for five samples, at one a second.
+    /// Fresh for five samples, at one a second. Averaged over ten: a KV cache that is in use fills in minutes.
     fn default() -> Self {
         Self {
             fresh: Millis::seconds(5),
             stale: Millis::seconds(30),
+            smoothing: Millis::seconds(10),
             margin: const { Percent::new(5).unwrap() },
             expired: ExpiredRule::LedgerOnly,
         }

@@ -1,8 +1,9 @@
 //! A policy as it is stored with the core's state: what it was made from. Everything that follows from that is computed again, so
 //! that a stored policy keeps the invariants of one that was read from files.
 
-use super::{Class, Digest, Policy, PolicyError, Pool, Settings, Tenant};
+use super::{Class, Digest, Policy, PolicyError, Pool, Settings, Tenant, Window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::collections::BTreeSet;
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -14,12 +15,14 @@ pub struct StoredPolicy {
     classes: Vec<Class>,
     tenants: Vec<Tenant>,
     pools: Vec<Pool>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    open_windows: BTreeSet<Window>,
 }
 
 impl From<Policy> for StoredPolicy {
     fn from(policy: Policy) -> Self {
-        let Policy { version, digest, settings, classes, tenants, pools, .. } = policy;
-        Self { version, digest, settings, classes, tenants, pools }
+        let Policy { version, digest, settings, classes, tenants, pools, open: open_windows, .. } = policy;
+        Self { version, digest, settings, classes, tenants, pools, open_windows }
     }
 }
 
@@ -27,9 +30,10 @@ impl TryFrom<StoredPolicy> for Policy {
     type Error = PolicyError;
 
     fn try_from(stored: StoredPolicy) -> Result<Self, PolicyError> {
-        let StoredPolicy { version, digest, settings, classes, tenants, pools } = stored;
+        let StoredPolicy { version, digest, settings, classes, tenants, pools, open_windows } = stored;
         let bare = Self { version, digest, settings, ..Self::default() };
-        bare.with_classes(classes)?.with_tenants(tenants)?.with_pools(pools)
+        let whole = bare.with_classes(classes)?.with_tenants(tenants)?.with_pools(pools)?;
+        Ok(whole.with_open_windows(open_windows))
     }
 }
 

@@ -5,6 +5,7 @@
 //! `max(VRAM borrowed ÷ VRAM of the cluster, GPUs borrowed ÷ GPUs of the cluster) ÷ weight` (dominant resource fairness:
 //! Ghodsi et al., NSDI 2011).
 
+use super::selection::NamespaceSelector;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     pub name: String,
+    /// Names and patterns. A name counts before every pattern and selector of any tenant, and those in order of tenants.
     pub namespaces: Vec<String>,
+    /// Namespaces that are its own, too, by their labels.
+    pub namespace_selector: Option<NamespaceSelector>,
     /// Nothing, if none is given. If only one of the two is given, the other is not limited: it is `u64::MAX`.
     pub guarantee: TenantUsage,
     pub limit: TenantLimit,
@@ -43,6 +47,7 @@ impl Tenant {
         Self {
             name: name.into(),
             namespaces: namespaces.iter().map(|&namespace| namespace.into()).collect(),
+            namespace_selector: None,
             guarantee: TenantUsage::default(),
             limit: TenantLimit::default(),
             borrowing: Borrowing::Allowed,

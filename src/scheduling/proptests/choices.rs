@@ -19,6 +19,7 @@ use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -60,6 +61,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             slice,
             island,
             health,
+            spare: SpareSet::NONE,
         },
     )
 }
@@ -103,8 +105,8 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
         && queue_is_short
 }
 
-/// The engine load for this demand: 0 well below the limits, 1 unknown, 2 near a limit.
-fn engine_load_level_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
+/// What the engine load says against the GPU, of 1,000, and how near it is to a limit, in thousandths.
+fn load_by_the_book(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
     let parts = [
         (
             demand.terms.kv_cache_limit.map(|p| u32::from(p.get())),
@@ -112,19 +114,15 @@ fn engine_load_level_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
         ),
         (demand.terms.queue_limit, gpu.engine_load.queue),
     ];
-    let step = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
-        (None, _) => 0,
-        (Some(_), None) => 1,
-        (Some(limit), Some(measured)) => {
-            if f64::from(measured) > 0.75 * f64::from(limit) {
-                2
-            } else {
-                0
-            }
-        }
+    let near = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
+        (None, _) => 0.0,
+        (Some(_), None) => 891.0,
+        (Some(limit), Some(measured)) => (f64::from(measured) / f64::from(limit) * 1000.0).ceil().min(1000.0),
     };
-    let some_are_silent = u8::from(gpu.engine_load.partial && parts.iter().any(|(limit, _)| limit.is_some()));
-    parts.into_iter().map(step).max().unwrap().max(some_are_silent)
+    let has_limit = parts.iter().any(|(limit, _)| limit.is_some());
+    let some_are_silent = if gpu.engine_load.partial && has_limit { 891.0 } else { 0.0 };
+    let nearest = parts.into_iter().map(near).fold(some_are_silent, f64::max);
+    ((nearest.powi(6) / 1e15) as u64, nearest as u64)
 }
 
 proptest! {
@@ -138,7 +136,8 @@ proptest! {
             let contended = set.iter().filter(|g| taken(g)).count();
             let mut each: Vec<_> = set.iter().map(|g| {
                 let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].unaccounted_vram.0 - demand.per_gpu.0;
-                (taken(g), engine_load_level_by_the_book(&gpus[*g], &demand), left, *g)
+                let (part, near) = load_by_the_book(&gpus[*g], &demand);
+                (taken(g), part / 125, left, near, *g)
             }).collect();
             each.sort_unstable();
             let islands: Vec<_> = set.iter().map(|g| gpus[*g].island).collect();
@@ -206,14 +205,14 @@ proptest! {
         let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
             let gpus = fit(node, &demand).ok()?;
             let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
-            let engine_load_level = gpus.iter().map(|g| engine_load_level_by_the_book(&node.gpus[g], &demand)).max().unwrap();
+            let (part, near) = gpus.iter().map(|g| load_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
             // The default weights of KV headroom, packing and topology; these nodes differ in nothing else.
             let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
             let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
-            let cost = 40 * 500 * u64::from(engine_load_level) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
-            Some((node.name == failed, contended, cost, left, node.free(), node.name.clone()))
+            let cost = 40 * part + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
+            Some((node.name == failed, contended, cost, left, near, node.free(), node.name.clone()))
         }).collect();
         all.sort();
         all.truncate(limit);

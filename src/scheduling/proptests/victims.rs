@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::gpu::ClassExclusion;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -219,6 +220,7 @@ impl VictimCluster {
                 slice: false,
                 island: None,
                 health: if card.lost { Health::Lost } else { Health::Healthy },
+                spare: SpareSet::NONE,
             };
             for pod in self.on(node, place) {
                 gpu.charge(Bytes(pod.bytes), sharing(pod));

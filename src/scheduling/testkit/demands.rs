@@ -4,6 +4,8 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
@@ -28,8 +30,11 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
         model: None,
         kv_cache: None,
         weights: None,
+        kept: SpareSet::NONE,
         models: Arc::default(),
         containers: Arc::new([]),
+        images: Arc::default(),
+        engine: EngineKind::default(),
     }
 }
 

@@ -5,15 +5,19 @@ use super::binding::{
     BindingAnswered, BindingFailed, BindingRead, BindingWritten, SettlingAsked, SettlingEnded,
 };
 use super::filter::{FilterAsked, FilterDecided};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
-    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, FilterPodObserved, FreeHostKnown,
-    NodeDeleted, NodeObserved, PodDeleted, PodObserved, PodReleased, ReadingReported, ReservationGone,
+    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
+    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, PodReleased,
+    ReadingReported, ReservationGone,
 };
 use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
-use super::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, Tick};
+use super::tick::{
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
+};
 use super::wait::{
     AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
     PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
@@ -53,10 +57,12 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
-    DevicesReported, ReadingReported, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown,
+    NamespacesListed, NamespaceObserved, NamespaceDeleted,
+    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible,
+    FreeHostKnown,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
-    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved,
+    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, TakeOveruse,
 }

@@ -9,7 +9,7 @@
 //! ([`filter`], [`prioritize`], [`preempt`]) is a pure function of that view and runs outside the lock; `apply(…Decided)` records
 //! it, and checks again what may have changed in between. `bind` decides under the lock, because it allocates.
 //!
-//! - [`observe`]: what the watches and the agents show. [`tick`]: time, leadership, the policy and the packing model.
+//! - [`observe`], [`namespaces`]: what the watches and the agents show. [`tick`]: time, leadership, the policy and the packing model.
 //! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
 //! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
 //!   shadow mode reports of them; [`binding`] and [`open_bindings`]: what follows from the write of a Binding.
@@ -20,6 +20,7 @@ pub mod bind;
 pub mod binding;
 pub mod filter;
 mod input;
+pub mod namespaces;
 pub mod observe;
 mod open_bindings;
 pub mod preempt;
@@ -63,9 +64,10 @@ impl Cluster {
         Self { ledger: Ledger::new(policy), ..Self::default() }
     }
 
-    /// An empty cluster under the same policy, with the Bindings that may still land.
+    /// An empty cluster under the same policy, of which no namespace is known, with the Bindings that may still land.
     pub fn emptied(&self) -> Self {
-        Self { bindings: self.bindings.clone(), ..Self::new(self.ledger.policy().clone()) }
+        let policy = Policy::clone(self.ledger.policy()).with_namespaces(&Default::default());
+        Self { bindings: self.bindings.clone(), ..Self::new(Arc::new(policy)) }
     }
 
     /// The only way in which a cluster changes.

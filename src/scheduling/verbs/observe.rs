@@ -3,10 +3,11 @@
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning};
+use crate::scheduling::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
 use crate::scheduling::vocabulary::gpu::Device;
+use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::Bytes;
@@ -86,6 +87,21 @@ pub struct ReadingReported {
     pub reading: NodeReading,
 }
 
+/// The container images that a node lists; `None` if it lists none. Of many the largest count, as many as
+/// [`MAX_NODE_IMAGES`](crate::scheduling::vocabulary::image::MAX_NODE_IMAGES) says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeImagesObserved {
+    pub node: NodeName,
+    pub images: Option<Vec<NodeImage>>,
+}
+
+/// How far a bound pod has come with its start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineStartObserved {
+    pub uid: PodUid,
+    pub progress: StartProgress,
+}
+
 /// A disruption budget as the API server shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetObserved(pub DisruptionBudget);
@@ -136,6 +152,7 @@ impl Change for NodeObserved {
         ledger.share_labels(&self.name, self.labels);
         ledger.set_advertised(&self.name, self.advertised);
         if let Some(machine) = self.machine {
+            ledger.set_takes_new_pods(&self.name, machine.takes_new_pods());
             cluster.kube_filters.set_machine(machine);
             cluster.settle_free_host(&self.name);
         }
@@ -231,6 +248,23 @@ impl Change for ReadingReported {
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         cluster.ledger.read(&self.node, self.reading)
+    }
+}
+
+impl Change for NodeImagesObserved {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.observe_images(&self.node, self.images);
+    }
+}
+
+impl Change for EngineStartObserved {
+    /// The start, if it is over by that.
+    type Output = Option<TimedStart>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        cluster.ledger.observe_start(&self.uid, self.progress)
     }
 }
 

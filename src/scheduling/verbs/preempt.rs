@@ -150,13 +150,15 @@ impl Change for PreemptAsked {
         ledger.note_offered_to_preempt(&request.uid, offered.len());
         let (uid, violate_budgets) = (&request.uid, ledger.policy().preemption.violate_budgets);
         let query = kube_filters.ask(None, &wants);
+        // The planner makes room for the whole group, or none: kube-scheduler would do so for one pod after the other.
+        let offered = if ledger.is_planned_with_group(uid) { Vec::new() } else { offered };
         let survey = OfferedSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
         let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
         for (candidate, others) in offered.iter().filter_map(|node| survey.candidate(node)) {
             others_by_node.insert(candidate.node.clone(), others);
             candidates.push(candidate);
         }
-        let demand = request.demand.clone();
+        let demand = ledger.beside_spare(&request.demand).into_owned();
         Some((request, PreemptView { demand, candidates, others: others_by_node, violate_budgets }))
     }
 }

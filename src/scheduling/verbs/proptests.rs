@@ -4,28 +4,35 @@
 use super::bind::{BindAnswer, BindAsked};
 use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
 use super::filter::{FilterAsked, decided, filter};
+use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
-    DevicesReported, FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
-    ReadingReported,
+    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
+    NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
-use super::tick::{LeadershipBegan, PolicySet, Tick};
+use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
-use crate::ids::LeaderEpoch;
+use crate::ids::{LeaderEpoch, ModelId};
+use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::namespaces::Labels;
+use crate::scheduling::policy::{
+    Class, Match, NamespaceSelector, OveruseRule, Policy, Preemptibility, SpareRule, Tenant, Window,
+    built_in_classes,
+};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
-use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
-use crate::units::{Bytes, Millis};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -38,11 +45,42 @@ enum OutsideEvent {
     Bind(u8, u8, BindingAnswer),
     Read(u8, u8),
     Delete(u8),
+    Start(u8, u8),
+    Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
     Plan,
     SetPolicy(u16),
+    Label(u8, Option<u8>),
+    ListNamespaces(u8),
     Pass(u64),
+}
+
+/// Pods are in the first of them.
+fn namespace(name: u8) -> String {
+    if name == 0 { "default".into() } else { format!("other-{name}") }
+}
+
+fn labelled(label: u8) -> Arc<Labels> {
+    Arc::new([("team".to_owned(), label.to_string())].into())
+}
+
+/// A policy under which the pods of a namespace are what its labels say.
+fn selecting() -> Policy {
+    let selector = |label: &str| NamespaceSelector {
+        match_labels: [("team".into(), label.into())].into(),
+        ..Default::default()
+    };
+    let own = |label: &str, eviction| Class {
+        matches: Match { namespace_selector: Some(selector(label)), ..Match::default() },
+        eviction,
+        shares_with: Some(Vec::new()),
+        ..Class::named(&format!("own-{label}"))
+    };
+    let mut classes = vec![own("1", Preemptibility::ForHigherPriority), own("2", Preemptibility::Never)];
+    classes.extend(built_in_classes());
+    let tenant = Tenant { namespace_selector: Some(selector("1")), ..Tenant::named("one", &[]) };
+    Policy::default().with_classes(classes).unwrap().with_tenants(vec![tenant]).unwrap()
 }
 
 fn event() -> impl Strategy<Value = OutsideEvent> {
@@ -59,13 +97,21 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         3 => pod.clone().prop_map(OutsideEvent::Preempt),
         6 => (pod.clone(), node.clone(), answer).prop_map(|(pod, node, answer)| OutsideEvent::Bind(pod, node, answer)),
         2 => (pod.clone(), 0u8..4).prop_map(|(pod, what)| OutsideEvent::Read(pod, what)),
-        2 => pod.prop_map(OutsideEvent::Delete),
+        2 => pod.clone().prop_map(OutsideEvent::Delete),
+        4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
+        2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
         1 => node.prop_map(OutsideEvent::NodeGone),
         2 => Just(OutsideEvent::Plan),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
+        2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
+        1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
+}
+
+fn image(n: u8) -> ImageId {
+    ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
 /// A cluster, and every input that it was given, as text.
@@ -119,7 +165,11 @@ impl RecordedCluster {
     fn happens(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
-                let demand = demand_of(vram, 1, Sharing::Shared, priority);
+                let demand = Demand {
+                    model: (pod % 3 > 0).then(|| ModelId::parse("m").unwrap()),
+                    images: [image(pod % 3)].into(),
+                    ..demand_of(vram, 1, Sharing::Shared, priority)
+                };
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
@@ -134,14 +184,32 @@ impl RecordedCluster {
             OutsideEvent::Bind(pod, node, answer) => self.bind(pod, node, answer),
             OutsideEvent::Read(pod, what) => self.read(pod, what),
             OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            OutsideEvent::Start(pod, what) => {
+                let progress = match what {
+                    0 => StartProgress::Untimed,
+                    1 => StartProgress::Running,
+                    _ => StartProgress::Ready,
+                };
+                let timed = self.apply(EngineStartObserved { uid: uid(pod), progress });
+                self.decisions.push(format!("{timed:?}"));
+            }
+            OutsideEvent::Images(node, images) => {
+                let image = |n: u8| NodeImage { image: image(n), bytes: Bytes::gib(u64::from(n)) };
+                let listed = |set: u8| (0..3).filter(|n| set >> n & 1 == 1).map(image).collect();
+                self.apply(NodeImagesObserved { node: node_name(node), images: images.map(listed) });
+            }
             OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
                     attributed: Vec::new(),
-                    engine_load: EngineLoad::default(),
+                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
-                let reading = NodeReading { gpus: (0..4).map(gpu).collect(), ..NodeReading::default() };
+                let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
+                // An old sample accuses no pod.
+                let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
+                let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
+                let reading = NodeReading { sampled, gpus, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
@@ -150,9 +218,29 @@ impl RecordedCluster {
             }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::SetPolicy(shortlist) => {
-                let mut policy = Policy::default();
+                let mut policy = if shortlist % 2 == 0 { Policy::default() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
+                // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
+                let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
+                let window: Window = serde_json::from_str(hours).unwrap();
+                let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
+                let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
+                policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
+                policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
+                if shortlist % 2 == 0 {
+                    (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
+                }
+                let policy =
+                    policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
                 self.apply(PolicySet { policy, classified: Default::default() });
+            }
+            OutsideEvent::Label(name, Some(label)) => {
+                self.apply(NamespaceObserved { name: namespace(name), labels: labelled(label) });
+            }
+            OutsideEvent::Label(name, None) => drop(self.apply(NamespaceDeleted(namespace(name)))),
+            OutsideEvent::ListNamespaces(label) => {
+                let all = (0..label).map(|name| (namespace(name), labelled(label))).collect();
+                self.apply(NamespacesListed(all));
             }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
@@ -248,6 +336,8 @@ impl RecordedCluster {
     }
 
     fn plan(&mut self) {
+        let overuse = self.apply(TakeOveruse);
+        self.decisions.push(format!("{overuse:?}"));
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();
@@ -285,6 +375,7 @@ proptest! {
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
+        prop_assert_eq!(audit(&recorded.cluster), []);
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 

@@ -73,6 +73,7 @@ impl DecisionView {
         let snapshot = ledger.snapshot();
         request.demand.weighed_by(&snapshot);
         request.demand = ledger.as_borrower(&request.uid, request.demand);
+        request.demand.kept = ledger.kept_from(&request.demand);
         Self {
             reserved_placement: ledger.reserved_placement(&request.uid),
             allowance: ledger.allowance(&request.uid, &request.demand),

@@ -2,7 +2,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::scheduling::ledger::Classifications;
+use crate::scheduling::ledger::{Classifications, OveruseStep};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::policy::Policy;
 use crate::units::Moment;
@@ -40,6 +40,10 @@ pub struct PolicySet {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PackingModelLearned(pub PackingModel);
 
+/// Hands out what is due about pods that use more VRAM than they were granted. Only a leader asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakeOveruse;
+
 impl Change for ClockAdvanced {
     type Output = ();
 
@@ -59,6 +63,15 @@ impl Change for Tick {
             cluster.ledger.expire_except_reservations(self.now);
             Vec::new()
         }
+    }
+}
+
+impl Change for TakeOveruse {
+    /// All of it counts as done.
+    type Output = Vec<OveruseStep>;
+
+    fn apply_to(self, cluster: &mut Cluster) -> Vec<OveruseStep> {
+        cluster.ledger.take_overuse()
     }
 }
 

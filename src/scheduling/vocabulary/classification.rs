@@ -70,6 +70,9 @@ pub struct ClassTerms {
     pub engine: bool,
     pub kv_cache_limit: Option<Percent>,
     pub queue_limit: Option<u32>,
+    /// It is kept in node pools: on a node that does not admit it, that is why.
+    #[serde(default)]
+    pub confined: bool,
     /// The classes it shares no GPU with, or that share none with it.
     pub class_exclusions: ClassSet,
     /// Its pods may have VRAM that sleeping engines lend.
@@ -80,7 +83,7 @@ pub struct ClassTerms {
 impl ClassTerms {
     /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
     pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
-        above(engine_load.kv_cache, self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
+        above(engine_load.occupancy(), self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
     }
 }
 
@@ -118,6 +121,10 @@ impl ClassSet {
 
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     pub fn is_empty(self) -> bool {

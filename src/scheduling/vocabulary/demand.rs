@@ -12,6 +12,9 @@ pub use plain::DEFAULT_GRACE;
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
 use super::device_plugin::{Ask, PluginResource};
+use super::image::ImageId;
+use super::spare::SpareSet;
+use super::start_time::EngineKind;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use schemars::JsonSchema;
@@ -122,12 +125,21 @@ pub struct Demand {
     /// What its model weighs, where that is not the pod's to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Bytes>,
+    /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
+    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    pub kept: SpareSet,
     /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
     /// to no other.
     #[serde(default, skip_serializing_if = "no_models")]
     pub models: Arc<[GpuModel]>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
+    /// The images of its containers, in order, each once.
+    #[serde(default, skip_serializing_if = "no_images")]
+    pub images: Arc<[ImageId]>,
+    /// The inference engine that it runs, as far as it shows.
+    #[serde(default, skip_serializing_if = "is_unknown_engine")]
+    pub engine: EngineKind,
 }
 
 fn is_first_policy(version: &u64) -> bool {
@@ -136,6 +148,14 @@ fn is_first_policy(version: &u64) -> bool {
 
 fn no_models(models: &Arc<[GpuModel]>) -> bool {
     models.is_empty()
+}
+
+fn no_images(images: &Arc<[ImageId]>) -> bool {
+    images.is_empty()
+}
+
+fn is_unknown_engine(engine: &EngineKind) -> bool {
+    *engine == EngineKind::Other
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
@@ -265,8 +285,11 @@ impl Demand {
             model: None,
             kv_cache,
             weights: None,
+            kept: SpareSet::NONE,
             models: Arc::default(),
             containers: asking(pod.containers),
+            images: Arc::default(),
+            engine: EngineKind::default(),
         }
     }
 
@@ -279,6 +302,11 @@ impl Demand {
     /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
     pub fn weights(&self) -> Bytes {
         self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+    }
+
+    /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.
+    pub fn requests_the_same(&self, other: &Self) -> bool {
+        self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
     }
 
     /// Whether a device plugin hands out its GPUs.

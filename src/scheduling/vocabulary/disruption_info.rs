@@ -30,7 +30,7 @@ pub struct DisruptionInfo {
     pub group_size: Option<u32>,
     /// Its controller: what makes a new pod when this one is evicted.
     pub owner: Option<OwnerUid>,
-    /// Kueue counts its quota: Stowage does not evict it.
+    /// Kueue counts its quota: Stowage does not evict it, unless the policy says so.
     pub queue_managed: bool,
 }
 
@@ -56,6 +56,8 @@ pub struct GroupKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupKind {
+    /// Kubernetes' own: `spec.schedulingGroup`.
+    SchedulingGroup,
     Stowage,
     PodGroup,
     LeaderWorkerSet,
@@ -64,12 +66,15 @@ pub enum GroupKind {
     JobSet,
     KubeflowJob,
     RayCluster,
+    /// A Workload of Kueue whose pods no other key groups.
+    KueueWorkload,
 }
 
 impl GroupKind {
     /// What a person calls it.
     pub fn describe(self) -> &'static str {
         match self {
+            Self::SchedulingGroup => "PodGroup",
             Self::Stowage => "group",
             Self::PodGroup => "pod group",
             Self::LeaderWorkerSet => "LeaderWorkerSet group",
@@ -78,7 +83,19 @@ impl GroupKind {
             Self::JobSet => "JobSet",
             Self::KubeflowJob => "Kubeflow job",
             Self::RayCluster => "Ray cluster",
+            Self::KueueWorkload => "Kueue Workload",
         }
+    }
+
+    /// Whether its pods are placed as a whole. Those of a Workload start one by one, inside the quota that it has.
+    pub fn is_placed_whole(self) -> bool {
+        self != Self::KueueWorkload
+    }
+
+    /// Whether its pods are planned as a whole once the scheduler has refused them, without the planner's gate: its controller
+    /// knows no gate of Stowage's, and its pods say how many they are.
+    pub fn is_planned_without_gate(self) -> bool {
+        self == Self::LeaderWorkerSet
     }
 }
 
@@ -175,6 +192,11 @@ impl PodDeletion {
 }
 
 impl DisruptionInfo {
+    /// The group with which the pod is placed, if it has one.
+    pub fn placed_with(&self) -> Option<&GroupKey> {
+        self.group.as_ref().filter(|group| group.kind.is_placed_whole())
+    }
+
     /// Whether it says the same as `other`, but for the wavering of clocks.
     pub fn is_like(&self, other: &Self) -> bool {
         let is_near = match (self.checkpoint, other.checkpoint) {

@@ -5,6 +5,7 @@ use super::cluster_share::TenantUsage;
 use super::demand::{Demand, MAX_GPUS, Sharing};
 use super::headroom::Headroom;
 use super::node_reading::EngineLoad;
+use super::spare::SpareSet;
 use crate::ids::{GpuModel, GpuUuid, PodUid};
 use crate::units::Bytes;
 use schemars::JsonSchema;
@@ -80,6 +81,9 @@ pub struct Gpu {
     /// Its NVLink island among the node's, if it is on one.
     pub island: Option<u8>,
     pub health: Health,
+    /// The rules of `planning.spare` for which it counts as a free GPU now; none while anything is on it.
+    #[serde(default, skip_serializing_if = "SpareSet::is_empty")]
+    pub spare: SpareSet,
 }
 
 fn is_nothing(bytes: &Bytes) -> bool {
@@ -109,7 +113,19 @@ impl Gpu {
             slice: device.parent.is_some(),
             island: device.island,
             health: device.health,
+            spare: SpareSet::NONE,
         }
+    }
+
+    /// Whether a pod that comes has all of it: nothing is on it, and of its VRAM at most a `margin` is used by what is no pod.
+    pub fn is_wholly_free(&self, margin: Bytes) -> bool {
+        let is_empty = self.tenants == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
+        is_empty && self.health == Health::Healthy && !self.slice
+    }
+
+    /// Whether it is one of the last free GPUs, which the demand's class may not take.
+    pub fn is_kept_from(&self, demand: &Demand) -> bool {
+        self.spare.meets(demand.kept)
     }
 
     pub fn free(&self) -> Bytes {
@@ -157,10 +173,10 @@ impl Gpu {
         self.exclusive &= sharing == Sharing::Shared;
     }
 
-    /// Whether the demand may come here now: it fits, no engine is in its start, and those that serve are not too busy. Soft
-    /// reservations do not count.
+    /// Whether the demand may come here now: it fits, no engine is in its start, those that serve are not too busy, and it is not
+    /// kept free of such pods. Soft reservations do not count.
     pub fn can_take(&self, demand: &Demand) -> bool {
-        self.has_free_vram(demand) && self.admits(demand)
+        self.has_free_vram(demand) && self.admits(demand) && !self.is_kept_from(demand)
     }
 
     /// Whether there is VRAM for such a pod.

@@ -1,6 +1,7 @@
 //! The nouns of a decision: what a pod asks for ([`demand`]) and how it is classified ([`classification`]), GPUs ([`gpu`],
-//! [`device_plugin`]) and nodes ([`node`]), what an agent measured there ([`node_reading`]) and which model weights are near
-//! ([`model_tier`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`], [`label_selector`]), and
+//! [`device_plugin`]) and nodes ([`node`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model weights
+//! ([`model_tier`]) and images ([`image`]) are near and how long engines take to start there ([`start_time`]), what disrupting a pod
+//! costs or breaks ([`disruption_info`], [`disruption_budget`], [`label_selector`]), and
 //! where a pod is put ([`placement`]).
 //!
 //! Data and arithmetic on one value only: nothing here decides.
@@ -13,8 +14,12 @@ pub mod disruption_budget;
 pub mod disruption_info;
 pub mod gpu;
 pub mod headroom;
+pub mod image;
 pub mod label_selector;
 pub mod model_tier;
 pub mod node;
 pub mod node_reading;
 pub mod placement;
+pub mod smoothed_load;
+pub mod spare;
+pub mod start_time;

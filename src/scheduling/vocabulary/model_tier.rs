@@ -2,6 +2,7 @@
 //!
 //! The time is bytes over the speed of the way they must go, and a start that no speed shortens.
 
+use super::start_time::StartTime;
 use crate::ids::ModelId;
 use crate::units::{Bytes, Millis, setting};
 use rustc_hash::FxBuildHasher;
@@ -94,35 +95,54 @@ pub struct LoadingSpeeds {
     /// From the kernel's page cache.
     #[serde(with = "setting::Speed")]
     pub page_cache: Bytes,
+    /// Container images from a registry, until their layers are unpacked.
+    #[serde(with = "setting::Speed")]
+    pub image_pull: Bytes,
+    /// What an image weighs that no node lists.
+    #[serde(with = "setting::MemoryQuantity")]
+    pub image_size: Bytes,
     /// The time that an engine's start takes besides loading.
     #[serde(with = "setting::Duration")]
     pub init: Millis,
 }
 
 impl Default for LoadingSpeeds {
-    /// Measured in public for safetensors on NVMe; a fast registry or a slow disk wants its own figures in the policy.
+    /// Measured in public for safetensors on NVMe; a fast registry or a slow disk wants its own figures in the policy. Those of
+    /// images are assumptions: layers are unpacked on few cores, which takes longer than the network.
     fn default() -> Self {
         let gb = |n: u64| Bytes(n * 1_000_000_000);
-        Self { network: gb(1), disk: gb(3), page_cache: gb(5), init: Millis::seconds(20) }
+        Self {
+            network: gb(1),
+            disk: gb(3),
+            page_cache: gb(5),
+            image_pull: Bytes(200_000_000),
+            image_size: Bytes::gib(8),
+            init: Millis::seconds(20),
+        }
     }
 }
 
-/// From binding until the engine answers, on a node that has `holding` of its model; `weights` is what the model weighs
-/// where the node cannot tell.
+/// From binding until the engine answers, on a node that has `holding` of its model and its images; `weights` is what the model
+/// weighs where the node cannot tell.
 pub fn time_to_ready(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> Millis {
+    engine_start(holding, weights, speeds).total()
+}
+
+/// The same in parts, without a pull.
+pub fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> StartTime {
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     let whole = if here == Bytes::ZERO { weights } else { here };
-    match holding.map(|holding| holding.tier) {
-        None => whole.over(speeds.network) + whole.over(speeds.disk) + speeds.init,
-        Some(ModelTier::Partial) => {
-            weights.minus(here).over(speeds.network) + weights.max(here).over(speeds.disk) + speeds.init
-        }
-        Some(ModelTier::Disk) => whole.over(speeds.disk) + speeds.init,
+    let (fetched, loaded, speed) = match holding.map(|holding| holding.tier) {
+        None => (whole, whole, speeds.disk),
+        Some(ModelTier::Partial) => (weights.minus(here), weights.max(here), speeds.disk),
+        Some(ModelTier::Disk) => (Bytes::ZERO, whole, speeds.disk),
         // A pod that loads, runs or keeps the model has read its files; a new pod cannot take over another pod's memory.
         Some(ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident) => {
-            whole.over(speeds.page_cache) + speeds.init
+            (Bytes::ZERO, whole, speeds.page_cache)
         }
-    }
+    };
+    let fetch = if fetched == Bytes::ZERO { Millis::default() } else { fetched.over(speeds.network) };
+    StartTime { pull: Millis::default(), fetch, load: loaded.over(speed), init: speeds.init }
 }
 
 /// A length of time as a step of a factor of two, so that near equals are told apart by something that matters more.

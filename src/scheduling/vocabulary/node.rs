@@ -5,9 +5,11 @@ use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
 use super::gpu::{Device, Gpu, GpuSet};
+use super::image::NodeImageSet;
 use super::model_tier::{NodeModel, NodeModelSet};
 use super::node_reading::Freshness;
-use crate::ids::{GpuUuid, ModelId, NodeName};
+use super::start_time::{NodeStartFactors, StartFactors, StartKind};
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -62,11 +64,25 @@ pub struct Node {
     pub classes: ClassSet,
     /// Models of which something is here.
     pub holdings: NodeModelSet,
+    /// Which images are here, as far as the node lists them.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub images: NodeImageSet,
+    /// How far the policy's speeds are off here, as far as engines have started here.
+    #[serde(default, skip_serializing_if = "is_prior")]
+    pub start_factors: NodeStartFactors,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
     /// CPU and memory that pods may still have here; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_host: Option<HostResources>,
+}
+
+fn is_unknown(images: &NodeImageSet) -> bool {
+    !images.is_known()
+}
+
+fn is_prior(factors: &NodeStartFactors) -> bool {
+    factors.is_empty()
 }
 
 impl Node {
@@ -89,6 +105,8 @@ impl Node {
             miscut: false,
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
+            images: NodeImageSet::default(),
+            start_factors: NodeStartFactors::default(),
             replicas: Arc::new([]),
             free_host: None,
         }
@@ -102,6 +120,16 @@ impl Node {
     /// What is here of a model.
     pub fn holding(&self, model: &ModelId) -> Option<&NodeModel> {
         self.holdings.of(model)
+    }
+
+    /// What was learned here of one kind of start.
+    pub fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
+        self.start_factors.iter().find(|(known, _)| *known == kind).map(|(_, factors)| factors)
+    }
+
+    /// The model of its GPUs, of which a node has one as a rule.
+    pub fn gpu_model(&self) -> Option<&GpuModel> {
+        self.devices.first().map(|device| &device.model)
     }
 
     /// Pods of that model that are here or on their way.

@@ -20,6 +20,9 @@ pub struct NodeReading {
     /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleep: Vec<(PodUid, SleepState)>,
+    /// Pods whose processes use more than they were granted, each once.
+    #[serde(default)]
+    pub over_grant: Vec<OverGrant>,
 }
 
 /// Whether a pod's engines sleep.
@@ -30,6 +33,14 @@ pub enum SleepState {
     Asleep,
     /// One at least does not.
     Awake,
+}
+
+/// What an agent found of a pod that uses more VRAM than it was granted, over all its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverGrant {
+    pub pod: PodUid,
+    pub granted: Bytes,
+    pub used: Bytes,
 }
 
 /// One GPU or MIG slice.
@@ -48,19 +59,28 @@ pub struct GpuReading {
 pub struct EngineLoad {
     /// KV cache in use, of the fullest engine serving there; rounded up.
     pub kv_cache: Option<Percent>,
-    /// Requests that wait, over all engines serving there.
+    /// Requests that wait for room, over all engines serving there.
     pub queue: Option<u32>,
     /// Some engine there does not say: the figures are the least that it is.
     pub partial: bool,
+    /// An engine there interrupts its own requests for lack of KV cache.
+    #[serde(default)]
+    pub preempting: bool,
 }
 
 impl EngineLoad {
     /// A GPU on which no engine serves.
-    pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0), partial: false };
+    pub const NONE: Self =
+        Self { kv_cache: Percent::new(0), queue: Some(0), partial: false, preempting: false };
 
     /// What one engine says.
     pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
-        Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none() }
+        Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none(), preempting: false }
+    }
+
+    /// KV cache in use as decisions count it: an engine that preempts its own requests is full, whatever its gauge says.
+    pub fn occupancy(self) -> Option<Percent> {
+        if self.preempting { Some(Percent::FULL) } else { self.kv_cache }
     }
 
     /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
@@ -73,6 +93,7 @@ impl EngineLoad {
                 (one, other) => one.or(other),
             },
             partial: self.partial || other.partial,
+            preempting: self.preempting || other.preempting,
         }
     }
 }

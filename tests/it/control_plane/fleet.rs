@@ -55,16 +55,11 @@ impl GpuNode {
         })
     }
 
-    fn report(
-        &self,
-        sequence: u64,
-        strangers: &BTreeMap<String, u64>,
-        engines: &BTreeMap<String, Value>,
-    ) -> Value {
+    fn report(&self, sequence: u64, measured: &Measured) -> Value {
         let gpu = |index| {
             let uuid = self.uuid(index);
-            let used = strangers.get(&uuid).copied().unwrap_or_default();
-            let engine = engines.get(&uuid);
+            let used = measured.strangers.get(&uuid).copied().unwrap_or_default();
+            let engine = measured.engines.get(&uuid);
             let by_engine = engine.map_or(0, |engine| engine["bytes"].as_u64().unwrap());
             let process =
                 engine.map(|engine| json!({ "pid": 1, "usedBytes": by_engine, "pod": engine["pod"] }));
@@ -79,55 +74,72 @@ impl GpuNode {
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
-        let mine =
-            (0..self.gpus).filter_map(|index| Some((self.uuid(index), engines.get(&self.uuid(index))?)));
-        let engines: Vec<Value> = mine
-            .map(|(uuid, engine)| {
-                json!({ "pod": engine["pod"], "engine": "vllm", "gpus": [uuid], "state": engine["state"] })
-            })
-            .collect();
+        let engine = |index| {
+            let uuid = self.uuid(index);
+            if let Some(engine) = measured.engines.get(&uuid) {
+                let (pod, state) = (&engine["pod"], &engine["state"]);
+                return Some(json!({ "pod": pod, "engine": "vllm", "gpus": [uuid], "state": state }));
+            }
+            let usage = measured.caches.get(&uuid)?;
+            Some(json!({
+                "pod": format!("engine-on-{uuid}"), "engine": "vllm", "gpus": [uuid], "state": "serving",
+                "kvCacheUsage": usage, "waiting": 0, "running": 1,
+            }))
+        };
+        let engines: Vec<Value> = (0..self.gpus).filter_map(engine).collect();
         json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus, "engines": engines })
     }
 }
 
+/// What no API event shows, by GPU.
+#[derive(Debug, Clone, Default)]
+struct Measured {
+    /// The VRAM that processes outside of pods use, in MiB.
+    strangers: BTreeMap<String, u64>,
+    /// The share of its KV cache that the engine there uses.
+    caches: BTreeMap<String, f64>,
+    /// The one engine there: its pod, its state, and its bytes.
+    engines: BTreeMap<String, Value>,
+}
+
 /// The agents of all nodes; dropping this stops them.
 pub struct FleetAgents {
-    /// The VRAM that processes outside of pods use of a GPU, in MiB: no API event shows it.
-    strangers: Arc<Mutex<BTreeMap<String, u64>>>,
-    /// By GPU, the one engine there: its pod, its state, and its bytes.
-    engines: Arc<Mutex<BTreeMap<String, Value>>>,
+    measured: Arc<Mutex<Measured>>,
     task: JoinHandle<()>,
 }
 
 impl FleetAgents {
     /// They report to every replica, whether it listens or not.
     pub fn start(pause: Duration, nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
-        let strangers: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
-        let engines: Arc<Mutex<BTreeMap<String, Value>>> = Arc::default();
-        let (used, running) = (strangers.clone(), engines.clone());
+        let measured: Arc<Mutex<Measured>> = Arc::default();
+        let shared = measured.clone();
         let task = tokio::spawn(async move {
             for sequence in 1.. {
-                let (used, running) = (used.lock().clone(), running.lock().clone());
-                let report = |node: &GpuNode| node.report(sequence, &used, &running);
-                let reports: Vec<Value> = nodes.iter().map(report).collect();
+                let measured = shared.lock().clone();
+                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &measured)).collect();
                 for reports in reports.chunks(AT_ONCE) {
                     tell(&replicas, &Value::from(reports).to_string()).await;
                 }
                 tokio::time::sleep(pause).await;
             }
         });
-        Self { strangers, engines, task }
+        Self { measured, task }
     }
 
     /// From the next report on.
     pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
         let engine = json!({ "pod": pod, "bytes": mib << 20, "state": state });
-        self.engines.lock().insert(uuid.to_owned(), engine);
+        self.measured.lock().engines.insert(uuid.to_owned(), engine);
     }
 
     /// From the next report on.
     pub fn occupy(&self, uuid: &str, mib: u64) {
-        self.strangers.lock().insert(uuid.to_owned(), mib);
+        self.measured.lock().strangers.insert(uuid.to_owned(), mib);
+    }
+
+    /// From the next report on.
+    pub fn fill_cache(&self, uuid: &str, share: f64) {
+        self.measured.lock().caches.insert(uuid.to_owned(), share);
     }
 }
 

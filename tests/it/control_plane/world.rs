@@ -134,6 +134,11 @@ impl RealControlPlane {
         self.agents.as_ref().expect("they report").report_engine(uuid, pod, mib, state);
     }
 
+    /// From the next report on, an engine on that GPU uses this share of its KV cache.
+    pub fn fill_cache(&self, uuid: &str, share: f64) {
+        self.agents.as_ref().expect("they report").fill_cache(uuid, share);
+    }
+
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
     pub async fn begin_scheduling(&mut self) {
         self.begin_scheduling_but(|_| {}).await;

@@ -3,7 +3,7 @@
 mod node;
 
 use crate::scheduling::explaining::explanation::{
-    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, TenantPart,
+    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart, TenantPart,
 };
 use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
@@ -110,6 +110,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
     rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
     rows
 }
@@ -155,8 +156,11 @@ fn class(class: &ClassPart) -> String {
     let mut text = format!("{}: {because}\n{}", class.name, terms(class));
     for passed in &class.passed_over {
         let Condition { field, wants, has } = &passed.unmet;
-        write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class)
-            .expect(TAKES_TEXT);
+        match field.as_str() {
+            "when" => write!(text, "\nnot {}: it takes pods when it is {wants}, and {has}", passed.class),
+            _ => write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class),
+        }
+        .expect(TAKES_TEXT);
     }
     text
 }
@@ -170,7 +174,8 @@ fn terms(class: &ClassPart) -> String {
     });
     let kind = class.engine.then(|| "an engine: one starts at a time on a GPU".to_owned());
     let leaves = class.preemptible.then(|| "preemptible".to_owned());
-    let all: Vec<String> = [kind, kv, queue, sharing, leaves].into_iter().flatten().collect();
+    let pools = class.pools.as_ref().map(|names| format!("goes to nodes of {} only", names.join(", ")));
+    let all: Vec<String> = [kind, kv, queue, sharing, pools, leaves].into_iter().flatten().collect();
     if all.is_empty() { "no limits".into() } else { all.join("; ") }
 }
 
@@ -188,6 +193,17 @@ fn tenant(tenant: &TenantPart) -> String {
     )
 }
 
+fn spare(part: &SparePart) -> String {
+    let SparePart { rule, keeps, free, kept_from_pod, window } = part;
+    let window = window.as_ref().map_or(String::new(), |window| format!(" ({window})"));
+    let free = match free {
+        None => "no window of this is open".into(),
+        Some(free) if *kept_from_pod => format!("{free} are free: none for this pod"),
+        Some(free) => format!("{free} are free"),
+    };
+    format!("{keeps} {rule} stay free of preemptible pods{window}; {free}")
+}
+
 fn policy(explanation: &Explanation) -> String {
     let policy = &explanation.policy;
     let mode = match policy.mode {
@@ -202,7 +218,14 @@ fn state(explanation: &Explanation) -> String {
         PodStage::Bound { node, running_for_millis, .. } if explanation.request.device_resource.is_some() => {
             format!("bound to {node} for {}; the kubelet picks its GPUs", length(*running_for_millis))
         }
-        PodStage::Bound { node, gpus, granted_bytes, running_for_millis, start_gate_opens_in_millis } => {
+        PodStage::Bound {
+            node,
+            gpus,
+            granted_bytes,
+            running_for_millis,
+            start_gate_opens_in_millis,
+            start,
+        } => {
             let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
@@ -210,8 +233,9 @@ fn state(explanation: &Explanation) -> String {
                     length(opens_in)
                 )
             });
+            let start = start.map_or(String::new(), |start| format!("\n{}", node::bound_start(&start)));
             format!(
-                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}",
+                "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{start}",
                 length(*running_for_millis)
             )
         }

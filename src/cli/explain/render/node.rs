@@ -2,14 +2,16 @@
 
 use super::{Paint, WIDTH, lines, pairs};
 use crate::scheduling::explaining::explanation::{
-    DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
+    StartPart, WeightedPart,
 };
 use crate::scheduling::explaining::units::length;
 use crate::scheduling::ledger::OccupantPhase;
+use crate::scheduling::placing::start_model::FactorSource;
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::node_reading::Freshness;
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis, Percent, plural};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
@@ -32,6 +34,7 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
         ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
     }));
     rows.extend(model(node).map(|model| ("model".into(), model)));
+    rows.extend(node.start.as_ref().and_then(start).map(|start| ("start".into(), start)));
     rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
     text += &pairs(&rows, INDENT - 1);
     if !node.gpus.is_empty() {
@@ -83,6 +86,67 @@ fn model(node: &NodePart) -> Option<String> {
         Some(ModelTier::Resident) => "in a GPU",
     };
     Some(format!("{tier}; it would answer {ready} after binding"))
+}
+
+/// `17 s to fetch, 6 s to load and 20 s to start`, and what of it was learned; nothing where a pod has neither a model nor a pull.
+fn start(start: &StartPart) -> Option<String> {
+    let StartPart { missing_images, missing_image_bytes, .. } = start;
+    let pull = format!(
+        "to pull {} of {missing_image_bytes}{}",
+        plural(*missing_images, "image"),
+        if start.is_image_size_assumed { " (assumed)" } else { "" }
+    );
+    let parts = [
+        (start.pull_millis, pull.as_str()),
+        (start.fetch_millis, "to fetch the model"),
+        (start.load_millis, "to load it"),
+        (start.init_millis, "to start the engine"),
+    ];
+    let said = parts.iter().filter(|(time, _)| *time > Millis::default());
+    let said: Vec<String> = said.map(|(time, what)| format!("{} {what}", length(*time))).collect();
+    if said.is_empty() {
+        return None;
+    }
+    let mut text = said.join(", ");
+    for (what, calibration) in [("pulls", &start.pull), ("engines", &start.engine)] {
+        text += &calibrated(what, calibration);
+    }
+    if start.pull.starts + start.engine.starts > 0 {
+        text += &format!("\nby the policy's speeds {}", length(start.policy_millis));
+    }
+    Some(text)
+}
+
+/// What was learned, if anything was.
+fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
+    let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
+    let of = match source {
+        FactorSource::Policy => return String::new(),
+        FactorSource::Cluster if what == "pulls" => "on other nodes",
+        FactorSource::Cluster => "on such GPUs",
+        FactorSource::Node => "on this node",
+    };
+    let times = |thousandths: u32| format!("{}.{:02} ×", thousandths / 1000, thousandths % 1000 / 10);
+    let init = match what {
+        "pulls" => String::new(),
+        _ => format!(", the rest {} as long", times(init_thousandths)),
+    };
+    let starts = plural(starts, "start");
+    format!(
+        "\nby {starts} {of}, {what} move bytes in {} the policy's time{init}",
+        times(transfer_thousandths)
+    )
+}
+
+/// When a bound pod's engine was to answer, and when it did.
+pub fn bound_start(start: &BoundStartPart) -> String {
+    let BoundStartPart { expected_millis, policy_millis, took_millis } = *start;
+    let policy = match policy_millis == expected_millis {
+        true => String::new(),
+        false => format!(", by the policy's speeds after {}", length(policy_millis)),
+    };
+    let took = took_millis.map_or("it has not yet".into(), |took| format!("it did after {}", length(took)));
+    format!("its engine was expected to answer {} after binding{policy}; {took}", length(expected_millis))
 }
 
 /// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
@@ -157,18 +221,39 @@ fn remarks(gpus: &[GpuPart]) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for gpu in gpus {
         let health = (gpu.health != Health::Healthy && gpu.chosen).then(|| "it is not healthy".to_owned());
+        let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let on_it = (!gpu.occupants.is_empty())
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
-        let said: Vec<String> = health.into_iter().chain(against).chain(on_it).chain(stay).collect();
+        let said: Vec<String> =
+            health.into_iter().chain(load).chain(against).chain(on_it).chain(stay).collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }
     }
     if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
+}
+
+/// `KV cache 66 % (average 64 %, +12 a minute, 1.0 s old), 3 waiting: costs 156 of 1000`; nothing of a GPU whose
+/// engines are idle.
+fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
+    let idle = (Some(Percent::default()), Some(0));
+    if (gpu.kv_cache_percent, gpu.queue) == idle && (load.counted_percent, load.counted_queue) == idle {
+        return None;
+    }
+    let age = length(load.age_millis);
+    let read = match (gpu.kv_cache_percent, load.average_percent, load.trend_per_minute) {
+        (Some(read), Some(average), Some(trend)) => {
+            format!("KV cache {read} (average {average}, {trend:+} a minute, {age} old)")
+        }
+        _ => "KV cache unknown".into(),
+    };
+    let waiting = gpu.queue.map_or(String::new(), |queue| format!(", {queue} waiting"));
+    let preempting = if load.preempting { ", preempts its own requests, which counts as full" } else { "" };
+    Some(format!("{read}{waiting}{preempting}: costs {} of 1000", load.part))
 }
 
 fn occupant(occupant: &OccupantPart) -> String {
@@ -182,6 +267,101 @@ fn occupant(occupant: &OccupantPart) -> String {
     let gate = occupant
         .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+    let over = match occupant.over_grant_bytes {
+        Bytes::ZERO => String::new(),
+        over => format!(", uses {over} beyond its grant"),
+    };
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start_part() -> StartPart {
+        let policy = CalibrationPart {
+            source: FactorSource::Policy,
+            starts: 0,
+            transfer_thousandths: 1000,
+            init_thousandths: 1000,
+        };
+        StartPart {
+            pull_millis: Millis::default(),
+            fetch_millis: Millis::seconds(30),
+            load_millis: Millis::seconds(10),
+            init_millis: Millis::seconds(20),
+            policy_millis: Millis::seconds(60),
+            missing_images: 0,
+            missing_image_bytes: Bytes::ZERO,
+            is_image_size_assumed: false,
+            pull: policy,
+            engine: policy,
+        }
+    }
+
+    #[test]
+    fn a_start_is_shown_in_parts_with_what_was_learned_of_them() {
+        assert_eq!(
+            start(&start_part()).unwrap(),
+            "30 s to fetch the model, 10 s to load it, 20 s to start the engine"
+        );
+        let learned = StartPart {
+            pull_millis: Millis::seconds(90),
+            missing_images: 2,
+            missing_image_bytes: Bytes::gib(8),
+            is_image_size_assumed: true,
+            pull: CalibrationPart {
+                source: FactorSource::Cluster,
+                starts: 7,
+                transfer_thousandths: 2250,
+                ..start_part().pull
+            },
+            engine: CalibrationPart {
+                source: FactorSource::Node,
+                starts: 12,
+                transfer_thousandths: 333,
+                init_thousandths: 1040,
+            },
+            ..start_part()
+        };
+        assert_eq!(
+            start(&learned).unwrap(),
+            "90 s to pull 2 images of 8.0 GiB (assumed), 30 s to fetch the model, 10 s to load it, 20 s to start the engine\n\
+             by 7 starts on other nodes, pulls move bytes in 2.25 × the policy's time\n\
+             by 12 starts on this node, engines move bytes in 0.33 × the policy's time, the rest 1.04 × as long\n\
+             by the policy's speeds 60 s"
+        );
+        assert_eq!(
+            start(&StartPart {
+                fetch_millis: Millis(0),
+                load_millis: Millis(0),
+                init_millis: Millis(0),
+                ..start_part()
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn a_bound_pod_shows_when_its_engine_was_expected_and_when_it_answered() {
+        let bound = BoundStartPart {
+            expected_millis: Millis::seconds(42),
+            policy_millis: Millis::seconds(42),
+            took_millis: None,
+        };
+        assert_eq!(
+            bound_start(&bound),
+            "its engine was expected to answer 42 s after binding; it has not yet"
+        );
+        let late = BoundStartPart {
+            policy_millis: Millis::seconds(20),
+            took_millis: Some(Millis::seconds(50)),
+            ..bound
+        };
+        assert_eq!(
+            bound_start(&late),
+            "its engine was expected to answer 42 s after binding, by the policy's speeds after 20 s; it did after 50 s"
+        );
+    }
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::{EvictionRates, WhenIncomplete};
+use crate::scheduling::policy::{EvictionRates, OveruseRule, WhenIncomplete};
 use crate::scheduling::verbs::observe::ReadingReported;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
 use crate::units::{Bytes, Percent};
 
 fn refuse_for_now(bench: &PlannerFixture, name: &str) {
@@ -167,4 +167,59 @@ async fn a_group_that_is_complete_after_all_keeps_its_members() {
     bench.show(of_a_pair("b", bound("b", "n", 50, 100)));
     bench.pass(20);
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
+}
+
+/// One report a second for so long, in which the job uses 12 of its 10 GiB or less, and the writes.
+async fn report_use(bench: &mut PlannerFixture, seconds: u64, used_gib: u64) -> Vec<String> {
+    let mut written = Vec::new();
+    for _ in 0..seconds {
+        bench.pass(1);
+        let (granted, used) = (Bytes::gib(10), Bytes::gib(used_gib));
+        let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used });
+        let sampled = bench.service.cluster().now();
+        let reading =
+            NodeReading { sampled, over_grant: over.into_iter().collect(), ..NodeReading::default() };
+        bench.service.cluster().apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading });
+        written.extend(bench.tick().await);
+    }
+    written
+}
+
+fn overusing(policy: Policy) -> PlannerFixture {
+    let mut bench = PlannerFixture::by(policy, &["n"]);
+    bench.show(bound("job", "n", 10, -10));
+    bench
+}
+
+fn evicting_overuse() -> Policy {
+    let mut policy = Policy::default();
+    policy.overuse = OveruseRule::Evict;
+    policy
+}
+
+#[tokio::test]
+async fn a_pod_over_its_grant_gets_an_event_and_is_evicted_later() {
+    let mut bench = overusing(evicting_overuse());
+    assert_eq!(report_use(&mut bench, 100, 12).await, Vec::<String>::new());
+    assert_eq!(bench.recorder.told(), ["StowageOveruse"]);
+    assert_eq!(report_use(&mut bench, 30, 12).await, ["job: evict Overuse"]);
+    let evictions = &bench.service.metrics.planner.overuse_evictions;
+    assert_eq!(evictions.with_label_values(&["written"]).get(), 1);
+}
+
+#[tokio::test]
+async fn by_default_a_pod_over_its_grant_is_not_evicted() {
+    let mut bench = overusing(Policy::default());
+    assert_eq!(report_use(&mut bench, 200, 12).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_eviction_for_overuse_that_a_budget_refuses_is_tried_again_and_taken_back_when_the_pod_keeps_to_its_grant()
+ {
+    let mut bench = overusing(evicting_overuse());
+    refuse_for_now(&bench, "job");
+    let tried = report_use(&mut bench, 250, 12).await;
+    assert_eq!(tried, ["job: evict Overuse", "job: evict Overuse", "job: evict Overuse"]);
+    assert_eq!(report_use(&mut bench, 5, 8).await, ["job: stays"]);
+    assert_eq!(report_use(&mut bench, 100, 8).await, Vec::<String>::new());
 }

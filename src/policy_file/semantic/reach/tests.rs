@@ -1,7 +1,7 @@
 //! The answer "never" against a search: of many pods that were tried, none may reach a class that is said to be unreachable.
 
 use super::*;
-use crate::scheduling::policy::{Class, ExpressionPod};
+use crate::scheduling::policy::{Class, ExpressionPod, LabelExpression, NamespaceSelector};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use proptest::prelude::*;
 
@@ -20,23 +20,55 @@ fn any_match() -> impl Strategy<Value = Match> {
     let priority =
         proptest::option::weighted(0.5, (-3i32..3, -3i32..3).prop_map(|(a, b)| a.min(b)..=a.max(b)));
     let labels = proptest::option::weighted(0.3, proptest::sample::select(vec!["1", "2"]));
-    (sharing, priority, names(&["p", "q"]), names(&["a", "b"]), labels, names(&["r", "s"])).prop_map(
-        |(sharing, priority, priority_classes, namespaces, label, resources)| Match {
-            sharing,
-            priority,
-            priority_classes,
-            namespaces,
-            labels: label.map(|value| ("l".to_owned(), value.to_owned())).into_iter().collect(),
-            resources,
-            expression: None,
+    let namespaces = names(&["a", "b", "*", "a*", "*b"]);
+    let expression = proptest::option::weighted(0.4, expression());
+    let selector = proptest::option::weighted(0.3, expression_of("n"));
+    (sharing, priority, names(&["p", "q"]), namespaces, labels, names(&["r", "s"]), expression, selector)
+        .prop_map(
+            |(sharing, priority, priority_classes, namespaces, label, resources, expression, selector)| {
+                Match {
+                    match_expressions: expression.into_iter().collect(),
+                    namespace_selector: selector.map(|expression| NamespaceSelector {
+                        match_expressions: vec![expression],
+                        ..NamespaceSelector::default()
+                    }),
+                    sharing,
+                    priority,
+                    priority_classes,
+                    namespaces,
+                    labels: label.map(|value| ("l".to_owned(), value.to_owned())).into_iter().collect(),
+                    resources,
+                    expression: None,
+                }
+            },
+        )
+}
+
+fn expression() -> impl Strategy<Value = LabelExpression> {
+    expression_of("l")
+}
+
+fn expression_of(key: &'static str) -> impl Strategy<Value = LabelExpression> {
+    use crate::scheduling::policy::LabelOperator::{DoesNotExist, Exists, In, NotIn};
+    let values = proptest::sample::subsequence(vec!["1", "2"], 1..=2);
+    (proptest::sample::select(vec![In, NotIn, Exists, DoesNotExist]), values).prop_map(
+        move |(operator, values)| {
+            let values = values.into_iter().filter(|_| operator.has_values()).map(str::to_owned).collect();
+            LabelExpression { key: key.into(), operator, values }
         },
     )
+}
+
+/// The labels that the namespace of a pod may have; `None` if they are unknown.
+fn namespaces() -> [Option<BTreeMap<String, String>>; 4] {
+    let labelled = |value: &str| Some(BTreeMap::from([("n".to_owned(), value.to_owned())]));
+    [None, Some(BTreeMap::new()), labelled("1"), labelled("2")]
 }
 
 /// One of every kind of pod that the matches above can tell apart.
 fn pods() -> Vec<PodTraits> {
     let mut pods = Vec::new();
-    for namespace in ["a", "b", "c"] {
+    for namespace in ["a", "b", "ab"] {
         for priority_class in ["", "p", "q"] {
             for priority in -4..=3 {
                 for sharing in [Sharing::Exclusive, Sharing::Shared] {
@@ -71,8 +103,14 @@ proptest! {
         if takers(&earlier, &last).is_some() {
             for pod in pods() {
                 let subject = ExpressionPod::new(&pod);
-                let taken = earlier.iter().any(|one| one.class.matches.accepts(&subject));
-                prop_assert!(taken || !last.accepts(&subject), "{pod:?}");
+                for labels in namespaces() {
+                    let selects = |one: &Match| {
+                        one.namespace_selector.as_ref().zip(labels.as_ref()).is_some_and(|(one, labels)| one.takes(labels))
+                    };
+                    let accepts = |one: &Match| one.accepts(&subject, selects(one));
+                    let taken = earlier.iter().any(|one| accepts(&one.class.matches));
+                    prop_assert!(taken || !accepts(&last), "{pod:?} in {labels:?}");
+                }
             }
         }
     }

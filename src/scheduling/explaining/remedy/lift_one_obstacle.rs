@@ -12,6 +12,7 @@ use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Millis, Percent};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +21,18 @@ enum LiftedObstacle {
     Pressure,
     ClassExclusions,
     Pool,
+    Spare,
     MigLayout,
     Health,
     Residents,
 }
 
-const ALL: [LiftedObstacle; 7] = [
+const ALL: [LiftedObstacle; 8] = [
     LiftedObstacle::Gate,
     LiftedObstacle::Pressure,
     LiftedObstacle::ClassExclusions,
     LiftedObstacle::Pool,
+    LiftedObstacle::Spare,
     LiftedObstacle::MigLayout,
     LiftedObstacle::Health,
     LiftedObstacle::Residents,
@@ -90,6 +93,8 @@ impl LiftedObstacle {
             Self::ClassExclusions => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
             Self::Pool if node.classes.contains(demand.class) => None,
             Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
+            Self::Spare if demand.kept.is_empty() => None,
+            Self::Spare => Some((node.clone(), Demand { kept: SpareSet::NONE, ..demand.clone() })),
             Self::MigLayout if !node.miscut => None,
             Self::MigLayout => opened(Node { miscut: false, ..node.clone() }),
             Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
@@ -129,7 +134,11 @@ impl LiftedObstacle {
                     nodes,
                 }
             }
+            Self::Pool if facts.demand().terms.confined => {
+                RemedyChange::AddPoolToClass { gpu_candidate, class: class(), pool: known.pool, nodes }
+            }
             Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
+            Self::Spare => RemedyChange::KeepFewerSpare { gpu_candidate, class: class(), nodes },
             Self::MigLayout => RemedyChange::Repartition { gpu_candidate, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
@@ -198,8 +207,8 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
             .fold(EngineLoad::NONE, EngineLoad::beside)
     };
     let figures = |gpu_candidate: &&(usize, GpuSet)| {
-        let EngineLoad { kv_cache, queue, .. } = engine_load(gpu_candidate);
-        (kv_cache.map(Percent::get), queue, gpu_candidate.0)
+        let engine_load = engine_load(gpu_candidate);
+        (engine_load.occupancy().map(Percent::get), engine_load.queue, gpu_candidate.0)
     };
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
@@ -211,7 +220,7 @@ fn calmest(cluster: &mut impl ClusterAccess, facts: &Facts, found: &LiftedNodes)
         })
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
-    let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
+    let (kv_cache, queue) = (engine_load(calmest).occupancy(), engine_load(calmest).queue);
     Some(RemedyChange::WaitForEngines {
         by: busy.flat_map(engines).collect(),
         gpu_candidate: gpu_candidate(node, calmest.1),

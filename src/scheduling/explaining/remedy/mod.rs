@@ -6,7 +6,7 @@
 mod devices;
 mod lift_one_obstacle;
 mod request;
-mod sentence;
+pub(super) mod sentence;
 mod victims;
 
 use super::ClusterAccess;
@@ -88,6 +88,10 @@ pub enum RemedyChange {
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
     /// The node's pool accepts the pod's class.
     AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
+    /// The class is kept in other node pools.
+    AddPoolToClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
+    /// The policy keeps fewer GPUs free.
+    KeepFewerSpare { gpu_candidate: GpuCandidate, class: String, nodes: u32 },
     /// The node's GPUs are partitioned as its pool expects.
     Repartition { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
     /// Both classes share GPUs with each other.
@@ -119,6 +123,22 @@ pub struct Victim {
     pub vram_bytes: Bytes,
     /// What its eviction loses.
     pub eviction_cost: PodEvictionCost,
+    /// The group that is evicted with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRestart>,
+    /// Kueue manages it: its Workload stays admitted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_kueues: bool,
+}
+
+/// A group that is evicted as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupRestart {
+    pub name: String,
+    pub pods: u32,
+    /// What the eviction of all its pods loses, in thousandths of a GPU-second.
+    pub cost: u64,
 }
 
 /// What the pod lacks to evict others.
@@ -217,7 +237,10 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
         RemedyChange::FreeVram { .. } | RemedyChange::FreeDevices { .. } => 9,
         RemedyChange::RaiseLimit { .. } => 10,
         RemedyChange::StartAgent { .. } => 11,
-        RemedyChange::AdmitClass { .. } | RemedyChange::ShareClasses { .. } => 12,
+        RemedyChange::AdmitClass { .. }
+        | RemedyChange::AddPoolToClass { .. }
+        | RemedyChange::ShareClasses { .. }
+        | RemedyChange::KeepFewerSpare { .. } => 12,
         RemedyChange::RepairGpu { .. } | RemedyChange::Repartition { .. } => 13,
         RemedyChange::WaitForEmptyGpu { .. } => 14,
         RemedyChange::RequestLess { .. } => MUCH_LESS,
@@ -237,6 +260,8 @@ impl RemedyChange {
             | Self::Share { gpu_candidate }
             | Self::RaiseLimit { gpu_candidate, .. }
             | Self::AdmitClass { gpu_candidate, .. }
+            | Self::AddPoolToClass { gpu_candidate, .. }
+            | Self::KeepFewerSpare { gpu_candidate, .. }
             | Self::Repartition { gpu_candidate, .. }
             | Self::ShareClasses { gpu_candidate, .. }
             | Self::RepairGpu { gpu_candidate, .. }

@@ -33,6 +33,8 @@ impl fmt::Display for RemedyChange {
             Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
+            | Self::AddPoolToClass { .. }
+            | Self::KeepFewerSpare { .. }
             | Self::Repartition { .. }
             | Self::ShareClasses { .. } => self.say_policy(f),
             Self::WaitForStartGate { .. }
@@ -144,6 +146,24 @@ impl RemedyChange {
                 f,
                 "admit class {class} to {} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::AddPoolToClass { gpu_candidate, class, pool, nodes } => write!(
+                f,
+                "{} in the policy: {gpu_candidate} {} then{}",
+                match pool {
+                    Some(pool) => format!("add node pool {pool} to `pools` of class {class}"),
+                    None =>
+                        format!("add {} to a node pool that class {class} is kept in", gpu_candidate.node),
+                },
+                fits(gpu_candidate),
+                others(*nodes)
+            ),
+            Self::KeepFewerSpare { gpu_candidate, class, nodes } => write!(
+                f,
+                "wait until more GPUs are free, or keep fewer of them from class {class} (planning.spare in the policy): \
+                 {gpu_candidate} {} then{}",
                 fits(gpu_candidate),
                 others(*nodes)
             ),
@@ -290,8 +310,9 @@ fn say_preempt(
     needs: PreemptionNeeds,
 ) -> fmt::Result {
     let named = |victim: &Victim| {
-        let Victim { pod, class, priority, vram_bytes, eviction_cost } = victim;
-        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(eviction_cost))
+        let Victim { pod, class, priority, vram_bytes, eviction_cost, .. } = victim;
+        let lost = lost(eviction_cost);
+        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})", with_others(victim))
     };
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
@@ -319,8 +340,24 @@ fn say_preempt(
     }
 }
 
+/// What else goes or stays with a victim.
+fn with_others(victim: &Victim) -> String {
+    let group = victim.group.as_ref().map_or(String::new(), |group| {
+        let cost = gpu_seconds(group.cost);
+        format!(
+            "; all {} of its {} restart, which loses {cost} GPU-seconds",
+            plural(group.pods, "pod"),
+            group.name
+        )
+    });
+    match victim.is_kueues {
+        true => format!("{group}; its Workload is not requeued, and replacements wait inside its quota"),
+        false => group,
+    }
+}
+
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
-fn lost(eviction_cost: &PodEvictionCost) -> String {
+pub fn lost(eviction_cost: &PodEvictionCost) -> String {
     let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),

@@ -1,8 +1,10 @@
 //! Victims for the pod: the core's own search, on the nodes that are nearest to fitting.
 
 use super::request::with_priority;
-use super::{PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
-use crate::scheduling::evicting::{BudgetRules, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims};
+use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
+use crate::scheduling::evicting::{
+    BudgetRules, PreemptionCandidate, Shortfall, VictimGroup, VictimSet, cheapest_victims,
+};
 use crate::scheduling::explaining::ClusterAccess;
 use crate::scheduling::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explaining::nodes::NodeOutline;
@@ -43,6 +45,7 @@ struct FoundVictims {
     place: usize,
     set: VictimSet,
     victims: Vec<PotentialVictim>,
+    gangs: Vec<VictimGroup>,
     /// The eviction limit that forbids it now.
     limit: Option<EvictionLimit>,
 }
@@ -75,7 +78,7 @@ fn cheapest(
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
         let victims = room.candidates.into_iter().filter(leaves).collect();
         let limit = cluster.look(|ledger| ledger.eviction_limit(&set.all_victims()));
-        Some(FoundVictims { place, set, victims, limit })
+        Some(FoundVictims { place, set, victims, gangs: room.gangs, limit })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
 }
@@ -86,20 +89,39 @@ impl FoundVictims {
     }
 
     fn told(&self, cluster: &mut impl ClusterAccess, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
-        let name = |victim: &PotentialVictim| {
-            cluster.look(|ledger| ledger.pod_state(&victim.uid).map(|entry| entry.key.to_string()))
-        };
-        let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
-        let victim = |(victim, name): (&PotentialVictim, Option<String>)| Victim {
-            pod: name.unwrap_or_else(|| victim.uid.to_string()),
+        let mut victims: Vec<Victim> =
+            self.victims.iter().map(|victim| self.victim(cluster, facts, victim)).collect();
+        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let node = &facts.snapshot.nodes()[self.place];
+        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+    }
+
+    fn victim(&self, cluster: &mut impl ClusterAccess, facts: &Facts, victim: &PotentialVictim) -> Victim {
+        let known = cluster.look(|ledger| {
+            let entry = ledger.pod_state(&victim.uid)?;
+            Some((entry.key.to_string(), entry.disruption_info.queue_managed))
+        });
+        let (pod, is_kueues) = known.unwrap_or_else(|| (victim.uid.to_string(), false));
+        Victim {
+            pod,
             class: facts.policy.class(victim.class).name.clone(),
             priority: victim.priority,
             vram_bytes: victim.vram(),
             eviction_cost: victim.eviction_cost,
-        };
-        let mut victims: Vec<Victim> = self.victims.iter().zip(names).map(victim).collect();
-        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
-        let node = &facts.snapshot.nodes()[self.place];
-        RemedyChange::Preempt { gpu_candidate: gpu_candidate(node, self.set.gpus), victims, needs }
+            group: self.restart(cluster, victim),
+            is_kueues,
+        }
+    }
+
+    /// What the restart of the victim's group loses: its members here, and those on other nodes.
+    fn restart(&self, cluster: &mut impl ClusterAccess, victim: &PotentialVictim) -> Option<GroupRestart> {
+        let gang = self.gangs.get(usize::from(victim.gang?))?;
+        let here = self.victims.iter().filter(|one| one.gang == victim.gang);
+        let cost =
+            here.map(|one| one.eviction_cost.total()).fold(gang.eviction_cost.cost, u64::saturating_add);
+        let name = cluster.look(|ledger| {
+            Some(ledger.pod_state(&victim.uid)?.disruption_info.group.as_ref()?.to_string())
+        })?;
+        Some(GroupRestart { name, pods: gang.members.len() as u32, cost })
     }
 }

@@ -148,6 +148,7 @@ impl NodeState {
         let mut gpus = self.charges.reserved.clone();
         self.add_measured(&policy.telemetry, &mut gpus);
         self.add_lendable(&mut gpus);
+        self.mark_spare(policy, &mut gpus);
         gpus
     }
 
@@ -161,6 +162,7 @@ impl NodeState {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
         self.add_lendable(&mut gpus);
+        self.mark_spare(policy, &mut gpus);
         gpus
     }
 

@@ -102,6 +102,7 @@ impl NodeState {
     pub(in crate::scheduling::ledger) fn forget_machine(&mut self) {
         self.departed.clear();
         self.reported = false;
+        self.forget_starts();
     }
 
     /// The devices to keep after a report that lists `reported`: those, and the missing ones that still have pods, as

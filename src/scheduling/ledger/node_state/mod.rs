@@ -4,6 +4,7 @@
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
 //! - [`lending`]: what its sleeping engines lend;
+//! - [`node_starts`]: how long engines took to start there;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -12,6 +13,7 @@ mod charges;
 mod departed;
 mod device_list;
 mod lending;
+mod node_starts;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
@@ -19,20 +21,26 @@ pub(super) use device_list::DeviceReport;
 pub use lending::WakeStatus;
 
 use super::pod_states::PodStates;
+use super::start_samples::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::fit::check_node_admission;
 use crate::scheduling::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::scheduling::vocabulary::demand::{Demand, HostResources};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
-use crate::scheduling::vocabulary::gpu::{Device, GpuSet};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, GpuSet};
+use crate::scheduling::vocabulary::image::NodeImageSet;
 use crate::scheduling::vocabulary::model_tier::NodeModelSet;
 use crate::scheduling::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
+use crate::scheduling::vocabulary::spare::SpareCounts;
+use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
 use crate::units::{Bytes, Moment};
 use charges::NodeCharges;
 use departed::DepartedPod;
 use device_list::GainLimit;
 use lending::NodeLending;
+use node_starts::NodeStarts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,6 +68,12 @@ pub(in crate::scheduling) struct NodeState {
     freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
+    /// Its images, as far as it lists them.
+    images: NodeImageSet,
+    starts: Arc<NodeStarts>,
+    /// Of each GPU, how busy its engines are, over the readings.
+    #[serde(default)]
+    engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, until a reading sampled later shows nothing of them.
     departed: Vec<DepartedPod>,
     /// What readings say of the sleep of engines that lend, and what follows from it.
@@ -71,6 +85,12 @@ pub(in crate::scheduling) struct NodeState {
     /// What they take, as the last change left it.
     #[serde(skip)]
     charges: NodeCharges,
+    /// It is cordoned, or its kubelet does not answer: no new pod goes there.
+    #[serde(default)]
+    cordoned: bool,
+    /// Its free GPUs, as they are counted for the rules of `planning.spare`.
+    #[serde(skip)]
+    spare: SpareCounts,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
     /// Follows from all the rest; only its name and generation are stored.
@@ -94,10 +114,15 @@ impl NodeState {
             reading: None,
             freshness: Freshness::default(),
             unaccounted: Vec::new(),
+            images: NodeImageSet::default(),
+            starts: Arc::default(),
+            engine_loads: Vec::new(),
             departed: Vec::new(),
             lending: NodeLending::default(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
+            cordoned: false,
+            spare: SpareCounts::default(),
             unbound: None,
             view,
         }
@@ -182,6 +207,28 @@ impl NodeState {
 
     pub(super) fn remove(&mut self) {
         self.exists = false;
+        self.forget_starts();
+    }
+
+    pub(super) fn images(&self) -> &NodeImageSet {
+        &self.images
+    }
+
+    /// Answers whether they are others than before.
+    pub(super) fn set_images(&mut self, images: NodeImageSet) -> bool {
+        let is_new = self.images != images;
+        self.images = images;
+        is_new
+    }
+
+    /// An engine has started here; `known` is what the cluster knows of such starts.
+    pub(super) fn learn_start(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+        Arc::make_mut(&mut self.starts).learn(kind, sample, known);
+    }
+
+    /// What engines took to start here counts no more.
+    pub(super) fn forget_starts(&mut self) {
+        self.starts = Arc::default();
     }
 
     /// Answers whether another machine bears the name now.
@@ -252,6 +299,8 @@ impl NodeState {
             miscut: self.is_miscut(policy),
             classes: self.admission.classes,
             holdings: self.holdings(),
+            images: self.images.clone(),
+            start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
             free_host: self.free_host(pods),
         }
@@ -269,6 +318,33 @@ impl NodeState {
         let is_new = self.view.free_host != free_host;
         self.view.free_host = free_host;
         is_new
+    }
+
+    /// Counts its free GPUs anew for the rules of `planning.spare`. Answers what it counted before, and what now: nothing on a node
+    /// on which Stowage places no pod.
+    pub(super) fn count_spare(&mut self) -> (SpareCounts, SpareCounts) {
+        let Node { kind, closed, miscut, .. } = self.view;
+        let mut now = SpareCounts::default();
+        if self.exists && kind == NodeKind::Stowage && !closed && !miscut && !self.cordoned {
+            self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty()).for_each(|gpu| now.count(gpu.spare));
+        }
+        (std::mem::replace(&mut self.spare, now), now)
+    }
+
+    pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
+        self.cordoned = !takes_new_pods;
+    }
+
+    /// Marks the GPUs that count as free for the rules of `planning.spare`.
+    fn mark_spare(&self, policy: &Policy, gpus: &mut [Gpu]) {
+        if policy.planning.spare.is_empty() {
+            return;
+        }
+        for (gpu, device) in gpus.iter_mut().zip(self.devices.iter()) {
+            if gpu.is_wholly_free(policy.telemetry.margin.of(device.total)) {
+                gpu.spare = policy.spare_of(self.admission.pool, &device.model);
+            }
+        }
     }
 
     pub(super) fn set_generation(&mut self, generation: u64) {

@@ -9,6 +9,7 @@ use crate::scheduling::policy::{Policy, TelemetryRules};
 use crate::scheduling::vocabulary::demand::Sharing;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::{Bytes, Moment};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -58,6 +59,7 @@ impl NodeState {
         self.reading = None;
         self.freshness = Freshness::Unreported;
         self.unaccounted.clear();
+        self.engine_loads.clear();
         due
     }
 
@@ -71,7 +73,9 @@ impl NodeState {
                 (Freshness::Unreported, _) => {}
                 (Freshness::Fresh, Some(observation)) => {
                     gpu.unaccounted_vram = self.unaccounted_vram(place, observation, gpu.capacity, margin);
-                    gpu.engine_load = observation.engine_load;
+                    gpu.engine_load = self
+                        .smoothed_load(&device.uuid, place)
+                        .map_or(observation.engine_load, SmoothedLoad::counted);
                 }
                 (Freshness::Stale, Some(observation)) => {
                     gpu.unaccounted_vram =
@@ -118,6 +122,15 @@ impl NodeState {
         self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))
     }
 
+    /// How busy the engines on a GPU are, over its readings.
+    pub(in crate::scheduling::ledger) fn smoothed_load(
+        &self,
+        uuid: &GpuUuid,
+        place: usize,
+    ) -> Option<&SmoothedLoad> {
+        near(&self.engine_loads, place, |(known, _)| known == uuid).map(|(_, load)| load)
+    }
+
     pub(super) fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
@@ -133,6 +146,7 @@ impl NodeState {
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         self.rename(&mut reading);
         let mut unaccounted = Vec::with_capacity(self.devices.len());
+        let mut engine_loads = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
             let Some(observation) = observation(&reading, place, &device.uuid) else { continue };
             let mut known = self.unaccounted_on(place);
@@ -141,8 +155,17 @@ impl NodeState {
                 known.add(self.rest(place, observation, used, reading.sampled, policy));
             }
             unaccounted.push((device.uuid.clone(), known));
+            let load = self.smoothed_load(&device.uuid, place).copied();
+            let load = load.map(|mut load| {
+                let smoothing = policy.telemetry.smoothing;
+                load.add(observation.engine_load, reading.sampled, smoothing, policy.terms());
+                load
+            });
+            let load = load.unwrap_or(SmoothedLoad::first(observation.engine_load, reading.sampled));
+            engine_loads.push((device.uuid.clone(), load));
         }
         self.unaccounted = unaccounted;
+        self.engine_loads = engine_loads;
         let found = self.locate(&reading);
         self.look_after_departed(&reading);
         self.watch_sleep(&reading, &policy.planning.lending);

@@ -4,6 +4,9 @@ use super::{Demand, HostResources, Sharing};
 use crate::ids::{GpuModel, ModelId};
 use crate::scheduling::vocabulary::classification::{ClassId, ClassTerms};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::image::ImageId;
+use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::scheduling::vocabulary::start_time::EngineKind;
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -22,6 +25,11 @@ pub struct DemandKey {
     model: Option<(ModelId, Bytes)>,
     models: Arc<[GpuModel]>,
     borrows_at: Option<i32>,
+    kept: SpareSet,
+    /// What has to be pulled where it is missing.
+    images: Arc<[ImageId]>,
+    /// Engines differ in how long they take to start; without a model none is known.
+    engine: EngineKind,
 }
 
 impl DemandKey {
@@ -37,6 +45,9 @@ impl DemandKey {
             host_resources,
             model,
             models,
+            kept,
+            images,
+            engine,
             // Part of the key as the size of the model's weights.
             kv_cache: _,
             weights: _,
@@ -63,6 +74,9 @@ impl DemandKey {
             model: model.clone().map(|model| (model, demand.weights())),
             borrows_at: terms.borrows.then_some(*priority),
             models: models.clone(),
+            kept: *kept,
+            images: images.clone(),
+            engine: if model.is_some() { *engine } else { EngineKind::default() },
         }
     }
 }
@@ -91,6 +105,9 @@ mod tests {
             Demand { model: None, ..base.clone() },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
+            Demand { kept: [0].into_iter().collect(), ..base.clone() },
+            Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
+            Demand { engine: EngineKind::Vllm, ..base.clone() },
         ];
         for (n, other) in others.iter().enumerate() {
             assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
@@ -101,10 +118,11 @@ mod tests {
     fn demands_that_no_node_tells_apart_share_a_key() {
         let base = demand_of(40 << 30, 1, Sharing::Shared, 0);
         let without_model = Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() };
+        let of_an_engine = Demand { engine: EngineKind::Vllm, ..base.clone() };
         let urgent = Demand { priority: 7, may_preempt: false, ..base.clone() };
         assert_eq!(
-            [without_model, urgent].map(|other| DemandKey::of(&other)),
-            [(); 2].map(|()| DemandKey::of(&base))
+            [without_model, of_an_engine, urgent].map(|other| DemandKey::of(&other)),
+            [(); 3].map(|()| DemandKey::of(&base))
         );
     }
 }

@@ -1,6 +1,7 @@
 //! What readings change in the ledger, one by one. Random histories against DESIGN's formula are in `scheduling::proptests`.
 
 mod charges;
+mod engine_loads;
 mod leaving;
 mod silence;
 mod starting;
@@ -81,6 +82,7 @@ impl MeasurementFixture {
             holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
+            over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);
     }

@@ -1,0 +1,66 @@
+//! What one pod event costs: evaluated expressions, and locks. Eighty thousand pods show themselves whenever their status changes.
+
+use super::*;
+use crate::scheduling::policy::expression::evaluations;
+use crate::scheduling::policy::{Class, Expression, Match, Policy};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Node `a` with two GPUs, and a policy that asks every pod one expression.
+fn watched() -> (Arc<Service>, ClusterIndex) {
+    let expression = Expression::compile("pod.labels['tier'] == 'gold'").ok();
+    let gold = Class { matches: Match { expression, ..Match::default() }, ..Class::named("gold") };
+    let policy = Policy::default().with_classes(vec![gold, Class::named("rest")]).unwrap();
+    let (service, mut index) = (Service::new(policy), ClusterIndex::default());
+    let labels = json!({
+        "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": {} });
+    index.reset_nodes(&service, &[serde_json::from_value(node).unwrap()]);
+    (service, index)
+}
+
+/// A replica of one workload, bound to a GPU.
+fn replica(uid: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": uid, "namespace": "team-a", "uid": uid, "labels": { "tier": "gold" },
+            "annotations": { "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (1u64 << 30).to_string() },
+        },
+        "spec": {
+            "nodeName": "a",
+            "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }],
+        },
+        "status": { "phase": "Running" },
+    })
+}
+
+fn apply(index: &mut ClusterIndex, service: &Service, pod: &Value) {
+    index.apply_pod(service, &serde_json::from_value(pod.clone()).unwrap());
+}
+
+#[test]
+fn finding_8_replicas_of_one_workload_and_their_events_are_classified_once() {
+    let (service, mut index) = watched();
+    let before = evaluations::so_far();
+    for uid in ["1", "2", "3"] {
+        apply(&mut index, &service, &replica(uid));
+    }
+    apply(&mut index, &service, &replica("2"));
+    assert_eq!(evaluations::so_far() - before, 1);
+    let class = |uid: &str| {
+        let cluster = service.cluster();
+        let class = cluster.pod_state(&PodUid::parse(uid).unwrap()).unwrap().demand.class;
+        cluster.policy().class(class).name.clone()
+    };
+    assert_eq!(["1", "2", "3"].map(class), ["gold"; 3]);
+}
+
+#[test]
+fn finding_8_a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
+    let (service, mut index) = watched();
+    apply(&mut index, &service, &replica("1"));
+    let before = service.locks_taken();
+    apply(&mut index, &service, &replica("1"));
+    assert_eq!(service.locks_taken() - before, 2);
+}

@@ -1,0 +1,98 @@
+//! Pods that use more VRAM than they were granted, where the policy evicts them: first the Event with the figures, then the
+//! eviction.
+//!
+//! The ledger says what is due ([`TakeOveruse`]), within the eviction rates. An eviction that fails is due again later, as long as
+//! the pod stays over its grant.
+
+use super::Planner;
+use super::write::{EvictionTask, PlannerWrite};
+use crate::ids::PodKey;
+use crate::kubernetes::port::{EvictionOutcome, EvictionReason, PodEvent, PodEventReason};
+use crate::scheduling::ledger::{OveruseAction, OveruseStep};
+use crate::scheduling::verbs::tick::TakeOveruse;
+use crate::units::{Millis, Moment};
+use tracing::{info, warn};
+
+/// Agents report once a second: more often there is nothing new.
+const LOOK_EVERY: Millis = Millis::seconds(1);
+
+impl Planner {
+    pub(super) fn enforce_grants(&mut self, now: Moment) {
+        if now < self.check_overuse_at {
+            return;
+        }
+        self.check_overuse_at = now + LOOK_EVERY;
+        self.forget_pods_within_grants();
+        let steps = self.service.cluster().apply(TakeOveruse);
+        steps.into_iter().for_each(|step| self.enforce_grant(step));
+    }
+
+    fn enforce_grant(&mut self, step: OveruseStep) {
+        let OveruseStep { uid, key, granted, used, .. } = step.clone();
+        match step.action {
+            OveruseAction::Announce { evicted_in } => {
+                let (kind, text) = (PodEventReason::Overuse, announcement(&step, evicted_in));
+                self.control_plane.record_event(PodEvent { key, uid, kind, text });
+            }
+            OveruseAction::Evict => {
+                self.overusing.insert(uid.clone(), key.clone());
+                let (why, task) = (EvictionReason::Overuse { granted, used }, EvictionTask::Overuse);
+                self.writes.add(PlannerWrite::Evict { key, uid, why, task });
+            }
+        }
+    }
+
+    /// A pod that was to be evicted and keeps to its grant by now stays, and its condition says so.
+    fn forget_pods_within_grants(&mut self) {
+        if self.overusing.is_empty() {
+            return;
+        }
+        let ledger = self.service.cluster();
+        let is_over = |uid: &_| ledger.overuse_of(uid).is_some();
+        let stays = |uid: &_| ledger.pod_state(uid).is_some() && !ledger.is_leaving(uid);
+        let within: Vec<_> = self.overusing.keys().filter(|uid| !is_over(*uid)).cloned().collect();
+        let staying: Vec<_> = within.iter().filter(|uid| stays(*uid)).cloned().collect();
+        drop(ledger);
+        for uid in within {
+            let key = self.overusing.remove(&uid);
+            if let Some(key) = key.filter(|_| staying.contains(&uid)) {
+                self.clear_eviction_condition(&uid, &key);
+            }
+        }
+    }
+
+    pub(super) fn note_overuse_eviction(&self, key: &PodKey, outcome: &EvictionOutcome) {
+        let evictions = &self.service.metrics.planner.overuse_evictions;
+        evictions.with_label_values(&[code(outcome)]).inc();
+        match outcome {
+            EvictionOutcome::Evicted => info!(pod = %key, "evicted: it used more VRAM than it was granted"),
+            outcome => {
+                warn!(pod = %key, ?outcome, "not evicted yet, although it uses more VRAM than it was granted")
+            }
+        }
+    }
+}
+
+fn announcement(step: &OveruseStep, evicted_in: Millis) -> String {
+    let OveruseStep { node, granted, used, lasted, .. } = step;
+    format!(
+        "The pod's processes have used more VRAM than it was granted for {} s: {used} ({} bytes) of {granted} ({} bytes) on \
+         {node}. It is evicted in {} s unless it uses less by then (overuse: evict). Start its engine with the share in the \
+         annotation stowage.dev/gpu-memory-fraction, or ask for more stowage.dev/vram.",
+        lasted.0 / 1000,
+        used.0,
+        granted.0,
+        evicted_in.0 / 1000
+    )
+}
+
+/// As a label of metrics.
+fn code(outcome: &EvictionOutcome) -> &'static str {
+    match outcome {
+        EvictionOutcome::Evicted => "written",
+        EvictionOutcome::Gone => "gone",
+        EvictionOutcome::TryLater { .. } => "later",
+        EvictionOutcome::Refused { .. } => "refused",
+        EvictionOutcome::Unknown { .. } => "unknown",
+    }
+}

@@ -1,0 +1,59 @@
+//! Finds spare GPUs of pools that do not exist, or on which Stowage allocates none.
+
+use super::{Written, key, span, windows};
+use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
+use crate::policy_file::nearest::nearest;
+use crate::policy_file::tree::YamlNode;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::spare::MAX_SPARE_RULES;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let list = policy.merged.get("planning").and_then(|planning| planning.get("spare"));
+    let entries = list.map(YamlNode::items).unwrap_or_default();
+    if let Some(beyond) = entries.get(MAX_SPARE_RULES) {
+        let message = format!("`spare` has {} entries; {MAX_SPARE_RULES} are the most", entries.len());
+        found.push(
+            Diagnostic::error("too-many-entries", beyond.span, message)
+                .help("put GPUs that are alike into one"),
+        );
+    }
+    for (entry, rule) in entries.iter().zip(&policy.draft.settings.planning.spare) {
+        if let Some(list) = entry.get("when") {
+            windows::windows(list, &rule.when, found);
+        }
+        if let Some(name) = &rule.pool {
+            pool(policy, name, entry, found);
+        }
+    }
+}
+
+fn pool(policy: Written<'_>, name: &str, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    let pools = &policy.draft.pools;
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    match pools.iter().position(|pool| pool.name == name) {
+        None => {
+            let help = match (nearest(name, &names), names.as_slice()) {
+                (Some(near), _) => format!("did you mean `{near}`?"),
+                (None, []) => "the policy has no `nodePools`: add one, or name a `model`".into(),
+                (None, names) => format!("the node pools are {}", listed(names, "and")),
+            };
+            let message = format!("there is no node pool {}", quoted(name));
+            found.push(Diagnostic::error("unknown-pool", span(entry, &["pool"]), message).help(help));
+        }
+        Some(place) if pools[place].allocator == NodeKind::DevicePlugin => {
+            let message = format!(
+                "a device plugin allocates the GPUs of {}, and Stowage keeps none there",
+                quoted(name)
+            );
+            let diagnostic = Diagnostic::error("spare-of-a-plugin", span(entry, &["pool"]), message);
+            let told = policy.entries("nodePools").get(place);
+            let told = told.map(|pool| key(pool, "allocator"));
+            let diagnostic = match told {
+                Some(at) => diagnostic.other(at, "said here"),
+                None => diagnostic,
+            };
+            found.push(diagnostic.help("name a pool whose GPUs Stowage allocates"));
+        }
+        Some(_) => {}
+    }
+}

@@ -1,0 +1,128 @@
+//! Finds windows that never open, and windows of one list that overlap.
+
+use super::{Written, key, span};
+use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::parse::SERVING;
+use crate::policy_file::source::Span;
+use crate::policy_file::tree::YamlNode;
+use crate::scheduling::policy::Window;
+use crate::scheduling::policy::window::{DAY, DayRange};
+use std::collections::BTreeMap;
+
+/// Minutes of a week.
+const WEEK: u32 = 7 * DAY as u32;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let entries = policy.entries("classes");
+    for one in &policy.draft.classes {
+        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
+        let Some(list) = entry.get("when") else { continue };
+        if one.class.name == SERVING {
+            found.push(
+                Diagnostic::error(
+                    "serving-when",
+                    key(entry, "when"),
+                    "`serving` takes every pod that is left, so it has no windows",
+                )
+                .help("take `when` away, or give a class of your own these windows"),
+            );
+        }
+        windows(list, &one.class.when, found);
+    }
+}
+
+/// The windows of one list.
+pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>) {
+    if windows.is_empty() {
+        found.push(
+            Diagnostic::error(
+                "window-never-opens",
+                list.span,
+                "`when` names no window, so it would never hold",
+            )
+            .help("take `when` away for always, or name a window"),
+        );
+    }
+    let entries = list.items();
+    for (entry, window) in entries.iter().zip(windows) {
+        days(entry, window, found);
+        hours(entry, window, found);
+    }
+    for (place, (later, window)) in entries.iter().zip(windows).enumerate() {
+        let is_overlapped = |other: &Window| other.time_zone == window.time_zone && overlap(other, window);
+        if let Some(earlier) = windows[..place].iter().position(is_overlapped) {
+            found.push(overlapping(&entries[earlier], later, &windows[earlier]));
+        }
+    }
+}
+
+fn days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
+    let Some(list) = entry.get("days") else { return };
+    if window.days.is_empty() {
+        found.push(
+            Diagnostic::error("window-never-opens", list.span, "`days` is empty, so the window never opens")
+                .help("take the line away for every day, or name some"),
+        );
+    }
+    let mut first: BTreeMap<u8, Span> = BTreeMap::new();
+    for range in list.items() {
+        let days = range.text().and_then(|text| DayRange::parse(text).ok());
+        let again = days
+            .into_iter()
+            .flat_map(DayRange::days)
+            .find_map(|day| Some((day, first.insert(day, range.span)?)));
+        if let Some((day, before)) = again {
+            let message =
+                format!("the window overlaps itself: {} is said twice", quoted(DayRange::name_of(day)));
+            found.push(
+                Diagnostic::error("window-overlaps", range.span, message)
+                    .label("again here")
+                    .other(before, "first here")
+                    .help("name each day once"),
+            );
+        }
+    }
+}
+
+fn hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
+    if window.from != window.to {
+        return;
+    }
+    let message = format!("the window closes at {} when it opens, so it never is open", window.to);
+    let at = if entry.get("to").is_some() { "to" } else { "from" };
+    found.push(
+        Diagnostic::error("window-never-opens", span(entry, &[at]), message)
+            .help("for whole days leave `from` and `to` out, or write from \"00:00\" to \"24:00\""),
+    );
+}
+
+/// Whether two windows of one time zone are ever open together, in a week in which its clock is not changed.
+fn overlap(a: &Window, b: &Window) -> bool {
+    let (a, b) = (stretches(a), stretches(b));
+    a.iter().any(|(from, to)| b.iter().any(|(other_from, other_to)| from < other_to && other_from < to))
+}
+
+/// The minutes of a week in which it is open; what goes over the end of the week is at its beginning, too.
+fn stretches(window: &Window) -> Vec<(u32, u32)> {
+    let length = match window.ends_on_the_next_day() {
+        true => u32::from(window.to.minutes()) + u32::from(DAY) - u32::from(window.from.minutes()),
+        false => u32::from(window.to.minutes()) - u32::from(window.from.minutes()),
+    };
+    let begins = (0..7).filter(|day| window.days.contains(*day));
+    let begins = begins.map(|day| u32::from(day) * u32::from(DAY) + u32::from(window.from.minutes()));
+    begins
+        .flat_map(|begin| {
+            let over = (begin + length).saturating_sub(WEEK);
+            [(begin, (begin + length).min(WEEK)), (0, over)]
+        })
+        .filter(|(from, to)| from < to)
+        .collect()
+}
+
+fn overlapping(earlier: &YamlNode, later: &YamlNode, window: &Window) -> Diagnostic {
+    let message =
+        format!("the windows overlap: {} is open at some of these hours", quoted(&window.to_string()));
+    Diagnostic::error("window-overlaps", later.span, message)
+        .other(earlier.span, "this one")
+        .help("let one end where the other begins, or make one window of both")
+}

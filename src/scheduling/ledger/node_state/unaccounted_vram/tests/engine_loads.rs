@@ -1,0 +1,86 @@
+//! What readings of engines change of what decisions see.
+
+use super::*;
+
+fn load(kv: u8, queue: u32) -> EngineLoad {
+    EngineLoad::of(Percent::new(kv), Some(queue))
+}
+
+fn read(bench: &mut MeasurementFixture, on_a: EngineLoad) {
+    bench.read_with([(30, &[("engine", 30)]), (0, &[])], on_a);
+}
+
+fn with_engine() -> MeasurementFixture {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+    bench
+}
+
+fn generation(bench: &mut MeasurementFixture) -> u64 {
+    bench.ledger.snapshot().node("n").unwrap().generation
+}
+
+#[test]
+fn figures_that_jitter_change_nothing_that_decisions_see() {
+    let mut bench = with_engine();
+    read(&mut bench, load(50, 4));
+    let before = generation(&mut bench);
+    for second in 0..100u32 {
+        read(&mut bench, load(46 + (second * 7 % 9) as u8, 3 + second % 3));
+    }
+    assert_eq!(generation(&mut bench), before);
+    (0..10).for_each(|_| read(&mut bench, load(90, 4)));
+    assert_ne!(generation(&mut bench), before, "what lasts is seen");
+}
+
+#[test]
+fn a_refused_pod_stays_refused_while_the_cache_jitters_about_its_limit() {
+    let mut bench = with_engine();
+    bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
+    let serving = bench.wait("serving", 20, 0);
+    let read = |bench: &mut MeasurementFixture, on_a| {
+        bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], on_a);
+        bench.verdict(&serving).map_err(|misfit| misfit.phrase())
+    };
+    let refusal = Err("no GPU can take the pod now");
+    assert_eq!(read(&mut bench, load(92, 0)), refusal, "the limit is 90 %");
+    let jitter = [88, 93, 86, 92, 89, 94, 87, 90, 91, 85];
+    let answers: Vec<_> = (0..100).map(|n| read(&mut bench, load(jitter[n % 10], 0))).collect();
+    assert!(answers.iter().all(|answer| *answer == refusal));
+    assert!((0..60).any(|_| read(&mut bench, load(80, 0)).is_ok()), "when it is really emptier it is not");
+}
+
+#[test]
+fn an_engine_that_interrupts_its_own_requests_takes_no_pod_whatever_its_gauge_says() {
+    let mut bench = with_engine();
+    bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
+    let serving = bench.wait("serving", 20, 0);
+    let read = |bench: &mut MeasurementFixture, on_a| {
+        bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], on_a);
+        bench.verdict(&serving).map_err(|misfit| misfit.code())
+    };
+    assert_eq!(read(&mut bench, load(63, 0)), Ok(()));
+    assert_eq!(read(&mut bench, EngineLoad { preempting: true, ..load(63, 0) }), Err("engines-busy"));
+    assert_eq!(read(&mut bench, load(63, 0)), Ok(()));
+}
+
+#[test]
+fn of_two_gpus_read_at_66_and_2_percent_bind_takes_the_second() {
+    let mut bench = MeasurementFixture::new();
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("other", 30, Some(&["GPU-b"]), false);
+    bench.read_with([(30, &[("engine", 30)]), (30, &[("other", 30)])], load(66, 0));
+    assert_eq!(bench.bind("newcomer", 20, 0), ["GPU-b"]);
+}
+
+#[test]
+fn the_averages_are_stored_with_the_ledger() {
+    let mut bench = with_engine();
+    (0..20).for_each(|n| read(&mut bench, load(30 + n, n.into())));
+    let ledger: &Ledger = &bench.ledger;
+    let mut loaded = crate::scheduling::proptests::stored_and_loaded(ledger);
+    let average = |ledger: &Ledger| ledger.smoothed_load(&node(), &gpu("GPU-a")).copied();
+    assert!(average(ledger).is_some_and(|average| average.kv_cache() > Percent::new(40)));
+    assert_eq!(average(&loaded), average(ledger));
+    assert_eq!(loaded.snapshot(), bench.ledger.snapshot());
+}

@@ -1,0 +1,263 @@
+//! Pods that use more VRAM than they were granted: by how much, since when, and what is due about it.
+//!
+//! The agents find them, and the ledger believes an agent once several fresh reports in a row say the same. Only pods that the
+//! ledger has bound to the agent's own node count, so an agent that lies fills no memory, and what it causes is bounded by the
+//! eviction rates. A report without the pod, or a pause between two reports, begins anew.
+
+use super::Ledger;
+use super::pod_state::{PodPhase, PodState};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::policy::OveruseRule;
+use crate::scheduling::vocabulary::node_reading::OverGrant;
+use crate::units::{Bytes, Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// Reports in a row that it takes: as many as for VRAM that nothing explains.
+const READINGS: u32 = 3;
+/// Between two evictions of one pod at least: a disruption budget that forbade the first seldom allows the next within seconds.
+const RETRY_AFTER: Millis = Millis::seconds(20);
+/// Pods that one look checks; the next look goes on behind them.
+const CHECKED_AT_ONCE: usize = 4096;
+
+/// By node, the pods over their grants.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OverusingPods {
+    nodes: BTreeMap<NodeName, BTreeMap<PodUid, Overuse>>,
+    /// The node up to which the latest look went; `None` if it reached the end.
+    checked_to: Option<NodeName>,
+}
+
+/// One pod over its grant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overuse {
+    /// Over all its GPUs.
+    pub granted: Bytes,
+    pub used: Bytes,
+    /// When the first of the reports in a row was sampled.
+    pub since: Moment,
+    /// When the latest was.
+    sampled: Moment,
+    readings: u32,
+    /// When its owner was told that it will be evicted.
+    announced: Option<Moment>,
+    /// When its eviction was last ordered.
+    ordered: Option<Moment>,
+}
+
+/// What is due about a pod over its grant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OveruseStep {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub node: NodeName,
+    pub granted: Bytes,
+    pub used: Bytes,
+    /// For how long it has been over its grant.
+    pub lasted: Millis,
+    pub action: OveruseAction,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OveruseAction {
+    /// Its owner is told that it is evicted after this time.
+    Announce { evicted_in: Millis },
+    /// It is evicted; that counts within the eviction rates already.
+    Evict,
+}
+
+impl OverusingPods {
+    pub(super) fn forget_node(&mut self, node: &NodeName) {
+        self.nodes.remove(node);
+    }
+}
+
+impl Overuse {
+    /// VRAM beyond the grant.
+    pub fn excess(&self) -> Bytes {
+        self.used.minus(self.granted)
+    }
+
+    fn begin(found: &OverGrant, granted: Bytes, sampled: Moment) -> Self {
+        Self {
+            granted,
+            used: found.used,
+            since: sampled,
+            sampled,
+            readings: 1,
+            announced: None,
+            ordered: None,
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes in what a reading says of pods over their grants.
+    pub(super) fn note_overuse(&mut self, node: &NodeName, found: &[OverGrant], sampled: Moment) {
+        let before = self.overuse.nodes.remove(node).unwrap_or_default();
+        let fresh = self.policy.telemetry.fresh;
+        if found.is_empty() || self.now.since(sampled) >= fresh {
+            return;
+        }
+        let over = found.iter().filter_map(|found| {
+            let granted = self.granted_on(node, found, sampled)?;
+            let overuse = match before.get(&found.pod) {
+                // The same sample again.
+                Some(known) if sampled <= known.sampled => known.clone(),
+                Some(known) if sampled.since(known.sampled) < fresh => Overuse {
+                    granted,
+                    used: found.used,
+                    sampled,
+                    readings: known.readings.saturating_add(1),
+                    ..known.clone()
+                },
+                _ => Overuse::begin(found, granted, sampled),
+            };
+            Some((found.pod.clone(), overuse))
+        });
+        let over: BTreeMap<PodUid, Overuse> = over.collect();
+        if !over.is_empty() {
+            self.overuse.nodes.insert(node.clone(), over);
+        }
+    }
+
+    /// The pod's grant, if it was bound to the node when the sample was taken and is over it. The ledger's own record counts if
+    /// the agent's is less.
+    fn granted_on(&self, node: &NodeName, found: &OverGrant, sampled: Moment) -> Option<Bytes> {
+        let pod_state = self.pod_states.get(&found.pod)?;
+        let PodPhase::Bound(bound) = &pod_state.phase else { return None };
+        let counts = bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
+        let granted = found.granted.max(pod_state.demand.vram());
+        (counts && found.used > granted).then_some(granted)
+    }
+
+    /// The pod is gone, or is somewhere else.
+    pub(super) fn forget_overuse(&mut self, uid: &PodUid, node: &NodeName) {
+        if let Some(pods) = self.overuse.nodes.get_mut(node) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.overuse.nodes.remove(node);
+            }
+        }
+    }
+
+    /// What is due about pods over their grants. Everything in the answer counts as done.
+    pub(in crate::scheduling) fn take_overuse(&mut self) -> Vec<OveruseStep> {
+        let rules = &self.policy;
+        let may_evict = rules.classes().iter().any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);
+        if self.overuse.nodes.is_empty() || !may_evict {
+            return Vec::new();
+        }
+        let mut steps = Vec::new();
+        let mut checked = self.overuse_to_check();
+        // A pod that is not evicted, as by its budget, keeps no other from its turn.
+        checked.sort_by_key(|(turn, ..)| *turn);
+        for (_, node, uid) in checked {
+            steps.extend(self.overuse_step(&node, &uid));
+        }
+        steps
+    }
+
+    /// Each with when its eviction was last ordered.
+    fn overuse_to_check(&mut self) -> Vec<(Option<Moment>, NodeName, PodUid)> {
+        let after = self.overuse.checked_to.take();
+        let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let mut checked = Vec::new();
+        for (node, pods) in self.overuse.nodes.range::<NodeName, _>((from, Bound::Unbounded)) {
+            checked.extend(pods.iter().map(|(uid, overuse)| (overuse.ordered, node.clone(), uid.clone())));
+            if checked.len() >= CHECKED_AT_ONCE {
+                self.overuse.checked_to = Some(node.clone());
+                break;
+            }
+        }
+        checked
+    }
+
+    fn overuse_step(&mut self, node: &NodeName, uid: &PodUid) -> Option<OveruseStep> {
+        let now = self.now;
+        let after = self.evicted_for_overuse_after(uid);
+        let overuse = self.overuse.nodes.get(node)?.get(uid)?;
+        let Some(after) = after else {
+            // It is announced again if the policy changes back.
+            self.edit_overuse(node, uid, |overuse| overuse.announced = None);
+            return None;
+        };
+        let is_known =
+            overuse.readings >= READINGS && now.since(overuse.sampled) < self.policy.telemetry.fresh;
+        let pause = after.max(RETRY_AFTER);
+        let action = match overuse.announced {
+            _ if !is_known => return None,
+            None if overuse.since + after <= now => OveruseAction::Announce { evicted_in: after },
+            Some(announced) if announced + after <= now => OveruseAction::Evict,
+            _ => return None,
+        };
+        if action == OveruseAction::Evict {
+            let was_ordered = overuse.ordered.is_some_and(|ordered| ordered + pause > now);
+            if was_ordered || !self.may_order(std::slice::from_ref(uid)) {
+                return None;
+            }
+            self.note_ordered(std::slice::from_ref(uid));
+        }
+        self.edit_overuse(node, uid, |overuse| match action {
+            OveruseAction::Announce { .. } => overuse.announced = Some(now),
+            OveruseAction::Evict => overuse.ordered = Some(now),
+        });
+        let overuse = self.overuse.nodes.get(node)?.get(uid)?;
+        Some(OveruseStep {
+            uid: uid.clone(),
+            key: self.pod_states.get(uid)?.key.clone(),
+            node: node.clone(),
+            granted: overuse.granted,
+            used: overuse.used,
+            lasted: now.since(overuse.since),
+            action,
+        })
+    }
+
+    fn edit_overuse(&mut self, node: &NodeName, uid: &PodUid, edit: impl FnOnce(&mut Overuse)) {
+        if let Some(overuse) = self.overuse.nodes.get_mut(node).and_then(|pods| pods.get_mut(uid)) {
+            edit(overuse);
+        }
+    }
+
+    /// After how long a pod over its grant is told, and evicted as long after that; `None` if it is only reported. A member of a
+    /// group is: a group is never evicted in part, and its other pods keep to their grants.
+    fn evicted_for_overuse_after(&self, uid: &PodUid) -> Option<Millis> {
+        let pod_state = self.pod_states.get(uid)?;
+        let bound = pod_state.bound().filter(|bound| bound.leaving.is_none())?;
+        let class = self.policy.class(pod_state.demand.class);
+        let (rule, after) = self.policy.overuse_of(class);
+        let is_kept = rule == OveruseRule::Report
+            || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt())
+            || self.is_left_to_kueue(pod_state)
+            || self.now.since(bound.started) < class.min_runtime
+            || self.has_group(pod_state);
+        (!is_kept).then_some(after)
+    }
+
+    fn has_group(&self, pod_state: &PodState) -> bool {
+        let group = pod_state.disruption_info.group.as_ref();
+        group.is_some_and(|group| self.members_of(group).nth(1).is_some())
+    }
+
+    /// How far the pod is over its grant, if that is believed now.
+    pub fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
+        let node = self.pod_states.get(uid)?.node()?;
+        let overuse = self.overuse.nodes.get(node)?.get(uid)?;
+        self.is_believed(overuse).then_some(overuse)
+    }
+
+    /// All pods that are known to be over their grants, in no order of importance.
+    pub fn overusing_pods(&self) -> impl Iterator<Item = (&PodKey, &Overuse)> {
+        let pods = self.overuse.nodes.values().flatten().filter(|(_, overuse)| self.is_believed(overuse));
+        pods.filter_map(|(uid, overuse)| Some((&self.pod_states.get(uid)?.key, overuse)))
+    }
+
+    fn is_believed(&self, overuse: &Overuse) -> bool {
+        overuse.readings >= READINGS && self.now.since(overuse.sampled) < self.policy.telemetry.stale
+    }
+}
+
+#[cfg(test)]
+mod tests;

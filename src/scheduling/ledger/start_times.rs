@@ -1,0 +1,297 @@
+//! How long engines take to start: what was expected of each that was bound, what was observed, and what follows for the next.
+//!
+//! A start is expected when a pod is assumed, or when a watch shows a pod that waited on its node, so that a standby learns what
+//! the leader learns. It ends when the watch shows the pod ready. A pod whose container was restarted, that has no probe to say
+//! when it is ready, or whose readiness came while no watch looked, teaches nothing.
+//!
+//! What was learned is bounded and kept in memory alone. It changes when starts end, in [`Ledger::observe_start`].
+
+use super::Ledger;
+use super::start_samples::{StartSample, StartSamples};
+use crate::ids::{GpuModel, NodeName, PodUid};
+use crate::scheduling::placing::rank;
+use crate::scheduling::placing::start_model::{StartEstimate, StartModel};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::image::{NodeImage, NodeImageSet, largest_images};
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
+use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::start_time::{EngineKind, StartFactors, StartKind};
+use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Kinds of starts on kinds of GPUs that are remembered; of the others the one that was observed longest ago is forgotten.
+const KINDS: usize = 256;
+/// Samples of each.
+const SAMPLES: usize = 24;
+/// The fewest from which anything follows for other nodes.
+const LEAST_SAMPLES: usize = 3;
+/// Starts over which errors are taken.
+const ERRORS: usize = 256;
+
+/// The start of one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodStart {
+    /// When the pod was bound.
+    pub since: Moment,
+    pub expected: StartEstimate,
+    /// When its containers ran, so that its images were there.
+    pulled: Option<Moment>,
+    gpu: Option<GpuModel>,
+    /// Once it is over, how long it took.
+    pub took: Option<Millis>,
+}
+
+/// What a watch shows of a pod that starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StartProgress {
+    /// Its containers run, and nothing but the pull of its images came before.
+    Running,
+    Ready,
+    /// It teaches nothing: a container was restarted, the pod does not say when its engine answers, or no watch saw when it did.
+    Untimed,
+}
+
+/// A start that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimedStart {
+    pub engine: EngineKind,
+    /// When the pod was bound.
+    pub expected: Millis,
+    /// The same by the policy's speeds alone.
+    pub prior: Millis,
+    pub observed: Millis,
+}
+
+/// How far expected starts were off, in thousandths of what was observed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartErrors {
+    pub starts: usize,
+    pub expected: Percentiles,
+    /// The same by the policy's speeds alone.
+    pub prior: Percentiles,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub p50: u64,
+    pub p90: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct StartTimes {
+    model: Arc<StartModel>,
+    kinds: Arc<Vec<ObservedKind>>,
+    /// The latest last.
+    timed: Arc<VecDeque<TimedStart>>,
+}
+
+/// One kind of start on one kind of GPU, on all nodes together.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct ObservedKind {
+    kind: StartKind,
+    gpu: Option<GpuModel>,
+    samples: StartSamples,
+}
+
+impl StartTimes {
+    pub fn model(&self) -> &Arc<StartModel> {
+        &self.model
+    }
+
+    /// The same model, to plan on: nothing is observed on a copy.
+    pub fn scratch(&self) -> Self {
+        Self { model: self.model.clone(), ..Self::default() }
+    }
+
+    /// The policy's speeds are others: nothing that was compared with them counts.
+    fn forget(&mut self) {
+        Arc::make_mut(&mut self.model).forget_factors();
+        self.kinds = Arc::default();
+    }
+
+    /// Takes in one start. Answers what the cluster knows of that kind, to measure the node by.
+    fn learn(&mut self, kind: StartKind, gpu: Option<&GpuModel>, sample: StartSample) -> StartFactors {
+        let kinds = Arc::make_mut(&mut self.kinds);
+        let place = kinds.iter().position(|of| of.kind == kind && of.gpu.as_ref() == gpu);
+        let mut observed = match place {
+            Some(place) => kinds.remove(place),
+            None => ObservedKind { kind, gpu: gpu.cloned(), samples: StartSamples::default() },
+        };
+        observed.samples.add(sample, SAMPLES);
+        let fitted = observed.samples.fit(StartFactors::PRIOR, LEAST_SAMPLES);
+        kinds.push(observed);
+        let forgotten = (kinds.len() > KINDS).then(|| kinds.remove(0));
+        if let Some(ObservedKind { kind, gpu, .. }) = forgotten {
+            Arc::make_mut(&mut self.model).set_factors(kind, gpu.as_ref(), None);
+        }
+        let known = self.model.cluster_factors(kind, gpu);
+        // Scores of this engine's pods are computed anew for each change: small ones wait until they add up.
+        if let Some(fitted) = fitted.filter(|fitted| known.is_none_or(|known| known.is_far_from(fitted))) {
+            Arc::make_mut(&mut self.model).set_factors(kind, gpu, Some(fitted));
+        }
+        fitted.or(known).unwrap_or(StartFactors::PRIOR)
+    }
+
+    fn note(&mut self, start: TimedStart) {
+        let timed = Arc::make_mut(&mut self.timed);
+        timed.push_back(start);
+        if timed.len() > ERRORS {
+            timed.pop_front();
+        }
+    }
+}
+
+impl PodStart {
+    /// What is expected of an engine that is bound to this node now; `None` if it would teach nothing.
+    pub(super) fn expect(
+        demand: &Demand,
+        node: &Node,
+        now: Moment,
+        starts: &StartModel,
+        speeds: &LoadingSpeeds,
+    ) -> Option<Arc<Self>> {
+        // What a pod's model weighs that asks a device plugin is not known here, and what is no engine is ready before its model is.
+        let is_timed = demand.terms.engine && demand.model.is_some() && !demand.asks_plugin();
+        let expected = is_timed.then(|| rank::ready(node, demand, starts, speeds))??;
+        let gpu = node.gpu_model().cloned();
+        Some(Arc::new(Self { since: now, expected, pulled: None, gpu, took: None }))
+    }
+
+    /// How long the images and the engine took, as far as that can be told apart.
+    fn parts(&self, now: Moment) -> (Option<Millis>, Millis) {
+        let StartEstimate { time, missing, .. } = self.expected;
+        match self.pulled {
+            Some(pulled) if missing.count > 0 => (Some(pulled.since(self.since)), now.since(pulled)),
+            _ => (None, Millis(now.since(self.since).0.saturating_sub(time.pull.0))),
+        }
+    }
+}
+
+impl Ledger {
+    /// How long engines take to start, as far as it was learned.
+    pub fn start_model(&self) -> &Arc<StartModel> {
+        self.start_times.model()
+    }
+
+    /// How far the latest starts were off.
+    pub fn start_errors(&self) -> StartErrors {
+        let timed = &self.start_times.timed;
+        let errors = |of: fn(&TimedStart) -> Millis| {
+            let mut errors: Vec<u64> = timed.iter().map(|start| error(of(start), start.observed)).collect();
+            errors.sort_unstable();
+            let at = |percent: usize| {
+                errors.get((errors.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
+            };
+            Percentiles { p50: at(50), p90: at(90) }
+        };
+        StartErrors {
+            starts: timed.len(),
+            expected: errors(|start| start.expected),
+            prior: errors(|start| start.prior),
+        }
+    }
+
+    /// Brings the ledger to what a watch shows of a pod's start. Answers the start if it is over by that.
+    pub(in crate::scheduling) fn observe_start(
+        &mut self,
+        uid: &PodUid,
+        progress: StartProgress,
+    ) -> Option<TimedStart> {
+        let now = self.now;
+        let pod_state = self.pod_states.get(uid)?;
+        let (start, node) = (pod_state.start.clone()?, pod_state.node()?.clone());
+        if start.took.is_some() {
+            return None;
+        }
+        let namespace = pod_state.key.namespace.clone();
+        let next = match progress {
+            StartProgress::Untimed => None,
+            StartProgress::Running => {
+                Some(PodStart { pulled: start.pulled.or(Some(now)), ..(*start).clone() })
+            }
+            StartProgress::Ready => Some(PodStart { took: Some(now.since(start.since)), ..(*start).clone() }),
+        };
+        if next.as_ref() != Some(&*start) {
+            self.pod_states.note(uid, |pod_state| pod_state.start = next.map(Arc::new));
+        }
+        (progress == StartProgress::Ready).then(|| self.learn_start(&node, &start, &namespace))
+    }
+
+    fn learn_start(&mut self, node: &NodeName, start: &PodStart, namespace: &Arc<str>) -> TimedStart {
+        let (expected, now) = (start.expected, self.now);
+        let (pull, engine) = start.parts(now);
+        let sample =
+            |transfer, init, observed| StartSample { transfer, init, observed, namespace: namespace.clone() };
+        // The size of an image that is only assumed says nothing of the speed.
+        if let Some(pull) = pull.filter(|_| !expected.missing.is_assumed) {
+            let sample = sample(expected.prior.pull, Millis::default(), pull);
+            self.learn_sample(node, StartKind::Pull, None, sample);
+        }
+        let mut of = EngineKind::default();
+        if let Some(StartKind::Engine(engine_kind, path)) = expected.kind {
+            of = engine_kind;
+            let sample = sample(expected.prior.transfer(), expected.prior.init, engine);
+            self.learn_sample(node, StartKind::Engine(engine_kind, path), start.gpu.as_ref(), sample);
+        }
+        self.node_states.refresh_view(node, &self.pod_states, &self.policy);
+        let timed = TimedStart {
+            engine: of,
+            expected: expected.time.total(),
+            prior: expected.prior.total(),
+            observed: now.since(start.since),
+        };
+        self.start_times.note(timed);
+        timed
+    }
+
+    fn learn_sample(
+        &mut self,
+        node: &NodeName,
+        kind: StartKind,
+        gpu: Option<&GpuModel>,
+        sample: StartSample,
+    ) {
+        let known = self.start_times.learn(kind, gpu, sample.clone());
+        if let Some(node_state) = self.node_states.existing_mut(node) {
+            node_state.learn_start(kind, sample, known);
+        }
+    }
+
+    /// The policy's speeds are others now: all that was compared with the old ones is forgotten. To be called before the nodes
+    /// are brought to the policy.
+    pub(super) fn forget_start_times(&mut self) {
+        self.start_times.forget();
+        self.node_states.forget_starts();
+        self.pod_states.forget_starts();
+    }
+
+    /// The images on a node that exists; `None` if it lists none.
+    pub(in crate::scheduling) fn observe_images(&mut self, name: &NodeName, images: Option<Vec<NodeImage>>) {
+        let Some(node_state) = self.node_states.existing_mut(name) else { return };
+        let images = images.map(largest_images);
+        let now = images.as_deref().unwrap_or_default();
+        let before = node_state.images().clone();
+        let is_other = before.is_known() != images.is_some()
+            || self.start_times.model.images().would_change(before.iter(), now);
+        if !is_other {
+            return;
+        }
+        Arc::make_mut(&mut self.start_times.model).images_mut().replace(before.iter(), now);
+        let set = images.map(|images| images.iter().map(|image| image.image).collect());
+        if node_state.set_images(NodeImageSet::from(set)) {
+            self.node_states.refresh_view(name, &self.pod_states, &self.policy);
+        }
+    }
+}
+
+/// In thousandths of what was observed.
+fn error(expected: Millis, observed: Millis) -> u64 {
+    let off = u128::from(expected.0.abs_diff(observed.0)) * 1000 / u128::from(observed.0.max(1));
+    off.min(u64::MAX.into()) as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! The planner leaves the last free GPUs that `planning.spare` keeps to classes that are not preemptible.
+
+use super::*;
+use crate::scheduling::policy::SpareRule;
+
+fn keeping(gpus: u32) -> Policy {
+    let mut policy = Policy::default();
+    policy.planning.spare = vec![SpareRule { gpus, model: None, pool: None, when: Vec::new() }];
+    policy
+}
+
+#[test]
+fn jobs_are_placed_up_to_the_last_free_gpus_and_a_replica_takes_one_without_an_eviction() {
+    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 2), ("n", 2)]);
+    ["a", "b", "c"].iter().for_each(|name| cluster.gated(name, job(60)));
+    assert_eq!(cluster.plan(), ["a on m", "b on m", "c waits: insufficient-vram"]);
+    placed(&mut cluster);
+    cluster.gated("replica", shared(60, 100));
+    assert_eq!(cluster.plan(), ["replica on n", "c waits: insufficient-vram"]);
+}
+
+#[test]
+fn a_job_still_joins_a_gpu_that_has_pods() {
+    let mut cluster = LedgerCluster::by(keeping(1), &[("m", 1), ("n", 1)]);
+    cluster.bound("early", "n", 0, job(30));
+    cluster.gated("small", job(40));
+    cluster.gated("large", job(60));
+    assert_eq!(cluster.plan(), ["small on n", "large waits: insufficient-vram"]);
+}
+
+#[test]
+fn a_job_takes_the_place_of_a_lesser_one_and_no_free_gpu() {
+    let mut cluster = LedgerCluster::by(keeping(1), &[("m", 1), ("n", 1)]);
+    cluster.bound("lesser", "n", 0, shared(60, -20));
+    cluster.gated("job", job(60));
+    assert_eq!(cluster.plan(), ["job on n after lesser"]);
+}
+
+#[test]
+fn a_pod_over_several_gpus_leaves_as_many_as_are_kept() {
+    let wide = |priority| demand_of(60 << 30, 2, Sharing::Shared, priority);
+    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 3)]);
+    cluster.gated("wide", wide(-10));
+    assert_eq!(cluster.plan(), ["wide waits: insufficient-vram"]);
+    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 4)]);
+    cluster.gated("wide", wide(-10));
+    cluster.gated("wide-too", wide(-10));
+    assert_eq!(cluster.plan(), ["wide on m", "wide-too waits: insufficient-vram"]);
+}
+
+#[test]
+fn jobs_are_moved_to_no_gpu_that_is_kept_free() {
+    let mut policy = keeping(1);
+    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
+    let modest = Demand { may_preempt: false, ..shared(60, 50) };
+    let cluster = |gpus| {
+        let mut cluster = LedgerCluster::by(policy.clone(), &[("m", gpus)]);
+        cluster.bound("job", "m", 0, job(30));
+        cluster
+    };
+    // The pod itself may take the free GPU; were that too small for it, the job would have to.
+    let mut one = cluster(2);
+    one.gated("modest", modest);
+    assert_eq!(one.plan(), ["modest on m"]);
+}

@@ -1,0 +1,94 @@
+//! What namespaces are to a policy by their labels: of which classes its selectors take them, and of which tenant.
+//!
+//! The labels themselves are the ledger's. A policy keeps only what follows from them, so that a label that no selector asks for
+//! changes nothing, and pods are classified by one look at their namespace.
+
+use super::{NamespaceSelector, Policy, Tenant};
+use crate::scheduling::vocabulary::classification::{ClassId, ClassSet, TenantId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The labels of one namespace.
+pub type Labels = BTreeMap<String, String>;
+
+/// The labels of all namespaces, as far as they are known, by name.
+pub type NamespaceLabels = BTreeMap<String, Arc<Labels>>;
+
+/// What the selectors of a policy say of one namespace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NamespaceSelection {
+    /// Classes with a selector that takes it.
+    pub classes: ClassSet,
+    /// The first tenant with a selector that takes it.
+    pub tenant: Option<TenantId>,
+}
+
+/// The namespaces that any selector takes, by name.
+pub type SelectedNamespaces = Arc<BTreeMap<String, NamespaceSelection>>;
+
+impl Policy {
+    /// Whether anything in it depends on the labels of namespaces.
+    pub fn reads_namespaces(&self) -> bool {
+        self.classes().iter().any(|class| class.matches.namespace_selector.is_some())
+            || self.tenants().iter().any(|tenant| tenant.namespace_selector.is_some())
+    }
+
+    /// This policy, with what its selectors say of these namespaces.
+    pub fn with_namespaces(self, known: &NamespaceLabels) -> Self {
+        let selected = match self.reads_namespaces() {
+            true => {
+                known.iter().map(|(name, labels)| (name.clone(), self.selection_of(Some(labels)))).collect()
+            }
+            false => BTreeMap::new(),
+        };
+        let is_taken = |selection: &NamespaceSelection| *selection != NamespaceSelection::default();
+        let selected: BTreeMap<_, _> =
+            selected.into_iter().filter(|(_, selection)| is_taken(selection)).collect();
+        Self { selected: Arc::new(selected), ..self }
+    }
+
+    /// What its selectors say of a namespace with these labels; unknown labels are taken by none.
+    pub fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
+        let Some(labels) = labels else { return NamespaceSelection::default() };
+        let is_taken =
+            |selector: &Option<NamespaceSelector>| selector.as_ref().is_some_and(|one| one.takes(labels));
+        let classes = self.classes().iter().enumerate();
+        let classes = classes.filter(|(_, class)| is_taken(&class.matches.namespace_selector));
+        let is_its = |tenant: &Tenant| is_taken(&tenant.namespace_selector);
+        NamespaceSelection {
+            classes: classes.map(|(place, _)| ClassId::at(place)).collect(),
+            tenant: self.tenants().iter().position(is_its).map(TenantId::at),
+        }
+    }
+
+    /// What its selectors say of every namespace that any takes.
+    pub fn selections(&self) -> &SelectedNamespaces {
+        &self.selected
+    }
+
+    /// What its selectors say of a namespace, by what is known of it.
+    pub fn selection(&self, namespace: &str) -> NamespaceSelection {
+        self.selected.get(namespace).copied().unwrap_or_default()
+    }
+
+    /// From now on they say this of the namespace. The caller gives the policy another version.
+    pub(in crate::scheduling) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
+        let selected = Arc::make_mut(&mut self.selected);
+        match selection == NamespaceSelection::default() {
+            true => selected.remove(namespace),
+            false => selected.insert(namespace.to_owned(), selection),
+        };
+    }
+
+    /// A name first, then patterns and selectors, in order of tenants.
+    pub(super) fn tenant_of(&self, namespace: &str) -> Option<TenantId> {
+        let named = self.tenant_of.get(namespace).copied();
+        named.or_else(|| {
+            let by_pattern =
+                self.patterns.iter().find(|(pattern, _)| super::selection::takes(pattern, namespace));
+            let by_pattern = by_pattern.map(|(_, tenant)| *tenant);
+            let by_labels = self.selection(namespace).tenant;
+            by_pattern.into_iter().chain(by_labels).min()
+        })
+    }
+}

@@ -1,0 +1,42 @@
+//! The labels of namespaces reach the cluster by a watch of their own, which runs while a policy asks for them.
+
+use super::*;
+use stowage::policy_file::{SourceText, load};
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::vocabulary::classification::PodTraits;
+
+fn selecting() -> Policy {
+    let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+    load(&[SourceText::new("policy.yaml", text)]).unwrap().policy
+}
+
+fn namespace(team: &str) -> Value {
+    json!({"metadata": {"name": "chat", "labels": {"team": team}}})
+}
+
+fn class_of_chat(service: &Service) -> String {
+    let chat = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+    let cluster = service.cluster();
+    cluster.policy().class(cluster.policy().classify(&chat).class).name.clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
+    let server = server_with_nodes(&["a"]).await;
+    server.create("namespaces", namespace("a")).unwrap();
+    let replica = TestReplica::acting(&server).await;
+    let service = &replica.service;
+    assert!(service.cluster().namespaces().is_empty(), "nothing asks for them");
+    assert!(!service.set_policy(selecting()), "the policy before stays until they are known");
+    eventually("they are listed", || service.namespaces_known()).await;
+    assert!(service.set_policy(selecting()));
+    assert_eq!(class_of_chat(service), "own");
+    server.delete("namespaces/chat").unwrap();
+    eventually("it is gone", || class_of_chat(service) == "serving").await;
+    server.create("namespaces", namespace("a")).unwrap();
+    eventually("it is there again", || class_of_chat(service) == "own").await;
+    assert!(service.gate.is_open(), "all the while");
+    service.set_policy(without_engines());
+    eventually("nothing asks for them any more", || service.cluster().namespaces().is_empty()).await;
+    replica.stop().await;
+}
