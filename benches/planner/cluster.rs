@@ -118,7 +118,8 @@ impl FullCluster {
         let ran = Some(minutes(&mut self.dice, 2880));
         let devices = Some(Arc::from([uuid(node, gpu)]));
         let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
-        let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving: None });
+        let shown =
+            Some(ObservedDisruptionInfo { disruption_info, stamp, leaving: None, loan: Default::default() });
         self.ledger.apply(PodObserved(PodObservation {
             uid: uid(n),
             key: key(n),
@@ -205,6 +206,7 @@ impl FullCluster {
                 holdings: models.into_iter().map(holding).collect(),
                 engines: Vec::new(),
                 in_flight: Vec::new(),
+                sleep: Vec::new(),
                 over_grant: Vec::new(),
             };
             self.ledger.apply(ReadingReported { node: name.clone(), reading });

@@ -352,10 +352,11 @@ impl LedgerRace {
             holdings: NodeModelSet::default(),
             engines: devices.iter().map(|device| sleeping(&uid, device, amount)).collect(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
             over_grant: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
-            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() })
+            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone() });
         });
     }
 

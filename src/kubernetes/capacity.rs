@@ -1,9 +1,10 @@
 //! Maintains `stowage.dev/vram` in `node.status.capacity`: patches it where it differs from the sum over the node's GPUs.
 //!
 //! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is
-//! never lowered below what is bound. A difference is written once it has lasted for a while; a node that advertises nothing is
-//! written at once. Placement does not read it. Nodes whose GPUs a device plugin or a DRA driver allocates are left alone, and so
-//! are all nodes in shadow mode.
+//! never lowered below what is bound. What sleeping engines lend is added to it, so that kube-scheduler sees room for the pods that
+//! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a while;
+//! a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a DRA driver
+//! allocates are left alone, and so are all nodes in shadow mode.
 
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
@@ -58,6 +59,8 @@ struct NodeCapacityState {
     advertised: Option<Bytes>,
     /// Sum over its GPUs, healthy or not.
     gpus: Bytes,
+    /// What its sleeping engines lend: pods that borrow come beside their grants.
+    lent: Bytes,
     /// VRAM of pods that are bound or assumed there.
     reserved: Bytes,
 }
@@ -72,10 +75,10 @@ enum CapacityAction {
 }
 
 fn verdict(standing: &NodeCapacityState) -> CapacityAction {
-    let NodeCapacityState { kind, advertised, gpus, reserved } = *standing;
+    let NodeCapacityState { kind, advertised, gpus, lent, reserved } = *standing;
     // A bound pod with an invalid request counts as more than a quantity can express.
     let bound = if reserved > LARGEST { advertised.unwrap_or_default() } else { reserved };
-    let wanted = gpus.max(bound);
+    let wanted = (gpus + lent).max(bound);
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
         _ if gpus == Bytes::ZERO => CapacityAction::Right,
@@ -117,7 +120,9 @@ impl CapacityWriter {
                 CapacityAction::Right => drop(self.pending.remove(name)),
                 CapacityAction::ByAnother => self.report(name, standing.kind),
                 CapacityAction::Advertise(wanted) => {
-                    if self.is_due(name, wanted, record.advertised, now) {
+                    let is_lent = standing.lent > Bytes::ZERO && record.advertised < Some(wanted);
+                    // What engines lend was watched for a while already, and nothing borrows before the node advertises it.
+                    if self.is_due(name, wanted, record.advertised.filter(|_| !is_lent), now) {
                         due.push((name.clone(), wanted));
                     }
                 }
@@ -187,7 +192,8 @@ fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCap
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
-    NodeCapacityState { kind, advertised: record.advertised, gpus, reserved: ledger.reserved_sum_on(name) }
+    let (lent, reserved) = (ledger.lent_on(name), ledger.reserved_sum_on(name));
+    NodeCapacityState { kind, advertised: record.advertised, gpus, lent, reserved }
 }
 
 /// Pause before a node is written again, after this many failures in a row.
@@ -225,11 +231,21 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    #[test]
+    fn what_is_lent_raises_capacity_and_what_is_still_borrowed_keeps_it_from_falling() {
+        let standing = says(NodeKind::Stowage, Some(160 * GIB), 160 * GIB, 150 * GIB);
+        let lending = NodeCapacityState { lent: Bytes::gib(50), ..standing };
+        assert_eq!(verdict(&lending), CapacityAction::Advertise(Bytes::gib(210)));
+        let borrowed = says(NodeKind::Stowage, Some(210 * GIB), 160 * GIB, 190 * GIB);
+        assert_eq!(verdict(&borrowed), CapacityAction::Advertise(Bytes::gib(190)));
+    }
+
     fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, reserved: u64) -> NodeCapacityState {
         NodeCapacityState {
             kind,
             advertised: advertised.map(Bytes),
             gpus: Bytes(gpus),
+            lent: Bytes::ZERO,
             reserved: Bytes(reserved),
         }
     }

@@ -199,6 +199,7 @@ impl ClusterIndex {
             identity: objects::node_identity(node),
             labelled: labelled_devices(node, record.kind),
             plugin_devices: objects::plugin_devices(node),
+            advertised: record.advertised,
             labels,
             machine,
         });

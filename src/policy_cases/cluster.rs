@@ -213,6 +213,7 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
             holdings: holdings.into_values().collect(),
             engines: Vec::new(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
             over_grant: Vec::new(),
         },
     });

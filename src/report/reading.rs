@@ -4,9 +4,11 @@ use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, Rep
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState,
+};
 use crate::units::{Bytes, Millis, Moment, Percent};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl NodeReport {
     /// The reading, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
@@ -19,6 +21,7 @@ impl NodeReport {
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
+            sleep: self.sleep(fresh),
             over_grant: self.over_grant(),
         })
     }
@@ -96,6 +99,38 @@ impl NodeReport {
         let mut readings: Vec<EngineReading> = self.engines.iter().filter_map(reading).collect();
         readings.sort_by(|a, b| a.pod.cmp(&b.pod));
         readings
+    }
+
+    /// Whether the engines of each pod sleep, in order of UID. An engine that does not answer, or whose answer is old, says
+    /// nothing, and a sleeping one without the figures of its processes does not say what it keeps.
+    fn sleep(&self, fresh: Millis) -> Vec<(PodUid, SleepState)> {
+        let mut by_pod: BTreeMap<&PodUid, Option<SleepState>> = BTreeMap::new();
+        for engine in &self.engines {
+            let state = match engine.state {
+                _ if engine.age_millis >= fresh => None,
+                EngineState::Sleeping => Some(SleepState::Asleep),
+                EngineState::Starting
+                | EngineState::Loading
+                | EngineState::Serving
+                | EngineState::Draining => Some(SleepState::Awake),
+                EngineState::Unreachable | EngineState::Other => None,
+            };
+            let known = by_pod.entry(&engine.pod).or_insert(state);
+            *known = match (*known, state) {
+                (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => Some(SleepState::Awake),
+                (known, state) => known.and(state),
+            };
+        }
+        let processes = self.gpus.iter().flatten().flat_map(|gpu| gpu.processes.iter().flatten());
+        let unmeasured: BTreeSet<&PodUid> = processes
+            .filter(|process| process.used_bytes.is_none())
+            .filter_map(|process| process.pod.as_ref())
+            .collect();
+        by_pod
+            .into_iter()
+            .filter_map(|(uid, state)| Some((uid.clone(), state?)))
+            .filter(|(uid, state)| *state == SleepState::Awake || !unmeasured.contains(uid))
+            .collect()
     }
 
     fn did_not_look_for_engines(&self) -> bool {

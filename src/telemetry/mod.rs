@@ -4,6 +4,7 @@
 
 mod conflicts;
 mod edge;
+mod lending;
 mod overuse;
 mod planner;
 mod policy;
@@ -19,6 +20,7 @@ use prometheus::{
 
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
+pub use lending::LendingMetrics;
 pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
@@ -76,6 +78,7 @@ pub struct Metrics {
     /// Time since the API server last answered.
     pub silence: Gauge,
     pub policy: PolicyMetrics,
+    pub lending: LendingMetrics,
     pub conflicts: ConflictMetrics,
     pub starts: StartMetrics,
     pub overuse: OveruseMetrics,
@@ -252,6 +255,7 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            lending: LendingMetrics::new(&registry),
             starts: StartMetrics::new(&registry),
             overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
@@ -288,6 +292,8 @@ impl Metrics {
         self.dra_nodes.set(totals.dra_nodes as i64);
         self.gpus.set(totals.gpus as i64);
         self.reusable_engines.set(totals.reusable_engines as i64);
+        self.lending.lent.set(totals.lent.0 as i64);
+        self.lending.borrowers.set(totals.borrowing as i64);
     }
 
     /// Ages of the nodes' latest reports; `ages` in any order.

@@ -10,6 +10,7 @@ mod fleet;
 mod install;
 mod journal;
 mod leading;
+mod lending;
 mod load;
 mod manifests;
 mod planner;

@@ -374,6 +374,8 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     assert!(ordinary["prioritizeCalls"].as_u64() > Some(0), "{summary}");
     let costs = ["filterCalls", "nodesAsked", "prioritizeCalls"].map(|figure| planned[figure].clone());
     assert_eq!(costs, [planned["pods"].clone(), planned["pods"].clone(), json!(0)], "{told}");
+    let wakes = ["askedWakes", "failedWakes", "unaskedWakes"].map(|figure| summary[figure].clone());
+    assert_eq!(wakes, [1, 1, 1].map(|count| json!(count)), "{told}");
     for part in ["KV 97 % · 40 waiting · serving", "from node-a's disk it answers after 24 s"] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }

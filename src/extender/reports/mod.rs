@@ -170,7 +170,7 @@ fn apply(
     let unknown = || ReportError::UnknownNode(node.clone());
     let fresh = extender.service.cluster().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
-    let (before, machine) = {
+    let (before, machine, woken) = {
         let mut ledger = extender.service.cluster();
         if !ledger.has_node(node) {
             return Err(unknown());
@@ -190,13 +190,13 @@ fn apply(
                 }
             })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
-        if let Some(reading) = reading {
-            ledger.apply(ReadingReported { node: node.clone(), reading });
-        }
+        let woken = reading.map(|reading| ledger.apply(ReadingReported { node: node.clone(), reading }));
+
         let is_other =
             |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
-        (before.filter(is_other), machine)
+        (before.filter(is_other), machine, woken.unwrap_or_default())
     };
+    pod_warnings::of_wakes(extender, node, woken);
     if let Some(before) = before {
         pod_warnings::of_losses(extender, &before, report);
     }

@@ -48,6 +48,23 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
     }
 }
 
+/// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
+pub fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
+    for uid in woken {
+        extender.service.metrics.lending.wakes.with_label_values(&["unasked"]).inc();
+        let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.gate.is_leading())
+        else {
+            continue;
+        };
+        let text = format!(
+            "The engine woke on {node} while other pods had VRAM that it lent, and may have failed for want of it. They are \
+             evicted now. Set the annotation stowage.dev/wake-requested first, and wake it when the condition \
+             stowage.dev/Wakeable is True and its message is that request; or give its class `sleeping: keep`."
+        );
+        record_event(extender, uid, &entry, PodEventReason::WokeUnasked, text);
+    }
+}
+
 fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
     let (uid, _) = subject(finding);
     let Some(entry) = bound_to(extender, node, uid) else { return };

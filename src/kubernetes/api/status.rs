@@ -24,6 +24,7 @@ pub fn status_patch(
     let conditions: Vec<PodCondition> = [
         change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
         change.plan.as_ref().map(|state| objects::placed_condition(state, now)),
+        change.wake.as_ref().map(|answer| objects::wakeable_condition(answer, now)),
         change.eviction.as_ref().map(objects::disruption_target_condition),
         change.touch.map(|_| objects::requeued_condition(now)),
     ]

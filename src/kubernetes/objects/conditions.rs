@@ -4,10 +4,11 @@
 
 use super::{REQUEUED_CONDITION, RESERVED_CONDITION};
 use crate::ids::NodeName;
-use crate::kubernetes::port::{EvictionCondition, PlanState};
+use crate::kubernetes::port::{EvictionCondition, PlanState, WakeAnswer};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// The scheduling gate under which a pod waits for the planner.
 pub const PLAN_GATE: &str = "stowage.dev/plan";
@@ -19,9 +20,18 @@ pub const PLACED_CONDITION: &str = "stowage.dev/Placed";
 /// `DisruptionTarget` is, which the Eviction API and kube-scheduler write beside it.
 pub const DISRUPTION_TARGET_CONDITION: &str = "stowage.dev/DisruptionTarget";
 
-/// All conditions that Stowage writes. The admission policy keeps others from writing the first two.
-pub const CONDITIONS: [&str; 4] =
-    [RESERVED_CONDITION, PLACED_CONDITION, DISRUPTION_TARGET_CONDITION, REQUEUED_CONDITION];
+/// The pod condition that tells a sleeping engine's pod that it may wake: no other pod has any of its grant, and none will get
+/// any. Its message is the request that it answers.
+pub const WAKEABLE_CONDITION: &str = "stowage.dev/Wakeable";
+
+/// All conditions that Stowage writes. The admission policy keeps others from writing the first three.
+pub const CONDITIONS: [&str; 5] = [
+    RESERVED_CONDITION,
+    PLACED_CONDITION,
+    WAKEABLE_CONDITION,
+    DISRUPTION_TARGET_CONDITION,
+    REQUEUED_CONDITION,
+];
 
 /// The scheduling gates of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +86,33 @@ pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()
     }
+}
+
+pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondition {
+    let (status, reason, message) = match answer {
+        WakeAnswer::Wakeable { request } => ("True", "RoomFree", request.to_string()),
+        WakeAnswer::Reclaiming => {
+            ("False", "Reclaiming", "Pods that borrow its VRAM are evicted.".to_owned())
+        }
+        WakeAnswer::Withdrawn => {
+            ("False", "NotRequested", "Its VRAM may be lent while it sleeps: ask before it wakes.".to_owned())
+        }
+    };
+    PodCondition {
+        type_: WAKEABLE_CONDITION.into(),
+        status: status.into(),
+        reason: Some(reason.into()),
+        message: Some(message),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    }
+}
+
+/// The request that the pod's condition answers, while it is true.
+pub fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let condition = conditions.find(|one| one.type_ == WAKEABLE_CONDITION && one.status == "True")?;
+    Some(condition.message.as_deref().unwrap_or_default().into())
 }
 
 /// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.

@@ -3,10 +3,10 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::annotation;
+use super::{annotation, asked, wakeable_for, written};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
 };
 use crate::units::Millis;
 use jiff::Timestamp;
@@ -16,6 +16,9 @@ use k8s_openapi::api::core::v1::Pod;
 const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// Characters of a wake request that count: it is repeated in a condition.
+const LONGEST_WAKE_REQUEST: usize = 128;
 
 /// Kueue's labels on pods that it has admitted, and on pods that are queued for it.
 const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
@@ -102,6 +105,18 @@ pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
         },
         stamp: stamp(pod, now),
         leaving: leaving(pod, now),
+        loan: loan(pod),
+    }
+}
+
+/// What the pod shows of VRAM that sleeping engines lend.
+fn loan(pod: &Pod) -> ObservedLoan {
+    let request = annotation(pod, asked::WAKE_REQUESTED);
+    ObservedLoan {
+        borrows: annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty()),
+        wake_requested: request
+            .map(|request| request.chars().take(LONGEST_WAKE_REQUEST).collect::<String>().into()),
+        wakeable: wakeable_for(pod),
     }
 }
 

@@ -16,8 +16,9 @@ mod storage;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
-    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, disruption_target_condition,
-    gates, nominated, placed_condition, without_our_gate,
+    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
+    disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, wakeable_for,
+    without_our_gate,
 };
 pub use disruption_budget::budget;
 pub use images::{node_images, start_progress};
@@ -55,6 +56,8 @@ pub mod asked {
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive";
     pub const MODEL: &str = "stowage.dev/model";
     pub const KV_CACHE: &str = "stowage.dev/kv-cache";
+    /// On a bound pod: its engine is to wake, or is awake. Any text; a new one for each request.
+    pub const WAKE_REQUESTED: &str = "stowage.dev/wake-requested";
     /// Labels that name the model where the annotation is missing: llm-d's and KServe's.
     pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
 }
@@ -69,6 +72,8 @@ pub mod written {
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
+    /// UIDs of the sleeping engines that lend to the pod, comma-separated; missing if it borrows nothing.
+    pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
 }
@@ -367,6 +372,10 @@ fn annotations(
         (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
         (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
     ]);
+    if !placement.borrowed_from.is_empty() {
+        let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
+        annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
+    }
     annotations.extend(
         demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
     );

@@ -1,7 +1,8 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
 //! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
-//! ([`waiting_pods`]). The driver evicts neighbours of engines under pressure ([`relief`]), pods that use more than their grants
-//! if the policy says so ([`overuse`]), and the rest of a group that stays
+//! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of
+//! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
+//! a group that stays
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]).
 //!
 //! Each decision is a function of the planner's state, the ledger, and the time that the caller passes: [`Planner::tick`], and
@@ -20,6 +21,7 @@
 //! one stopped. The planner writes through the port and knows no client.
 
 mod ended_reservations;
+mod loans;
 mod orphaned_members;
 mod outcome;
 mod overuse;
@@ -42,6 +44,7 @@ use crate::scheduling::planning::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
+use loans::EndingLoans;
 use orphaned_members::OrphanedMember;
 use reservation_progress::ReservationProgress;
 use retry::RetryState;
@@ -68,6 +71,7 @@ pub struct Planner {
     /// Neighbours of engines under pressure whose eviction failed.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
+    loans: EndingLoans,
     released: ReleasedPods,
     check_overuse_at: Moment,
     /// Pods over their grants whose eviction was ordered.
@@ -88,6 +92,7 @@ impl Planner {
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
+            loans: EndingLoans::default(),
             released: ReleasedPods::default(),
             check_overuse_at: Moment::default(),
             overusing: BTreeMap::new(),
@@ -100,6 +105,8 @@ impl Planner {
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
         }
+        // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
+        self.end_loans(now);
         self.advance_reservations(now);
         self.advance_orphaned_members(now);
         self.relieve(now);
@@ -113,6 +120,7 @@ impl Planner {
         self.orphaned_members.clear();
         self.said.clear();
         self.staying.clear();
+        self.loans = EndingLoans::default();
         self.overusing.clear();
         self.run.give_up();
         self.writes.forget_what_is_to_come();

@@ -34,6 +34,7 @@ impl Planner {
     ) {
         let unwritten = match purpose {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
+            StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
             StatusPurpose::Nominate { .. } => return self.note_told(key, uid, written, now),
             // The condition is seen at the pod's next change, expires at once and is cleared again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
@@ -79,6 +80,7 @@ impl Planner {
         }
         match task {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
+            EvictionTask::LoanEnd => self.note_loan_end(victim, key, outcome, now),
             EvictionTask::Overuse => self.note_overuse_eviction(key, &outcome),
             EvictionTask::OrphanedMember => self.note_orphaned_member(victim, key, outcome, now),
             EvictionTask::Reservation { preemptor } => {

@@ -5,9 +5,10 @@
 //! value says and returns the answer; it decides nothing.
 
 use super::ended_reservations::refused;
+use super::loans::answer;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
-    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange,
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer,
 };
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::vocabulary::placement::Reservation;
@@ -38,6 +39,8 @@ pub enum StatusPurpose {
     CancelEviction,
     /// Shows why a gated pod is not placed.
     ExplainWait,
+    /// Tells a sleeping engine's pod whether it may wake.
+    AnswerWake(WakeAnswer),
     /// Makes kube-scheduler try the pod again.
     Wake,
     /// Shows why the pod is not placed, and lifts its gate.
@@ -51,6 +54,8 @@ pub enum EvictionTask {
     Reservation { preemptor: PodUid },
     /// An engine on its GPU is under pressure.
     Relief,
+    /// It borrows from an engine that wakes.
+    LoanEnd,
     /// Its group stays incomplete.
     OrphanedMember,
     /// It uses more VRAM than it was granted.
@@ -83,6 +88,12 @@ impl PlannerWrite {
             let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
             match purpose {
                 StatusPurpose::Nominate { reservation, .. } if current() != Some(reservation) => return None,
+                StatusPurpose::AnswerWake(said) => {
+                    let now = ledger.wake_status(uid).and_then(|wake| answer(&wake));
+                    if now.as_ref() != Some(said) {
+                        return None;
+                    }
+                }
                 StatusPurpose::EndUnknownReservation => {
                     *change = current()
                         .cloned()

@@ -9,7 +9,7 @@ pub use write_times::{DEFAULT_DEADLINE, WriteTimes};
 
 pub use status_change::{
     EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, ReservationChange,
-    StatusChange, Touch,
+    StatusChange, Touch, WakeAnswer,
 };
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -153,6 +153,8 @@ pub enum PodEventReason {
     Overuse,
     /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
     GpuLost,
+    /// Its engine woke while other pods had the VRAM that it lent.
+    WokeUnasked,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
     GpuConflict,
     /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
@@ -188,6 +190,7 @@ impl PodEventReason {
             Self::OverGrant => "StowageOverGrant",
             Self::Overuse => "StowageOveruse",
             Self::GpuLost => "StowageGpuLost",
+            Self::WokeUnasked => "StowageWokeUnasked",
             Self::GpuConflict => "StowageGpuConflict",
             Self::PublishedByDra => "StowagePublishedByDra",
             Self::PolicyApplied => "StowagePolicyApplied",

@@ -23,6 +23,8 @@ pub enum EvictionReason {
     GroupEvicted { group: Arc<str>, by: PodKey },
     /// The rest of its group was not placed in time, and the policy keeps no part of one.
     GroupIncomplete { group: Arc<str> },
+    /// Its VRAM is lent by a sleeping engine, which wakes.
+    LoanEnded { lender: PodKey, gpu: GpuUuid },
     /// Its GPU was allocated to another pod as well, and it has not started.
     Conflict { with: PodKey, gpu: GpuUuid },
     /// It used more VRAM than it was granted for longer than the policy allows.
@@ -39,6 +41,7 @@ impl EvictionReason {
             Self::Consolidated { .. } => "Consolidated",
             Self::GroupEvicted { .. } => "GroupEvicted",
             Self::GroupIncomplete { .. } => "GroupIncomplete",
+            Self::LoanEnded { .. } => "LoanEnded",
             Self::Conflict { .. } => "GpuConflict",
             Self::Overuse { .. } => "Overuse",
         }
@@ -72,6 +75,10 @@ impl fmt::Display for EvictionReason {
             Self::GroupIncomplete { group } => write!(
                 f,
                 "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
+            ),
+            Self::LoanEnded { lender, gpu } => write!(
+                f,
+                "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
             ),
             Self::Overuse { granted, used } => write!(
                 f,
@@ -111,6 +118,7 @@ pub struct StatusChange {
     pub touch: Option<Touch>,
     pub plan: Option<PlanState>,
     pub eviction: Option<EvictionCondition>,
+    pub wake: Option<WakeAnswer>,
 }
 
 /// The new value of the condition `stowage.dev/Reserved`.
@@ -157,7 +165,22 @@ pub enum EvictionCondition {
     Cancelled,
 }
 
+/// The new value of the condition `stowage.dev/Wakeable`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WakeAnswer {
+    /// The engine may wake: this answers that request.
+    Wakeable { request: Arc<str> },
+    /// It has asked, and pods that borrow from it are still there.
+    Reclaiming,
+    /// It does not ask any more: it may lend again once this is seen.
+    Withdrawn,
+}
+
 impl StatusChange {
+    pub fn wake(answer: WakeAnswer) -> Self {
+        Self { wake: Some(answer), ..Self::default() }
+    }
+
     pub fn reservation(reservation: Reservation) -> Self {
         Self { reservation: Some(ReservationChange::Set(reservation)), ..Self::default() }
     }
@@ -218,6 +241,7 @@ impl StatusChange {
             Self { nomination: Some(_), .. } => "nomination",
             Self { plan: Some(_), .. } => "plan",
             Self { eviction: Some(_), .. } => "eviction-reason",
+            Self { wake: Some(_), .. } => "wake",
             Self { touch: Some(Touch), .. } => "requeue",
             _ => "nothing",
         }
@@ -237,6 +261,10 @@ mod tests {
             (EvictionReason::Reclaimed { owner: "a".into(), by: llama.clone() }, "team-a/llama"),
             (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
+            (
+                EvictionReason::LoanEnded { lender: llama.clone(), gpu: GpuUuid::from_index(3) },
+                "team-a/llama",
+            ),
             (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::GroupEvicted { group: group.clone(), by: llama }, "team-a/llama"),
             (EvictionReason::GroupIncomplete { group }, "team-b/train"),

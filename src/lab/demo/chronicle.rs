@@ -23,6 +23,8 @@ pub struct PodView {
     pub granted: u64,
     pub exclusive: bool,
     pub opportunistic: bool,
+    /// Its VRAM is lent by sleeping engines.
+    pub borrows: bool,
     pub leaving: bool,
     /// Why it was rejected, if it was.
     pub refusal: Option<String>,
@@ -124,12 +126,16 @@ impl Chronicle {
 pub fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
     let mut broken = Vec::new();
     for gpu in gpus {
-        let promised: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
-        if promised > gpu.promisable {
-            broken.push(format!(
-                "{} GPU {}: {promised} of {} bytes are allocated",
-                gpu.node, gpu.index, gpu.promisable
-            ));
+        // What pods borrow is a sleeping engine's as well.
+        for borrows in [false, true] {
+            let alike = gpu.pods.iter().filter(|(pod, _)| pod.borrows == borrows);
+            let promised: u64 = alike.map(|(_, bytes)| bytes).sum();
+            if promised > gpu.promisable {
+                broken.push(format!(
+                    "{} GPU {}: {promised} of {} bytes are allocated",
+                    gpu.node, gpu.index, gpu.promisable
+                ));
+            }
         }
         if gpu.pods.len() > 1 && gpu.pods.iter().any(|(pod, _)| pod.exclusive) {
             broken.push(format!("{} GPU {} is shared and exclusive", gpu.node, gpu.index));
@@ -165,6 +171,7 @@ fn view(pod: &Value) -> PodView {
         granted: annotation(written::GRANTED).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
         exclusive: annotation("stowage.dev/exclusive") == Some("true"),
         opportunistic: spec["priority"].as_i64().unwrap_or(0) < 0,
+        borrows: annotation(written::BORROWED_FROM).is_some(),
         leaving: pod["metadata"]["deletionTimestamp"].is_string(),
         refusal: unscheduled.and_then(|condition| condition["message"].as_str()).map(str::to_owned),
     }

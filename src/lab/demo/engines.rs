@@ -3,6 +3,7 @@
 //! Their pages are all that is known of them. Figures reach Stowage only through an agent that reads the pages.
 
 use super::api_server::ApiServer;
+use super::sleeping;
 use axum::Router;
 use axum::routing::get;
 use http::StatusCode;
@@ -43,7 +44,13 @@ impl FakeEngine {
         let (stop, load) = (CancellationToken::new(), Arc::new(Mutex::new(load)));
         let (pod, model, shown) = (format!("pods/default/{pod}"), model.to_owned(), load.clone());
         let router = Router::new()
-            .route("/metrics", get(async move || page(&model, *shown.lock())))
+            .route("/metrics", {
+                let (api, pod) = (api.clone(), pod.clone());
+                get(async move || {
+                    let is_asleep = api.get(&pod).is_some_and(|pod| sleeping::says_asleep(&pod));
+                    page(&model, *shown.lock(), is_asleep)
+                })
+            })
             .route("/health", get(async move || health(&api, &pod)));
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await });
@@ -66,8 +73,11 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
 }
 
 /// The metrics of vLLM 0.12 or later, as far as they are read here.
-fn page(model: &str, load: StubEngineLoad) -> String {
-    let StubEngineLoad { kv_percent, waiting, running } = load;
+fn page(model: &str, load: StubEngineLoad, is_asleep: bool) -> String {
+    // A sleeping engine has no requests, and its KV cache is gone.
+    let idle = StubEngineLoad { kv_percent: 0, waiting: 0, running: 0 };
+    let StubEngineLoad { kv_percent, waiting, running } = if is_asleep { idle } else { load };
+    let (awake, offloaded) = (u8::from(!is_asleep), u8::from(is_asleep));
     let kv = f64::from(kv_percent) / 100.0;
     let series = format!("engine=\"0\",model_name=\"{model}\"");
     format!(
@@ -78,7 +88,11 @@ fn page(model: &str, load: StubEngineLoad) -> String {
          # TYPE vllm:kv_cache_usage_perc gauge\n\
          vllm:kv_cache_usage_perc{{{series}}} {kv}\n\
          # TYPE vllm:cache_config_info gauge\n\
-         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n"
+         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n\
+         # TYPE vllm:engine_sleep_state gauge\n\
+         vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"awake\"}} {awake}\n\
+         vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"weights_offloaded\"}} {offloaded}\n\
+         vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"discard_all\"}} 0\n"
     )
 }
 
@@ -89,12 +103,16 @@ mod tests {
 
     #[test]
     fn its_page_says_what_the_story_says() {
-        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 });
+        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, false);
         let figures = read(page.as_bytes(), None).unwrap();
         assert_eq!((figures.engine, figures.problems.as_slice()), (Engine::Vllm, &[][..]));
         assert_eq!(figures.kv_cache_usage, Some(0.97));
         assert_eq!((figures.waiting, figures.running), (Some(40), Some(12)));
         assert_eq!(figures.kv_cache_tokens, Some(65_536));
-        assert_eq!(figures.model.unwrap().as_str(), "llama-8b");
+        assert_eq!((figures.sleep_level, figures.model.unwrap().as_str()), (None, "llama-8b"));
+        let asleep =
+            super::page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, true);
+        let figures = read(asleep.as_bytes(), None).unwrap();
+        assert_eq!((figures.sleep_level, figures.running), (Some(1), Some(0)));
     }
 }

@@ -6,6 +6,7 @@
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
+use super::sleeping;
 use super::termination;
 use crate::agent::models::{ModelScan, ModelSource};
 use crate::agent::nvml::{GpuSample, GpuSource};
@@ -89,7 +90,10 @@ impl Hardware {
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str()?).ok()?;
         let gpus: Vec<String> = annotation(written::DEVICES)?.split(',').map(str::to_owned).collect();
         let granted: u64 = annotation(written::GRANTED)?.parse().ok()?;
-        let used = Bytes(taken(granted) / gpus.len() as u64);
+        let used = match sleeping::is_asleep(pod) {
+            true => Bytes(sleeping::KEPT),
+            false => Bytes(taken(granted) / gpus.len() as u64),
+        };
         let process = ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None };
         Some(RunningProcess { process, gpus })
     }

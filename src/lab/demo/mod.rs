@@ -18,6 +18,7 @@ mod reported;
 pub mod scheduler;
 mod screen;
 pub mod setup;
+mod sleeping;
 pub mod start_times;
 mod story;
 pub mod stowage;
@@ -56,7 +57,7 @@ pub async fn run(show: Show) -> Result<ExitCode> {
     screen.line(
         "█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never allocated)",
     );
-    let mut play = Play::new(Setup::start(&story::MACHINES).await?, screen);
+    let mut play = Play::new(Setup::by(story::policy()?, &story::MACHINES).await?, screen);
     play.story().await?;
     let mut summary = play.summary();
     summary.add(tokio::task::spawn_blocking(|| StartTimesTable::play(SEED)).await??);

@@ -1,5 +1,7 @@
 //! Plays the story: creates the pods that arrive, shows what happens, and checks the invariants at every step.
 
+mod naps;
+
 use super::chronicle::{Chronicle, GpuView, News, broken_promises};
 use super::engines::{FakeEngine, StubEngineLoad};
 use super::placement_cost::{Manner, PlacementManner};
@@ -36,6 +38,9 @@ pub struct Play {
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
+    /// How often engines slept and asked before they woke, and how often one woke without asking and failed.
+    naps: usize,
+    failed_wakes: usize,
     ways: Vec<PlacementManner>,
     violations: Vec<String>,
 }
@@ -61,6 +66,8 @@ impl Play {
             dismissed: Vec::new(),
             kv_seen_after: None,
             evicted: 0,
+            naps: 0,
+            failed_wakes: 0,
             ways: Vec::new(),
             violations: Vec::new(),
         }
@@ -102,6 +109,8 @@ impl Play {
             StoryStep::Crowd(newcomer) => self.crowd(newcomer).await,
             StoryStep::Calm => self.calm().await,
             StoryStep::Compare(arrival) => self.compare(&arrival),
+            StoryStep::Nap { engine, jobs, asks: true } => self.nap(engine, jobs).await,
+            StoryStep::Nap { engine, jobs, asks: false } => self.nap_without_asking(engine, jobs).await,
         }
     }
 
@@ -304,6 +313,17 @@ impl Play {
             bind_calls: observations.count(Verb::Bind),
             ways: self.ways.clone(),
             kv_seen_after_millis: self.kv_seen_after,
+            asked_wakes: self.naps,
+            failed_wakes: self.failed_wakes,
+            unasked_wakes: self
+                .setup
+                .stowage
+                .service
+                .metrics
+                .lending
+                .wakes
+                .with_label_values(&["unasked"])
+                .get(),
             start_times: None,
             violations: self.violations.clone(),
         }

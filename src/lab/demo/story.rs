@@ -4,6 +4,9 @@ use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};
 use super::termination;
 use crate::kubernetes::objects::PLAN_GATE;
+use crate::scheduling::policy::{Policy, SleepingRule};
+use crate::units::Millis;
+use anyhow::Result;
 use serde_json::{Value, json};
 
 pub const MACHINES: [DemoMachine; 3] = [
@@ -44,6 +47,8 @@ pub enum StoryStep {
     Crowd(StoryPod),
     /// That engine has finished its requests; ends when decisions take it into account.
     Calm,
+    /// The engine of a pod sleeps until jobs borrow from it, and wakes; ends when it is awake.
+    Nap { engine: &'static str, jobs: Vec<StoryPod>, asks: bool },
     /// Prints how long this pod's model would take to answer on each node.
     Compare(StoryPod),
 }
@@ -140,7 +145,36 @@ pub fn chapters() -> Vec<Chapter> {
             text: "Jobs that were rejected take the free VRAM without being created again.",
             acts: vec![StoryStep::Leave { who: &["llama-8b-1", "mistral-7b-1"], takers: 4 }],
         },
+        Chapter {
+            title: "An engine sleeps, and asks before it wakes",
+            text: "Jobs borrow what it does not use. It asks, they are evicted, and it is told when its VRAM is free.",
+            acts: vec![StoryStep::Nap {
+                engine: "llama-8b-2",
+                jobs: opportunistic("night", 2, 8),
+                asks: true,
+            }],
+        },
+        Chapter {
+            title: "It sleeps again, and wakes without asking",
+            text: "Its memory is taken, as vLLM would find it. Stowage counts that, and takes the memory back at once.",
+            acts: vec![StoryStep::Nap {
+                engine: "llama-8b-2",
+                jobs: opportunistic("dawn", 2, 8),
+                asks: false,
+            }],
+        },
     ]
+}
+
+/// The default policy, under which serving pods lend while they sleep, as fast as a short story needs it.
+pub fn policy() -> Result<Policy> {
+    let mut classes = Policy::default().classes().to_vec();
+    for class in classes.iter_mut().filter(|class| class.name == "serving") {
+        class.sleeping = SleepingRule::Lend;
+    }
+    let mut policy = Policy::default().with_classes(classes)?;
+    policy.planning.lending.after = Millis::seconds(1);
+    Ok(policy)
 }
 
 fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {

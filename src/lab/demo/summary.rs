@@ -22,6 +22,12 @@ pub struct Summary {
     pub ways: Vec<PlacementManner>,
     /// From a full KV cache on an engine's page to the first decision that used it.
     pub kv_seen_after_millis: Option<Millis>,
+    /// Engines that slept while jobs used their VRAM, asked, and woke.
+    pub asked_wakes: usize,
+    /// Engines that woke without asking, and lacked memory.
+    pub failed_wakes: usize,
+    /// The same, as Stowage counted them.
+    pub unasked_wakes: u64,
     /// How well start times are predicted.
     pub start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
@@ -59,6 +65,10 @@ impl Summary {
         lines.extend(self.kv_seen_after_millis.map(|Millis(millis)| {
             format!("From a full KV cache on an engine's page to decisions that knew of it: {millis} ms.")
         }));
+        lines.push(format!(
+            "Engines that asked before they woke, and had their memory: {}. That did not ask, and lacked it: {} (counted: {}).",
+            self.asked_wakes, self.failed_wakes, self.unasked_wakes
+        ));
         lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);
         lines.extend(self.violations.iter().map(|violation| format!("  {violation}")));

@@ -102,10 +102,15 @@ fn check_promises(
     violations: &mut Vec<Violation>,
 ) {
     let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.placed).collect();
-    let reserved: Bytes = placed.iter().map(|part| part.amount).sum();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
-    if reserved > capacity {
-        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), reserved, capacity });
+    // What pods borrow is charged to sleeping engines, too. How much these may lend only reports show, so that here neither the
+    // lenders' promises nor the loans may exceed the GPU.
+    for borrows in [false, true] {
+        let alike = placed.iter().filter(|part| part.entry.borrows() == borrows);
+        let reserved: Bytes = alike.map(|part| part.amount).sum();
+        if reserved > capacity {
+            violations.push(Violation::OverPromised { node: node(), gpu: gpu(), reserved, capacity });
+        }
     }
     let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {

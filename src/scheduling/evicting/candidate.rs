@@ -62,7 +62,9 @@ pub struct Shortfall {
 
 impl PreemptionCandidate {
     /// A candidate without potential victims.
-    pub fn new(node: NodeName, gpus: Vec<Gpu>) -> Self {
+    pub fn new(node: NodeName, mut gpus: Vec<Gpu>) -> Self {
+        // No pod is evicted so that another one can borrow.
+        gpus.iter_mut().for_each(|gpu| gpu.lendable = Bytes::ZERO);
         Self {
             node,
             gpus,

@@ -256,7 +256,11 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         "x",
         "a",
         engine,
-        ObservedDisruptionInfo { disruption_info: disruption_info.clone(), stamp: saved, leaving: None },
+        ObservedDisruptionInfo {
+            disruption_info: disruption_info.clone(),
+            stamp: saved,
+            ..Default::default()
+        },
     );
     bench.bound("y", "a", ObservedDisruptionInfo { disruption_info, ..observed() });
     // Half of its GPU: 36 of 72 GiB.
@@ -279,6 +283,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         holdings: [holding.clone()].into_iter().collect(),
         engines: Vec::new(),
         in_flight,
+        sleep: Vec::new(),
         over_grant: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.

@@ -37,6 +37,18 @@ impl Ledger {
         }
     }
 
+    /// The parts of the eviction cost of a pod that leaves its node, as it is now; `None` if it is not there.
+    pub(in crate::scheduling) fn cost_of_leaving(
+        &self,
+        uid: &PodUid,
+        node_state: &NodeState,
+        preemptor: &Preemptor,
+    ) -> Option<PodEvictionCost> {
+        let pod_state = self.pod_state(uid)?;
+        let used = node_state.use_of(pod_state)?;
+        Some(self.eviction_cost(uid, pod_state, node_state, used, preemptor))
+    }
+
     /// For how long it has worked since it last saved its work, up to a cap. A pod that never reports a checkpoint has saved
     /// nothing.
     fn unsaved(&self, pod_state: &PodState) -> Millis {

@@ -167,10 +167,11 @@ impl ExplainedCluster {
             holdings: models.iter().map(holding).collect(),
             engines: Vec::new(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
             over_grant: Vec::new(),
         };
         // A load that lasts: one reading far from the average does not count.
-        (0..3).for_each(|_| self.ledger.read(&name(node), reading.clone()));
+        (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone())));
     }
 
     /// Advances the clock, and applies what expires.

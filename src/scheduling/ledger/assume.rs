@@ -177,7 +177,8 @@ impl Ledger {
         let placement = match (self.node_states.existing(node), pod_state.reservation()) {
             (None, _) => Err(Misfit::UnknownNode),
             (Some(node_state), Some(reservation)) => {
-                self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state)
+                let demand = self.as_borrower(uid, pod_state.demand.clone());
+                self.placement_of_reservation(uid, &demand, reservation, node_state)
             }
             (Some(node_state), None) => {
                 Ok(node_state.charge_of(pod_state).map(|charge| charge.gpus).unwrap_or_default())
@@ -225,13 +226,13 @@ impl Ledger {
 
     /// A pod that may wake an engine says nothing of how long starts take.
     pub(super) fn forget_start_if_woken(&mut self, uid: &PodUid) {
-        if self.wakes(uid) {
+        if self.wakes_an_engine(uid) {
             self.pod_states.note(uid, |pod_state| pod_state.start = None);
         }
     }
 
     /// Whether an engine sleeps on the pod's GPUs that it may wake.
-    pub(in crate::scheduling) fn wakes(&self, uid: &PodUid) -> bool {
+    pub(in crate::scheduling) fn wakes_an_engine(&self, uid: &PodUid) -> bool {
         let pod_and_node = || {
             let pod_state = self.pod_states.get(uid)?;
             Some((pod_state, self.node_states.get(pod_state.node()?)?))
@@ -246,13 +247,13 @@ impl Ledger {
     /// Where the pod goes on `node`, by what is free there now.
     fn checked(&self, uid: &PodUid, pod_state: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
         let node_state = self.node_states.existing(node).ok_or(Misfit::UnknownNode)?;
+        let demand = self.as_borrower(uid, pod_state.demand.clone());
         let gpus = match pod_state.reservation().filter(|reservation| reservation.node == *node) {
-            Some(reservation) => {
-                self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state)?
-            }
-            None => self.free_gpus_for(uid, &pod_state.demand, node_state)?,
+            Some(reservation) => self.placement_of_reservation(uid, &demand, reservation, node_state)?,
+            None => self.free_gpus_for(uid, &demand, node_state)?,
         };
-        Ok(placement(node_state, &pod_state.demand, gpus))
+        let borrowed_from = node_state.lenders_to(uid, &demand, gpus, &self.pod_states, &self.policy);
+        Ok(Placement { borrowed_from, ..placement(node_state, &demand, gpus) })
     }
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
@@ -267,6 +268,11 @@ impl Ledger {
             Some(PodPhase::Bound(known)) if known.node == *node => {
                 BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
             }
+            // What a Binding of another process says beside the GPUs, the watch will show.
+            Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded() == devices => BoundPod {
+                borrows: !assumed.placement.borrowed_from.is_empty(),
+                ..BoundPod::new(node.clone(), devices, self.now)
+            },
             _ => BoundPod::new(node.clone(), devices, self.now),
         };
         self.edit_pod(uid, |pod_state| pod_state.set_bound(bound));
@@ -418,5 +424,6 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         devices: gpus.iter().map(|place| node_state.devices()[place].uuid.clone()).collect(),
         granted: gpus.iter().map(granted_on).sum(),
         memory_hundredths: gpus.iter().map(hundredths).min().unwrap_or(0),
+        borrowed_from: Arc::new([]),
     }
 }

@@ -70,12 +70,13 @@ mod waiting_queue;
 
 pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
+pub use node_state::WakeStatus;
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
 pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
-    WaitingPod,
+    WaitingPod, WakeMarks,
 };
 pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};

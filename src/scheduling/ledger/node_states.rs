@@ -31,6 +31,8 @@ pub(super) struct NodeStates {
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     usages: TenantUsages,
+    /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
+    with_loans: BTreeSet<NodeName>,
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
     spare: SpareCounts,
     publication: Publication,
@@ -62,6 +64,7 @@ impl NodeStates {
             nodes: self.nodes.clone(),
             aging: BTreeSet::new(),
             usages: self.usages.clone(),
+            with_loans: self.with_loans.clone(),
             spare: self.spare,
             publication: Publication::at(self.publication.generation(), self.publication.epoch()),
         }
@@ -102,6 +105,9 @@ impl NodeStates {
                 loaded.aging.insert((due, name.clone()));
             }
             loaded.usages.replace(&[], node_state.usage(), policy);
+            if node_state.has_loans() {
+                loaded.with_loans.insert(name.clone());
+            }
             let (_, now) = node_state.count_spare();
             loaded.spare.replace(&SpareCounts::default(), &now);
         }
@@ -139,6 +145,11 @@ impl NodeStates {
     /// The node, of which nothing but its name is known if it was not known before.
     pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
         self.nodes.open(name)
+    }
+
+    /// Nodes with pods that borrow, or that are to wake, in order of name.
+    pub(super) fn with_loans(&self) -> impl Iterator<Item = &NodeName> {
+        self.with_loans.iter()
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -214,6 +225,11 @@ impl NodeStates {
         if let Some(node_state) = self.nodes.get_mut(name) {
             let before = node_state.recount(pods, policy);
             self.usages.replace(&before, node_state.usage(), policy);
+            match node_state.has_loans() {
+                true if !self.with_loans.contains(name) => drop(self.with_loans.insert(name.clone())),
+                false if !self.with_loans.is_empty() => drop(self.with_loans.remove(name)),
+                _ => {}
+            }
             self.refresh_view(name, pods, policy);
         }
     }
@@ -329,6 +345,7 @@ impl NodeStates {
     pub(super) fn forget_if_empty(&mut self, name: &NodeName) {
         if self.get(name).is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty()) {
             self.nodes.remove(name);
+            self.with_loans.remove(name);
             self.publication.forget(name);
         }
     }

@@ -81,9 +81,10 @@ impl Ledger {
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
-    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) {
+    /// Answers the engines that have woken over VRAM that they had lent.
+    pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) -> Vec<PodUid> {
         if !self.has_node(name) {
-            return;
+            return Vec::new();
         }
         self.note_overuse(name, &reading.over_grant, reading.sampled);
         let found = self.node_states.read(name, reading, &self.policy);
@@ -92,6 +93,7 @@ impl Ledger {
         for (uid, gpus) in found {
             self.locate(&uid, gpus);
         }
+        self.node_states.get_mut(name).map(NodeState::take_woken_over_loans).unwrap_or_default()
     }
 
     /// Brings a node's reading to what its age allows, and notes when that changes.
@@ -176,13 +178,16 @@ impl Ledger {
             self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
         }
         self.note_disruption_info(uid);
+        if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan)) {
+            self.edit_pod(uid, |pod_state| pod_state.observe_loan(&observed.loan, now));
+        }
     }
 
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
-            node_state.note_departed(uid, self.now);
+            node_state.note_departed(uid, &pod_state, self.now);
         }
         self.note_departure(&pod_state);
         if let Some(node) = pod_state.node() {

@@ -12,7 +12,7 @@ use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::placing::snapshot::NodeSet;
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo};
+use crate::scheduling::vocabulary::disruption_info::{Checkpoint, DisruptionInfo, ObservedLoan};
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
 use crate::units::Moment;
@@ -132,11 +132,47 @@ pub struct BoundPod {
     pub started: Moment,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<Moment>,
+    /// Its VRAM is lent by sleeping engines: it leaves when one of them is to wake.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub borrows: bool,
+    #[serde(default, skip_serializing_if = "WakeMarks::is_untouched")]
+    pub wake: WakeMarks,
+}
+
+/// Whether a bound pod's engine is to wake. As long as it asks for that, or is told that it may, it lends nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakeMarks {
+    /// What its annotation says, while it is there.
+    pub request: Option<Arc<str>>,
+    /// The request that its condition answers, while it is true.
+    pub told: Option<Arc<str>>,
+    /// When the last of the two went. A reading sampled earlier does not show that the engine sleeps.
+    pub over: Moment,
+}
+
+impl WakeMarks {
+    /// Whether the engine's whole grant is to be free.
+    pub fn is_open(&self) -> bool {
+        self.request.is_some() || self.told.is_some()
+    }
+
+    fn is_untouched(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl BoundPod {
     pub(super) fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
-        Self { node, devices, located: None, since, started: since, leaving: None }
+        Self {
+            node,
+            devices,
+            located: None,
+            since,
+            started: since,
+            leaving: None,
+            borrows: false,
+            wake: WakeMarks::default(),
+        }
     }
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.
@@ -302,6 +338,34 @@ impl PodState {
         if let PodPhase::Bound(bound) = &mut self.phase {
             // A deletion is never taken back, and its grace only grows shorter.
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
+        }
+    }
+
+    /// The pod shows this of VRAM that is lent. A mark that it borrows was written by its Binding, and is never taken back.
+    pub(super) fn observe_loan(&mut self, loan: &ObservedLoan, now: Moment) {
+        let PodPhase::Bound(bound) = &mut self.phase else { return };
+        bound.borrows |= loan.borrows;
+        let was_open = bound.wake.is_open();
+        (bound.wake.request, bound.wake.told) = (loan.wake_requested.clone(), loan.wakeable.clone());
+        if was_open && !bound.wake.is_open() {
+            bound.wake.over = now;
+        }
+    }
+
+    /// Whether it shows something else of VRAM that is lent than is known.
+    pub(super) fn is_news_of_loan(&self, loan: &ObservedLoan) -> bool {
+        self.bound().is_some_and(|bound| {
+            loan.borrows && !bound.borrows
+                || (&loan.wake_requested, &loan.wakeable) != (&bound.wake.request, &bound.wake.told)
+        })
+    }
+
+    /// Whether its VRAM is lent by sleeping engines.
+    pub fn borrows(&self) -> bool {
+        match &self.phase {
+            PodPhase::Waiting(_) => false,
+            PodPhase::Assumed(assumed) => !assumed.placement.borrowed_from.is_empty(),
+            PodPhase::Bound(bound) => bound.borrows,
         }
     }
 

@@ -118,6 +118,11 @@ impl Ledger {
         self.preemptor_by(uid, self.nearest_models())
     }
 
+    /// One of no pod, by which evictions are priced.
+    pub(in crate::scheduling) fn pricing_preemptor(&self) -> Preemptor {
+        Preemptor { nearest_models: self.nearest_models(), ..Preemptor::default() }
+    }
+
     /// The same, for a caller that knows already where models are.
     pub(in crate::scheduling) fn preemptor_by(
         &self,

@@ -31,6 +31,9 @@ pub struct Totals {
     pub reusable_engines: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
+    /// What sleeping engines lend, used or not, and the pods that borrow.
+    pub lent: Bytes,
+    pub borrowing: u64,
 }
 
 impl Ledger {
@@ -141,6 +144,7 @@ impl Ledger {
             }
             totals.reservations += u64::from(pod_state.reservation().is_some());
             totals.soft_reservations += u64::from(pod_state.soft_reservation().is_some());
+            totals.borrowing += u64::from(pod_state.borrows());
         }
         for node_state in self.node_states.all_existing() {
             totals.nodes += 1;
@@ -150,6 +154,7 @@ impl Ledger {
             totals.reusable_engines += node_state.view().reusable.iter().count() as u64;
             totals.capacity += if is_dra { Bytes::ZERO } else { node_state.view().capacity() };
             totals.charged += node_state.view().charged();
+            totals.lent += node_state.lent();
         }
         totals
     }
@@ -168,7 +173,7 @@ impl Ledger {
             .filter(|pod_state| pod_state.reservation().is_some_and(|reservation| reservation.node == *name))
             .map(|pod_state| pod_state.demand.vram())
             .sum();
-        node_state.view().capacity().minus(self.reserved_sum_on(name)).minus(reserved)
+        (node_state.view().capacity() + node_state.lent()).minus(self.reserved_sum_on(name)).minus(reserved)
     }
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.

@@ -364,7 +364,7 @@ impl Ledger {
         since: Moment,
         whole: TenantUsage,
     ) -> PendingPod {
-        let (key, demand) = (pod_state.key.clone(), pod_state.demand.clone());
+        let (key, demand) = (pod_state.key.clone(), self.as_borrower(uid, pod_state.demand.clone()));
         let share = self.share_of(&demand, whole);
         PendingPod { uid: uid.clone(), key, demand, way, since, share }
     }

@@ -12,6 +12,7 @@
 
 mod consolidation;
 mod groups;
+mod loans;
 mod node_ranking;
 mod preemption;
 mod relief;
@@ -21,6 +22,7 @@ mod step_budget;
 #[cfg(test)]
 mod tests;
 
+pub use loans::{LoanEviction, loans_to_end};
 pub use relief::{PressureWatch, ReliefEviction};
 pub use step_budget::PlanBounds;
 

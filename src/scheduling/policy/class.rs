@@ -75,6 +75,21 @@ pub struct Class {
     /// How long they do before they are told. Default: the policy's `overuseAfter`.
     #[serde(with = "setting::Optional::<setting::Duration>", default)]
     pub overuse_after: Option<Millis>,
+    /// What becomes of the VRAM of its engines while they sleep.
+    #[serde(default)]
+    pub sleeping: SleepingRule,
+}
+
+/// What becomes of an engine's VRAM while the engine sleeps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SleepingRule {
+    /// Its whole grant stays its own.
+    #[default]
+    Keep,
+    /// What it does not use is lent to preemptible pods of lower priority. Before it wakes it asks, with the annotation
+    /// `stowage.dev/wake-requested`, and waits for the condition `stowage.dev/Wakeable`.
+    Lend,
 }
 
 /// The maximum load of the engines on a GPU for a pod of this class to be placed there.
@@ -253,6 +268,7 @@ impl Class {
             do_not_disrupt: Protection::default(),
             disruption_budgets: Protection::default(),
             max_lost_work: None,
+            sleeping: SleepingRule::default(),
             pools: None,
             overuse: None,
             overuse_after: None,

@@ -23,7 +23,7 @@ mod stored;
 pub mod tenant;
 pub mod window;
 
-pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, StartGate, Unmet};
+pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
 pub use dra::DraRules;
 pub use eviction::{
     ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
@@ -31,6 +31,7 @@ pub use eviction::{
 pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
 pub use namespaces::{NamespaceLabels, NamespaceSelection};
 pub use packing::{LearningMode, PackingPolicy, PackingRules};
+pub use planning::LendingRules;
 pub use planning::{
     Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, PressureRules,
     WhenIncomplete,
@@ -363,6 +364,8 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         queue_limit: class.limits.queue,
         confined: class.pools.is_some(),
         class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
+        borrows: class.eviction == Preemptibility::ForHigherPriority
+            && classes.iter().any(|lender| lender.sleeping == SleepingRule::Lend),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The planner: pods behind its gate, groups, engines under pressure, moves that make pods fit, and GPUs kept free.
 
 use super::spare::SpareRule;
-use crate::units::{Millis, Percent, setting};
+use crate::units::{Bytes, Millis, Percent, setting};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,19 @@ pub struct Planning {
     /// GPUs that stay free of preemptible pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spare: Vec<SpareRule>,
+    pub lending: LendingRules,
+}
+
+/// When a sleeping engine of a class with `sleeping: lend` lends, and how much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct LendingRules {
+    /// How long an engine sleeps before it lends. Each loan that it ended within the last hour doubles this.
+    #[serde(with = "setting::Duration")]
+    pub after: Millis,
+    /// VRAM on each GPU that it keeps beyond what it uses.
+    #[serde(with = "setting::MemoryQuantity")]
+    pub margin: Bytes,
 }
 
 /// Pods that are useful only together.
@@ -110,8 +123,16 @@ impl Default for Planning {
             groups: GroupRules::default(),
             pressure: Some(PressureRules::default()),
             consolidation: None,
+            lending: LendingRules::default(),
             spare: Vec::new(),
         }
+    }
+}
+
+impl Default for LendingRules {
+    /// An engine that sleeps for a minute will sleep for longer; a gibibyte is more than a CUDA context and its growth.
+    fn default() -> Self {
+        Self { after: Millis::seconds(60), margin: Bytes::gib(1) }
     }
 }
 

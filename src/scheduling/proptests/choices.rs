@@ -54,6 +54,8 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
             exclusive: exclusive && tenants == 1,
             starting,
             unaccounted_vram: Bytes(taken),
+            lendable: Bytes::ZERO,
+            lends_below: 0,
             engine_load,
             excluded_classes: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
             slice,

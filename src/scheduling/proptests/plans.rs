@@ -231,6 +231,7 @@ impl PlanFixture {
             disruption_info: disruption_info(&self.pods[&uid(name)]),
             stamp: CheckpointAge::Ago(saved),
             leaving,
+            ..ObservedDisruptionInfo::default()
         };
         self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(shown) });
     }

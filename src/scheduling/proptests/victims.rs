@@ -206,6 +206,8 @@ impl VictimCluster {
                 engine_softly_reserved: false,
                 excluded_by_soft_reservations: ClassSet::NONE,
                 unaccounted_vram: Bytes(card.unaccounted_for),
+                lendable: Bytes::ZERO,
+                lends_below: 0,
                 engine_load: if card.busy {
                     EngineLoad::of(Percent::new(99), Some(99))
                 } else {

@@ -76,7 +76,7 @@ impl Change for BindAsked {
             AssumeResult::New(placement) => (placement, true),
             AssumeResult::InFlight(placement) => (placement, false),
         };
-        let wakes = ledger.wakes(&self.uid);
+        let wakes = ledger.wakes_an_engine(&self.uid);
         let decision = BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun };
         cluster.bindings.begin(&self.uid);
         Ok(BindAnswer::Write(decision))

@@ -10,6 +10,7 @@ use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::image::NodeImage;
 use crate::scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,6 +25,9 @@ pub struct NodeObserved {
     /// Its GPUs by its labels, until an agent reports; `None` if the labels do not say.
     pub labelled: Option<Vec<Device>>,
     pub plugin_devices: PluginDevices,
+    /// `stowage.dev/vram` in its capacity; `None` if it advertises none.
+    #[serde(default)]
+    pub advertised: Option<Bytes>,
     pub labels: Arc<BTreeMap<String, String>>,
     /// As kube-scheduler's filters see it; `None` leaves that as it was.
     pub machine: Option<FilterNode>,
@@ -128,6 +132,7 @@ impl NodeObserved {
             identity: None,
             labelled: None,
             plugin_devices: PluginDevices::default(),
+            advertised: None,
             labels: Arc::default(),
             machine: None,
         }
@@ -145,6 +150,7 @@ impl Change for NodeObserved {
         ledger.set_node(&self.name, self.kind, self.labelled);
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
         ledger.share_labels(&self.name, self.labels);
+        ledger.set_advertised(&self.name, self.advertised);
         if let Some(machine) = self.machine {
             ledger.set_takes_new_pods(&self.name, machine.takes_new_pods());
             cluster.kube_filters.set_machine(machine);
@@ -237,10 +243,11 @@ impl Change for DevicesReported {
 }
 
 impl Change for ReadingReported {
-    type Output = ();
+    /// Engines that have woken over VRAM that they had lent.
+    type Output = Vec<PodUid>;
 
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.read(&self.node, self.reading);
+    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
+        cluster.ledger.read(&self.node, self.reading)
     }
 }
 

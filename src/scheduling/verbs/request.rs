@@ -72,6 +72,7 @@ impl DecisionView {
         request.come_under(&policy);
         let snapshot = ledger.snapshot();
         request.demand.weighed_by(&snapshot);
+        request.demand = ledger.as_borrower(&request.uid, request.demand);
         request.demand.kept = ledger.kept_from(&request.demand);
         Self {
             reserved_placement: ledger.reserved_placement(&request.uid),

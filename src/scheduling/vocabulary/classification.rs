@@ -75,6 +75,9 @@ pub struct ClassTerms {
     pub confined: bool,
     /// The classes it shares no GPU with, or that share none with it.
     pub class_exclusions: ClassSet,
+    /// Its pods may have VRAM that sleeping engines lend.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub borrows: bool,
 }
 
 impl ClassTerms {

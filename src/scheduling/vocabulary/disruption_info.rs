@@ -112,6 +112,20 @@ pub struct ObservedDisruptionInfo {
     pub disruption_info: DisruptionInfo,
     pub stamp: CheckpointAge,
     pub leaving: Option<PodDeletion>,
+    #[serde(default)]
+    pub loan: ObservedLoan,
+}
+
+/// What a bound pod shows of VRAM that sleeping engines lend.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedLoan {
+    /// Its Binding says that it borrows.
+    pub borrows: bool,
+    /// What `stowage.dev/wake-requested` says: its engine is to wake, or is awake.
+    pub wake_requested: Option<Arc<str>>,
+    /// The request that the condition `stowage.dev/Wakeable` answers while it is true.
+    pub wakeable: Option<Arc<str>>,
 }
 
 /// What a pod writes of its last checkpoint.
@@ -158,6 +172,7 @@ impl ObservedDisruptionInfo {
             disruption_info: DisruptionInfo { checkpoint: Checkpoint::Never, ..disruption_info.clone() },
             stamp,
             leaving,
+            loan: ObservedLoan::default(),
         }
     }
 }

@@ -61,6 +61,12 @@ pub struct Gpu {
     pub excluded_by_soft_reservations: ClassSet,
     /// VRAM in use that no pod's grant explains, or a margin where no agent reports.
     pub unaccounted_vram: Bytes,
+    /// VRAM that sleeping engines on it lend to pods that may borrow, used or not.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub lendable: Bytes,
+    /// They lend to pods of a lower priority than this.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lends_below: i32,
     /// How busy the engines on it are.
     pub engine_load: EngineLoad,
     /// Classes that its pods do not share it with.
@@ -80,6 +86,14 @@ pub struct Gpu {
     pub spare: SpareSet,
 }
 
+fn is_nothing(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
+}
+
+fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
 impl Gpu {
     pub fn of(device: &Device, headroom: &Headroom) -> Self {
         Self {
@@ -89,6 +103,8 @@ impl Gpu {
             engine_softly_reserved: false,
             excluded_by_soft_reservations: ClassSet::NONE,
             unaccounted_vram: Bytes::ZERO,
+            lendable: Bytes::ZERO,
+            lends_below: 0,
             engine_load: EngineLoad::default(),
             excluded_classes: ClassSet::NONE,
             tenants: 0,
@@ -114,6 +130,13 @@ impl Gpu {
 
     pub fn free(&self) -> Bytes {
         self.capacity.minus(self.charged).minus(self.unaccounted_vram)
+    }
+
+    /// VRAM that such a pod may have here: what is free, and what sleeping engines lend to it.
+    pub fn free_for(&self, demand: &Demand) -> Bytes {
+        let may_borrow = demand.terms.borrows && demand.priority < self.lends_below;
+        let lent = if may_borrow { self.lendable } else { Bytes::ZERO };
+        (self.capacity + lent).minus(self.charged).minus(self.unaccounted_vram)
     }
 
     /// VRAM that would be free if every pod left.
@@ -161,7 +184,7 @@ impl Gpu {
         self.health == Health::Healthy
             && !self.exclusive
             && (demand.sharing == Sharing::Shared || self.tenants == 0)
-            && demand.per_gpu <= self.free()
+            && demand.per_gpu <= self.free_for(demand)
     }
 
     /// Whether what runs here lets such a pod join.
@@ -180,7 +203,7 @@ impl Gpu {
             return false;
         }
         match demand.sharing {
-            Sharing::Shared => demand.per_gpu <= self.free().minus(self.softly_reserved),
+            Sharing::Shared => demand.per_gpu <= self.free_for(demand).minus(self.softly_reserved),
             Sharing::Exclusive => self.softly_reserved == Bytes::ZERO,
         }
     }

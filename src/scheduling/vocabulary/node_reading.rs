@@ -21,9 +21,22 @@ pub struct NodeReading {
     pub engines: Vec<EngineReading>,
     /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
     pub in_flight: Vec<(PodUid, u32)>,
+    /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sleep: Vec<(PodUid, SleepState)>,
     /// Pods whose processes use more than they were granted, each once.
     #[serde(default)]
     pub over_grant: Vec<OverGrant>,
+}
+
+/// Whether a pod's engines sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SleepState {
+    /// All of them, and it is known what each of their processes uses.
+    Asleep,
+    /// One at least does not.
+    Awake,
 }
 
 /// What an agent found of a pod that uses more VRAM than it was granted, over all its GPUs.
@@ -111,6 +124,12 @@ impl NodeReading {
     pub fn in_flight_of(&self, pod: &PodUid) -> Option<u32> {
         let place = self.in_flight.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
         Some(self.in_flight[place].1)
+    }
+
+    /// Whether the pod's engines sleep; `None` if that is unknown.
+    pub fn sleep_of(&self, pod: &PodUid) -> Option<SleepState> {
+        let place = self.sleep.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.sleep[place].1)
     }
 
     /// Whether processes of the pod were seen on any of its GPUs.

@@ -16,12 +16,25 @@ pub struct Placement {
     /// The part of its GPUs' memory that is, in hundredths, rounded down; the least over its GPUs. Engines take
     /// it as `--gpu-memory-utilization`.
     pub memory_hundredths: u8,
+    /// The sleeping engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
+    #[serde(default, skip_serializing_if = "lends_nothing")]
+    pub borrowed_from: Arc<[PodUid]>,
+}
+
+fn lends_nothing(lenders: &Arc<[PodUid]>) -> bool {
+    lenders.is_empty()
 }
 
 impl Placement {
     /// One of which the kubelet picks the GPUs.
     pub fn by_plugin(node: NodeName) -> Self {
-        Self { node, devices: Arc::new([]), granted: Bytes::ZERO, memory_hundredths: 0 }
+        Self {
+            node,
+            devices: Arc::new([]),
+            granted: Bytes::ZERO,
+            memory_hundredths: 0,
+            borrowed_from: Arc::new([]),
+        }
     }
 
     /// What its Binding records of GPUs, if it records any.

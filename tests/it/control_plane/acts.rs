@@ -253,7 +253,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
 async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
     let uid = cluster.create("forged", &[]).await;
     let owner = &cluster.owner;
-    for kind in [HOLD, objects::PLACED_CONDITION] {
+    for kind in [HOLD, objects::PLACED_CONDITION, objects::WAKEABLE_CONDITION] {
         let refused = cluster.status_by(owner, "forged", condition(kind)).await.unwrap_err();
         assert!(refused.contains(OURS_ALONE), "{refused}");
     }

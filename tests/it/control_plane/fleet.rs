@@ -59,18 +59,27 @@ impl GpuNode {
         let gpu = |index| {
             let uuid = self.uuid(index);
             let used = measured.strangers.get(&uuid).copied().unwrap_or_default();
+            let engine = measured.engines.get(&uuid);
+            let by_engine = engine.map_or(0, |engine| engine["bytes"].as_u64().unwrap());
+            let process =
+                engine.map(|engine| json!({ "pid": 1, "usedBytes": by_engine, "pod": engine["pod"] }));
             json!({
                 "uuid": uuid,
                 "index": index,
                 "model": self.model,
                 "totalBytes": self.mib << 20,
                 "reservedBytes": self.reserved_mib << 20,
-                "usedBytes": used << 20,
+                "usedBytes": (used << 20) + by_engine,
+                "processes": process.map(|process| [process]),
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
         let engine = |index| {
             let uuid = self.uuid(index);
+            if let Some(engine) = measured.engines.get(&uuid) {
+                let (pod, state) = (&engine["pod"], &engine["state"]);
+                return Some(json!({ "pod": pod, "engine": "vllm", "gpus": [uuid], "state": state }));
+            }
             let usage = measured.caches.get(&uuid)?;
             Some(json!({
                 "pod": format!("engine-on-{uuid}"), "engine": "vllm", "gpus": [uuid], "state": "serving",
@@ -89,6 +98,8 @@ struct Measured {
     strangers: BTreeMap<String, u64>,
     /// The share of its KV cache that the engine there uses.
     caches: BTreeMap<String, f64>,
+    /// The one engine there: its pod, its state, and its bytes.
+    engines: BTreeMap<String, Value>,
 }
 
 /// The agents of all nodes; dropping this stops them.
@@ -113,6 +124,12 @@ impl FleetAgents {
             }
         });
         Self { measured, task }
+    }
+
+    /// From the next report on.
+    pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
+        let engine = json!({ "pod": pod, "bytes": mib << 20, "state": state });
+        self.measured.lock().engines.insert(uuid.to_owned(), engine);
     }
 
     /// From the next report on.

@@ -147,6 +147,11 @@ impl RealControlPlane {
         self.agents.as_ref().expect("they report").occupy(uuid, mib);
     }
 
+    /// From the next report on, the engine of a pod uses this much of a GPU, and is in this state.
+    pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
+        self.agents.as_ref().expect("they report").report_engine(uuid, pod, mib, state);
+    }
+
     /// From the next report on, an engine on that GPU uses this share of its KV cache.
     pub fn fill_cache(&self, uuid: &str, share: f64) {
         self.agents.as_ref().expect("they report").fill_cache(uuid, share);

@@ -339,7 +339,8 @@ impl<'w> PreemptionRun<'w> {
         let disruption_info = DisruptionInfo { owner: Some(owner), ..DisruptionInfo::default() };
         let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
         let demand = self.demands[&self.kind(job)].clone();
-        let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving });
+        let shown =
+            Some(ObservedDisruptionInfo { disruption_info, stamp, leaving, loan: Default::default() });
         self.ledger.apply(PodObserved(PodObservation {
             uid: uid.clone(),
             key,

@@ -35,6 +35,8 @@ pub struct Grant {
     pub started: bool,
     /// The pod is being deleted.
     pub leaving: bool,
+    /// Its VRAM is lent by sleeping engines, which keep their grants.
+    pub borrows: bool,
     pub since: Since,
 }
 

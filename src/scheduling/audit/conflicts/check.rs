@@ -104,8 +104,12 @@ fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Optio
         // An exclusive pod was granted what was free, not what it requested: the sum says nothing.
         (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
     } else {
-        let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
-        capacity.filter(|capacity| sum > *capacity).map(|_| GpuConflictKind::Overcommitted)
+        let is_beyond = |borrows: bool| {
+            let sum: Bytes = lent_or_not(&gpu.bound, borrows).map(|(.., grant)| grant.per_gpu).sum();
+            capacity.is_some_and(|capacity| sum > capacity)
+        };
+        // How much a sleeping engine may lend shows in no record: neither the grants nor the loans may exceed the GPU.
+        (is_beyond(false) || is_beyond(true)).then_some(GpuConflictKind::Overcommitted)
     };
     Some(FoundConflict { kind: kind?, gpu: name.clone(), parties, capacity })
 }
@@ -136,8 +140,9 @@ fn held(
     }
     let leave: BTreeSet<&PodUid> =
         gpu.reservations.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
-    let stay: Vec<Party> =
-        granted(&gpu.bound).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
+    // What is lent comes back to its lender, not to a reservation.
+    let own: PodOnGpu<'_, Grant> = lent_or_not(&gpu.bound, false).copied().collect();
+    let stay: Vec<Party> = granted(&own).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
     let keep_reason: Bytes = stay.iter().map(|party| party.bytes).sum();
     let is_exclusive = is_exclusive || stay.iter().any(|party| party.role.is_exclusive());
     if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + keep_reason > capacity) {
@@ -151,6 +156,14 @@ fn held(
         parties,
         capacity: Some(capacity),
     })
+}
+
+/// The pods that borrow, or those that do not.
+fn lent_or_not<'a, 'b>(
+    bound: &'b PodOnGpu<'a, Grant>,
+    borrows: bool,
+) -> impl Iterator<Item = &'b (&'a PodUid, &'a AuditedPod, &'a Grant)> {
+    bound.iter().filter(move |(.., grant)| grant.borrows == borrows)
 }
 
 fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {

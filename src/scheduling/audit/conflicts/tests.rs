@@ -25,6 +25,7 @@ fn grant(gib: u64, bound: i64) -> Grant {
         hundredths: (gib * 100 / 80).min(100) as u8,
         started: false,
         leaving: false,
+        borrows: false,
         since: Since { bound, created: 0 },
     }
 }

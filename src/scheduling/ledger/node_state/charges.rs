@@ -8,7 +8,7 @@ use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::pod_state::{PodPhase, PodState};
 use crate::scheduling::ledger::pod_states::PodStates;
 use crate::scheduling::placing::fit::{usable, used_on};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Policy, SleepingRule};
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
 use crate::scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -63,6 +63,23 @@ pub(in crate::scheduling) struct ResidentPod {
     /// Since when what it does would be lost; `None` if it is not bound.
     pub unsaved_since: Option<Moment>,
     pub is_leaving: bool,
+    /// Its VRAM is lent by sleeping engines.
+    pub borrows: bool,
+    /// It lends what it does not use while it sleeps.
+    pub lends: bool,
+    /// Its engine is to wake, or may.
+    pub is_waking: bool,
+    /// It has not been told what its request, or the end of it, asks for.
+    pub is_unanswered: bool,
+    /// A reading that was sampled before does not show that it sleeps.
+    pub sleeps_from: Moment,
+}
+
+impl NodeCharges {
+    /// VRAM that pods may be allocated on a GPU, all together.
+    pub(super) fn capacity_of(&self, place: usize) -> Bytes {
+        self.reserved[place].capacity
+    }
 }
 
 impl NodeState {
@@ -87,7 +104,8 @@ impl NodeState {
     ) -> Vec<(TenantId, TenantUsage)> {
         self.charges.reserved = self.reserved(pod_states, policy, None);
         self.charges.residents =
-            self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid])).collect();
+            self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid], policy)).collect();
+        self.settle_lenders();
         self.charges.coming =
             self.pods.iter().filter(|uid| pod_states[*uid].comes_to(&self.view.name)).cloned().collect();
         self.charges.plugin = self.plugin_shares(pod_states);
@@ -129,6 +147,7 @@ impl NodeState {
     pub(super) fn gpus(&self, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.charges.reserved.clone();
         self.add_measured(&policy.telemetry, &mut gpus);
+        self.add_lendable(&mut gpus);
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -142,6 +161,7 @@ impl NodeState {
     ) -> Vec<Gpu> {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
+        self.add_lendable(&mut gpus);
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -231,7 +251,7 @@ impl NodeState {
         (0..demand.gpus).map(|_| on_one).sum()
     }
 
-    fn resident(&self, uid: &PodUid, pod_state: &PodState) -> Option<ResidentPod> {
+    fn resident(&self, uid: &PodUid, pod_state: &PodState, policy: &Policy) -> Option<ResidentPod> {
         let bound = match &pod_state.phase {
             PodPhase::Bound(bound) => Some(bound),
             _ => None,
@@ -253,6 +273,15 @@ impl NodeState {
             milli_gpus: self.use_on(pod_state, gpus).milli_gpus,
             unsaved_since: pod_state.unsaved_since(),
             is_leaving: pod_state.is_leaving(),
+            borrows: pod_state.borrows(),
+            // A GPU that was promised to one pod alone is not shared, and what is borrowed is not lent on.
+            lends: policy.class(pod_state.demand.class).sleeping == SleepingRule::Lend
+                && pod_state.demand.sharing == Sharing::Shared
+                && placed
+                && bound.is_some_and(|bound| bound.is_recorded() && !bound.borrows),
+            is_waking: bound.is_some_and(|bound| bound.wake.is_open()),
+            is_unanswered: bound.is_some_and(|bound| bound.wake.request != bound.wake.told),
+            sleeps_from: bound.map(|bound| bound.wake.over.max(bound.since)).unwrap_or_default(),
         })
     }
 

@@ -2,9 +2,21 @@
 //! the pod.
 
 use super::NodeState;
-use crate::ids::PodUid;
+use crate::ids::{GpuUuid, PodUid};
+use crate::scheduling::ledger::pod_state::PodState;
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::units::{Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// A pod that has ended here.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct DepartedPod {
+    uid: PodUid,
+    at: Moment,
+    /// The GPUs on which it borrowed from sleeping engines; none, if it did not.
+    borrowed: Arc<[GpuUuid]>,
+}
 
 /// Pods of a node that may end between two reports.
 const MAX_DEPARTED: usize = 256;
@@ -14,25 +26,36 @@ const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 impl NodeState {
     /// A pod has ended here. Where no agent has ever reported, none will say that its memory is free: then its end has to do.
-    pub(in crate::scheduling::ledger) fn note_departed(&mut self, uid: &PodUid, at: Moment) {
+    pub(in crate::scheduling::ledger) fn note_departed(
+        &mut self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        at: Moment,
+    ) {
         if self.freshness != Freshness::Unreported {
-            self.add_departed(uid, at);
+            let devices = pod_state.devices().filter(|_| pod_state.borrows()).cloned();
+            self.add_departed(uid, at, devices.unwrap_or_default());
         }
     }
 
     /// A pod had ended here before this ledger began. If there is an agent, it will report soon.
     pub(in crate::scheduling::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
-        self.add_departed(uid, at);
+        self.add_departed(uid, at, Arc::default());
     }
 
-    fn add_departed(&mut self, uid: &PodUid, at: Moment) {
+    fn add_departed(&mut self, uid: &PodUid, at: Moment, borrowed: Arc<[GpuUuid]>) {
         self.departed.truncate(MAX_DEPARTED - 1);
-        self.departed.insert(0, (uid.clone(), at));
+        self.departed.insert(0, DepartedPod { uid: uid.clone(), at, borrowed });
+    }
+
+    /// Whether a pod that borrowed on this GPU and has ended may still have memory there.
+    pub(super) fn may_be_occupied_by_borrowers(&self, gpu: &GpuUuid) -> bool {
+        self.departed.iter().any(|departed| departed.borrowed.contains(gpu))
     }
 
     /// Forgets pods that a reading shows to be gone.
     pub(super) fn look_after_departed(&mut self, reading: &NodeReading) {
-        self.departed.retain(|(uid, at)| reading.sampled < *at || reading.shows(uid));
+        self.departed.retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));
     }
 
     /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
@@ -41,7 +64,7 @@ impl NodeState {
         let is_seen = || self.believed_reading().is_some_and(|reading| reading.shows(uid));
         let awaits_a_reading =
             |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_WITHIN;
-        let departed = self.departed.iter().find(|(departed, _)| departed == uid);
-        departed.is_some_and(|(_, at)| awaits_a_reading(*at)) || is_seen()
+        let departed = self.departed.iter().find(|departed| departed.uid == *uid);
+        departed.is_some_and(|departed| awaits_a_reading(departed.at)) || is_seen()
     }
 }

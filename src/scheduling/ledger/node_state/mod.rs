@@ -3,6 +3,7 @@
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
 //! - [`departed`]: pods that have ended there and may still have memory;
+//! - [`lending`]: what its sleeping engines lend;
 //! - [`node_starts`]: how long engines took to start there;
 //! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
@@ -12,12 +13,14 @@
 mod charges;
 mod departed;
 mod device_list;
+mod lending;
 mod node_starts;
 mod reusable_engines;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
+pub use lending::WakeStatus;
 
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;
@@ -34,9 +37,11 @@ use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::scheduling::vocabulary::spare::SpareCounts;
 use crate::scheduling::vocabulary::start_time::{StartFactors, StartKind};
-use crate::units::Moment;
+use crate::units::{Bytes, Moment};
 use charges::NodeCharges;
+use departed::DepartedPod;
 use device_list::GainLimit;
+use lending::NodeLending;
 use node_starts::NodeStarts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +80,11 @@ pub(in crate::scheduling) struct NodeState {
     /// Of each GPU, how busy its engines are, over the readings.
     #[serde(default)]
     engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
-    /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
-    departed: Vec<(PodUid, Moment)>,
+    /// Pods that have ended here, until a reading sampled later shows nothing of them.
+    departed: Vec<DepartedPod>,
+    /// What readings say of the sleep of engines that lend, and what follows from it.
+    #[serde(default)]
+    lending: NodeLending,
     /// All pods with a placement, a reservation or a soft reservation here.
     #[serde(skip)]
     pods: BTreeSet<PodUid>,
@@ -118,6 +126,7 @@ impl NodeState {
             starts: Arc::default(),
             engine_loads: Vec::new(),
             departed: Vec::new(),
+            lending: NodeLending::default(),
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
             cordoned: false,
@@ -278,6 +287,11 @@ impl NodeState {
         let is_new = self.offered != offered;
         self.offered = offered;
         is_new
+    }
+
+    /// What the node advertises as `stowage.dev/vram`, if it does: sleeping engines lend no more than kube-scheduler can see.
+    pub(super) fn set_advertised(&mut self, advertised: Option<Bytes>) -> bool {
+        self.lending.set_advertised(advertised)
     }
 
     pub(super) fn add_pod(&mut self, uid: &PodUid) {

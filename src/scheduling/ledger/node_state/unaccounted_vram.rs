@@ -27,7 +27,7 @@ impl UnaccountedVram {
         self.last[0] = rest;
     }
 
-    fn believed(&self) -> Bytes {
+    pub(super) fn believed(&self) -> Bytes {
         self.last.into_iter().min().unwrap_or_default()
     }
 }
@@ -131,7 +131,7 @@ impl NodeState {
         near(&self.engine_loads, place, |(known, _)| known == uuid).map(|(_, load)| load)
     }
 
-    fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
+    pub(super) fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
         known.map(|(_, unaccounted)| *unaccounted).unwrap_or_default()
@@ -168,6 +168,7 @@ impl NodeState {
         self.engine_loads = engine_loads;
         let found = self.locate(&reading);
         self.look_after_departed(&reading);
+        self.watch_sleep(&reading, &policy.planning.lending);
         self.reading = Some(reading);
         found
     }
@@ -193,6 +194,11 @@ impl NodeState {
         let known_engines = self.reading.iter().flat_map(|known| &known.engines);
         for (engine, known) in reading.engines.iter_mut().zip(known_engines) {
             engine.rename(known);
+        }
+        for (uid, _) in &mut reading.sleep {
+            if let Some(resident) = self.resident_of(uid) {
+                *uid = resident.uid.clone();
+            }
         }
         if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
             reading.holdings = known.holdings.clone();
@@ -236,7 +242,7 @@ impl NodeState {
 }
 
 impl ResidentPod {
-    fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
+    pub(super) fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
         match self.sharing {
             _ if !self.gpus.contains(place) => Bytes::ZERO,
             Sharing::Shared => self.per_gpu,
@@ -246,7 +252,11 @@ impl ResidentPod {
 }
 
 /// What a reading says of a GPU, which most often has the same place in both.
-fn observation<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+pub(super) fn observation<'a>(
+    reading: &'a NodeReading,
+    place: usize,
+    uuid: &GpuUuid,
+) -> Option<&'a GpuReading> {
     near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
 }
 

@@ -216,7 +216,8 @@ impl LedgerHistory {
     /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&node_name(node)) {
-            return self.ledger.read(&node_name(node), reading);
+            self.ledger.read(&node_name(node), reading);
+            return;
         }
         let known: Vec<GpuUuid> =
             self.ledger.node(&node_name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();

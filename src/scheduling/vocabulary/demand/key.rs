@@ -26,6 +26,7 @@ pub struct DemandKey {
     /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
+    borrows_at: Option<i32>,
     kept: SpareSet,
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
@@ -57,8 +58,9 @@ impl DemandKey {
             classified_by: _,
             // For limits and evictions.
             tenant: _,
-            priority: _,
             may_preempt: _,
+            // For a pod that may borrow: an engine lends to pods of lower priority only.
+            priority,
             // For the pod's own end, and its Binding.
             grace: _,
             containers: _,
@@ -73,6 +75,7 @@ impl DemandKey {
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
+            borrows_at: terms.borrows.then_some(*priority),
             models: models.clone(),
             kept: *kept,
             images: images.clone(),

@@ -84,6 +84,7 @@ pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservatio
         disruption_info: DisruptionInfo::default(),
         stamp: CheckpointAge::None,
         leaving: None,
+        loan: Default::default(),
     });
     PodObservation { uid: uid.clone(), key, demand, state, observed: shown }
 }

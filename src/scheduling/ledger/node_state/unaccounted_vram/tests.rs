@@ -82,6 +82,7 @@ impl MeasurementFixture {
             holdings: NodeModelSet::default(),
             engines: Vec::new(),
             in_flight: Vec::new(),
+            sleep: Vec::new(),
             over_grant: Vec::new(),
         };
         self.ledger.read(&node(), reading);

@@ -96,6 +96,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         holdings: NodeModelSet::default(),
         engines: Vec::new(),
         in_flight: Vec::new(),
+        sleep: Vec::new(),
         over_grant: Vec::new(),
     };
     bench.ledger.read(&node(), reading);

@@ -1,0 +1,150 @@
+//! Sleeping engines that wake: evicts the pods that borrow from them, and tells them when they may.
+//!
+//! Runs before every other use of the planner's evictions, and within the same rates. Everything but the state of retries follows
+//! from the ledger: from the pods' annotations and conditions, and from the pods that borrow. A new leader goes on where the last
+//! one stopped.
+
+use super::Planner;
+use super::outcome::tried;
+use super::retry::{Backoff, RetryState};
+use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
+use crate::ids::{PodKey, PodUid};
+use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer};
+use crate::scheduling::ledger::WakeStatus;
+use crate::scheduling::planning::{LoanEviction, loans_to_end};
+use crate::scheduling::verbs::wait::EvictionsOrdered;
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+use tracing::{info, warn};
+
+/// An engine waits for these evictions.
+const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+/// How long a condition may take to appear in the watch before it is written again.
+const SHOWS_WITHIN: Millis = Millis::seconds(5);
+
+/// Loans that end, beyond what the ledger has of them.
+#[derive(Debug, Default)]
+pub(super) struct EndingLoans {
+    evictions: BTreeMap<PodUid, LoanEnd>,
+    /// What pods were told last, and when they are told again if it does not show.
+    answers: BTreeMap<PodUid, (WakeAnswer, Moment)>,
+}
+
+/// The eviction of one borrower.
+#[derive(Debug, Default)]
+struct LoanEnd {
+    attempt: RetryState,
+    has_failed: bool,
+}
+
+impl Planner {
+    /// Evicts borrowers whose lenders wake, and answers those lenders.
+    pub(super) fn end_loans(&mut self, now: Moment) {
+        // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
+        let ledger = self.service.cluster().scratch();
+        self.loans.evictions.retain(|uid, _| ledger.pod_state(uid).is_some());
+        let pending = self.loans.evictions.iter().filter(|(_, end)| !end.attempt.is_due(now));
+        let (failed, leaving): (Vec<_>, Vec<_>) = pending.partition(|(_, end)| end.has_failed);
+        let names = |ends: Vec<(&PodUid, &LoanEnd)>| -> BTreeSet<PodUid> {
+            ends.into_iter().map(|(uid, _)| uid.clone()).collect()
+        };
+        let (leaving, failed) = (names(leaving), names(failed));
+        let evictions = loans_to_end(&ledger, &leaving, &failed);
+        let wakes = ledger.wakes();
+        evictions.into_iter().for_each(|eviction| self.end_loan(eviction));
+        self.answer_wakes(wakes, now);
+    }
+
+    fn end_loan(&mut self, eviction: LoanEviction) {
+        let LoanEviction { uid, key, lender, gpu } = eviction;
+        let mut ledger = self.service.cluster();
+        if !ledger.may_order(std::slice::from_ref(&uid)) {
+            drop(ledger);
+            return self.count_loan_eviction("rate-limited");
+        }
+        ledger.apply(EvictionsOrdered(vec![uid.clone()]));
+        drop(ledger);
+        let end = self.loans.evictions.entry(uid.clone()).or_default();
+        end.attempt.begin();
+        end.has_failed = false;
+        info!(pod = %key, %lender, %gpu, "its loan ends");
+        let why = EvictionReason::LoanEnded { lender, gpu };
+        self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::LoanEnd });
+    }
+
+    /// A failed eviction is tried again after a pause; another borrower may be evicted before.
+    pub(super) fn note_loan_end(
+        &mut self,
+        uid: &PodUid,
+        key: &PodKey,
+        outcome: EvictionOutcome,
+        now: Moment,
+    ) {
+        let (code, has_failed) = match &outcome {
+            EvictionOutcome::Evicted => ("written", false),
+            EvictionOutcome::Gone => ("gone", false),
+            EvictionOutcome::TryLater { .. } => ("later", true),
+            EvictionOutcome::Refused { .. } => ("refused", true),
+            EvictionOutcome::Unknown { .. } => ("unknown", false),
+        };
+        self.count_loan_eviction(code);
+        let end = self.loans.evictions.entry(uid.clone()).or_default();
+        end.has_failed = has_failed;
+        if tried(&mut end.attempt, key, outcome, now, PAUSES).is_err() {
+            end.attempt.failed(now, PAUSES, PAUSES.longest);
+        }
+    }
+
+    /// The condition shows late, or was refused: it is written again when it does not show in time.
+    pub(super) fn note_answered(
+        &self,
+        key: &PodKey,
+        answer: &WakeAnswer,
+        written: Result<(), ControlPlaneError>,
+    ) {
+        match (written, answer) {
+            (Ok(()), WakeAnswer::Wakeable { .. }) => {
+                self.service.metrics.lending.wakes.with_label_values(&["wakeable"]).inc();
+                info!(pod = %key, "it may wake");
+            }
+            (Ok(()), _) | (Err(ControlPlaneError::Gone), _) => {}
+            (Err(error), _) => warn!(pod = %key, %error, "could not write whether the engine may wake"),
+        }
+    }
+
+    fn answer_wakes(&mut self, wakes: Vec<WakeStatus>, now: Moment) {
+        let known: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
+        self.loans.answers.retain(|uid, _| known.contains(uid));
+        let waiting = wakes.iter().filter(|wake| wake.request.is_some() && wake.told.is_none());
+        self.service.metrics.lending.waiting.set(waiting.count() as i64);
+        for wake in wakes {
+            let Some(answer) = answer(&wake) else { continue };
+            let said = self.loans.answers.get(&wake.uid);
+            let was_said = said.is_some_and(|(said, again)| {
+                *said == answer && (answer == WakeAnswer::Reclaiming || now < *again)
+            });
+            if was_said {
+                continue;
+            }
+            self.loans.answers.insert(wake.uid.clone(), (answer.clone(), now + SHOWS_WITHIN));
+            let (change, purpose) = (StatusChange::wake(answer.clone()), StatusPurpose::AnswerWake(answer));
+            self.writes.add(PlannerWrite::Status { key: wake.key, uid: wake.uid, change, purpose });
+        }
+    }
+
+    fn count_loan_eviction(&self, outcome: &str) {
+        self.service.metrics.lending.evictions.with_label_values(&[outcome]).inc();
+    }
+}
+
+/// What a pod is to be told that it does not show.
+pub(super) fn answer(wake: &WakeStatus) -> Option<WakeAnswer> {
+    match (&wake.request, &wake.told) {
+        (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {
+            Some(WakeAnswer::Wakeable { request: request.clone() })
+        }
+        (Some(_), None) => Some(WakeAnswer::Reclaiming),
+        (None, Some(_)) => Some(WakeAnswer::Withdrawn),
+        (Some(_), Some(_)) | (None, None) => None,
+    }
+}

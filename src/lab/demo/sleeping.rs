@@ -1,0 +1,40 @@
+//! How the demo's engines sleep: annotations that the stand-in engines and the simulated GPUs obey. No real node knows them.
+
+use super::api_server::ApiServer;
+use super::chronicle::GpuView;
+use serde_json::{Value, json};
+
+/// The engine of a pod that has it sleeps, as vLLM does at level 1.
+pub const ASLEEP: &str = "demo.stowage.dev/asleep";
+
+/// The engine failed to wake and starts anew: its page says that it is awake, and it has no memory yet.
+pub const STARTS_ANEW: &str = "demo.stowage.dev/starts-anew";
+
+/// What an engine has of each GPU while it sleeps: its CUDA context, and what it cannot give back.
+pub const KEPT: u64 = 2 << 30;
+
+pub(super) fn is_asleep(pod: &Value) -> bool {
+    pod["metadata"]["annotations"][ASLEEP].is_string()
+}
+
+/// Whether its page says so.
+pub(super) fn says_asleep(pod: &Value) -> bool {
+    is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_ANEW].is_string()
+}
+
+/// Wakes the engine of a pod as vLLM wakes: it allocates all that it was granted at once, and fails where others have it. What a
+/// GPU has beyond what pods are granted is in use by contexts.
+pub(super) fn wake(api: &ApiServer, engine: &str, gpus: &[GpuView]) -> bool {
+    let used = |name: &str, granted: u64| {
+        let sleeps =
+            name != engine && api.get(&format!("pods/default/{name}")).is_some_and(|pod| is_asleep(&pod));
+        if sleeps { KEPT.min(granted) } else { granted }
+    };
+    let its = gpus.iter().filter(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == engine));
+    let fits = its.clone().count() > 0
+        && its.clone().all(|gpu| {
+            gpu.pods.iter().map(|(pod, granted)| used(&pod.name, *granted)).sum::<u64>() <= gpu.promisable
+        });
+    let awake = json!({"metadata": {"annotations": {ASLEEP: null}}});
+    fits && api.patch(&format!("pods/default/{engine}"), &awake).is_ok()
+}

@@ -1,0 +1,89 @@
+//! Loans that end: which borrowers to evict so that sleeping engines that wake have their VRAM.
+//!
+//! An engine asks before it wakes, or wakes without asking, or its class lends no more: then borrowers are evicted, the cheapest
+//! first, until each GPU has what its pods are owed. Nothing else is asked of a borrower: that it leaves when its lender wakes is
+//! the condition on which it came, and its Binding says so.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, NodeState, Preemptor, ResidentPod};
+use crate::units::Bytes;
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+
+/// A borrower to evict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoanEviction {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// A pod that needs the VRAM.
+    pub lender: PodKey,
+    pub gpu: GpuUuid,
+}
+
+/// The borrowers to evict now. Those in `leaving` are being evicted, those in `not_now` could not be, a moment ago.
+pub fn loans_to_end(
+    ledger: &Ledger,
+    leaving: &BTreeSet<PodUid>,
+    not_now: &BTreeSet<PodUid>,
+) -> Vec<LoanEviction> {
+    // Where each model could be loaded from is looked up once, and only if a pod is evicted at all.
+    let preemptor = OnceCell::new();
+    let mut evictions = Vec::new();
+    for (name, node_state) in ledger.nodes_with_loans() {
+        evict_on(ledger, name, node_state, &preemptor, (leaving, not_now), &mut evictions);
+    }
+    evictions
+}
+
+fn evict_on(
+    ledger: &Ledger,
+    name: &NodeName,
+    node_state: &NodeState,
+    preemptor: &OnceCell<Preemptor>,
+    (leaving, not_now): (&BTreeSet<PodUid>, &BTreeSet<PodUid>),
+    evictions: &mut Vec<LoanEviction>,
+) {
+    let mut chosen: BTreeSet<&PodUid> = BTreeSet::new();
+    for (place, beyond, borrowers) in node_state.overdrawn() {
+        let is_going =
+            |borrower: &&ResidentPod| leaving.contains(&borrower.uid) || chosen.contains(&borrower.uid);
+        let going: Bytes = borrowers.iter().copied().filter(is_going).map(|borrower| borrower.per_gpu).sum();
+        let mut beyond = beyond.minus(going);
+        if beyond == Bytes::ZERO {
+            continue;
+        }
+        let Some(lender) = node_state.lender_in_need(place) else { continue };
+        let Some(lender) = ledger.pod_state(&lender.uid).map(|pod_state| pod_state.key.clone()) else {
+            continue;
+        };
+        let gpu = &node_state.view().devices[place].uuid;
+        // A Binding that is on its way is waited for: then the pod can be evicted.
+        let may_go = |borrower: &&ResidentPod| {
+            borrower.bound.is_some() && !not_now.contains(&borrower.uid) && !is_going(borrower)
+        };
+        let preemptor = preemptor.get_or_init(|| ledger.pricing_preemptor());
+        let mut candidates: Vec<_> = borrowers
+            .iter()
+            .copied()
+            .filter(may_go)
+            .filter_map(|borrower| {
+                let cost = ledger.cost_of_leaving(&borrower.uid, node_state, preemptor)?;
+                Some((cost.total(), &borrower.uid, borrower.per_gpu))
+            })
+            .collect();
+        candidates.sort_unstable();
+        for (_, uid, per_gpu) in candidates {
+            if beyond == Bytes::ZERO {
+                break;
+            }
+            let Some(pod_state) = ledger.pod_state(uid).filter(|pod_state| pod_state.node() == Some(name))
+            else {
+                continue;
+            };
+            beyond = beyond.minus(per_gpu);
+            chosen.insert(uid);
+            let (uid, key) = (uid.clone(), pod_state.key.clone());
+            evictions.push(LoanEviction { uid, key, lender: lender.clone(), gpu: gpu.clone() });
+        }
+    }
+}
