@@ -44,10 +44,11 @@ pub fn of_all(list: &ModelList) -> String {
 fn place(place: &ModelPlace) -> Vec<String> {
     let level = place.sleep_level.map_or(String::new(), |level| format!(" (level {level})"));
     let reuse = if place.reusable_in.is_some() { ", reusable" } else { "" };
+    let ask = if place.wakeable == Some(false) { ", ask first" } else { "" };
     let uid = || place.pod_uid.as_ref().map(|uid| format!("UID {uid}"));
     vec![
         place.node.to_string(),
-        format!("{}{level}{reuse}", name(place.state)),
+        format!("{}{level}{reuse}{ask}", name(place.state)),
         place.ready_in_millis.map_or("unknown".into(), ready),
         format!("{} ago", length(place.age_millis)),
         place.gpus.iter().map(short).collect::<Vec<_>>().join(" "),

@@ -106,7 +106,9 @@ pub struct ModelPlace {
     pub ready_in_millis: Option<Millis>,
     /// The age of what was measured here.
     pub age_millis: Millis,
-    // What lent memory means for a wake belongs here, beside the time it takes: `wakeable`.
+    /// While it is asleep: whether it may wake at once. If not, it lends VRAM or may lend it, and has to ask first. `None` if its
+    /// pod is unknown.
+    pub wakeable: Option<bool>,
 }
 
 /// Where one model is.
@@ -266,6 +268,7 @@ impl Sight<'_> {
                 _ => self.weights.map(ready),
             },
             age_millis: self.ledger.now().since(engine.seen),
+            wakeable: level.and_then(|_| self.ledger.may_wake(&engine.pod)),
         }
     }
 
@@ -280,6 +283,7 @@ impl Sight<'_> {
             reusable_in: None,
             ready_in_millis: self.weights.map(|weights| time_to_ready(Some(holding), weights, self.speeds)),
             age_millis: self.ledger.now().since(self.reading.sampled),
+            wakeable: None,
         }
     }
 }

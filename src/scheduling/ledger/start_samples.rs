@@ -33,7 +33,7 @@ const ROUNDS: usize = 12;
 impl StartSamples {
     /// Adds a start and keeps `limit` at most. Of the namespace with the most samples the oldest goes, so that no namespace can
     /// push out what others have observed.
-    pub fn add(&mut self, sample: StartSample, limit: usize) {
+    pub(in crate::scheduling) fn add(&mut self, sample: StartSample, limit: usize) {
         self.0.push(sample);
         if self.0.len() > limit {
             let count = |namespace: &str| self.0.iter().filter(|one| &*one.namespace == namespace).count();
@@ -45,12 +45,12 @@ impl StartSamples {
     }
 
     #[cfg(test)]
-    pub fn len(&self) -> usize {
+    pub(in crate::scheduling) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// The factors that fit best, near `known` where that is open; `None` with fewer than `least` samples.
-    pub fn fit(&self, known: StartFactors, least: usize) -> Option<StartFactors> {
+    pub(in crate::scheduling) fn fit(&self, known: StartFactors, least: usize) -> Option<StartFactors> {
         if self.0.len() < least {
             return None;
         }

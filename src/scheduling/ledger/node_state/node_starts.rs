@@ -20,12 +20,12 @@ pub(super) struct NodeStarts {
 }
 
 impl NodeStarts {
-    pub fn factors(&self) -> &NodeStartFactors {
+    pub(in crate::scheduling) fn factors(&self) -> &NodeStartFactors {
         &self.factors
     }
 
     /// An engine has started here; `known` is what the cluster knows of that kind.
-    pub fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+    pub(in crate::scheduling) fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
         let place = self.samples.iter().position(|(of, _)| *of == kind);
         let (_, mut samples) =
             place.map(|place| self.samples.remove(place)).unwrap_or((kind, StartSamples::default()));
