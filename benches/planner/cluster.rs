@@ -204,6 +204,7 @@ impl FullCluster {
                 sampled: NOW,
                 gpus: (0..GPUS).map(gpu).collect(),
                 holdings: models.into_iter().map(holding).collect(),
+                engines: Vec::new(),
                 in_flight: Vec::new(),
                 sleep: Vec::new(),
                 over_grant: Vec::new(),

@@ -7,7 +7,7 @@
 mod made;
 mod replica;
 
-use made::{bind, device, epoch, pod};
+use made::{bind, device, epoch, pod, sleeping};
 use replica::{FuzzedEvent, FuzzedReplica};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock};
@@ -350,6 +350,7 @@ impl LedgerRace {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
             gpus: devices.iter().map(gpu).collect(),
             holdings: NodeModelSet::default(),
+            engines: devices.iter().map(|device| sleeping(&uid, device, amount)).collect(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),

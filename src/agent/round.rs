@@ -9,6 +9,7 @@ use super::findings::{findings, gpus_of_pods};
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSource};
 use super::ownership::OwnerSource;
+use super::ownership::dual_pods::give_to_requesters;
 use super::pods::{PodOnNode, PodSource};
 use crate::ids::NodeName;
 use crate::report::{GpuReport, MissingPart, NodeReport, ReportPart};
@@ -80,6 +81,8 @@ impl Rounds {
         let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
         missing.extend(self.owners.owners(listed, &pods).await);
         let engines = self.engines.round(&pods, &gpus_of_pods(listed)).await;
+        // An engine is probed where it runs, and counted for the pod that it runs for.
+        give_to_requesters(listed, &pods);
         let findings = findings(&pods, listed);
         self.scan(&mut missing).await;
         self.sequence += 1;

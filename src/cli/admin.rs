@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct AdminArgs {
     /// The operators' address: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow,
-    /// /v1/explain
+    /// /v1/explain, /v1/models
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 

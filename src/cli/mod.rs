@@ -1,10 +1,13 @@
 //! The command line: validates raw arguments, and turns errors into exit codes; the only place that does.
 
+mod access;
 mod admin;
 mod agents;
 mod connections;
 mod explain;
+mod models;
 mod node_agent;
+mod operators_client;
 mod policy;
 mod serve_policy;
 #[cfg(feature = "lab")]
@@ -26,6 +29,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
 use explain::ExplainArgs;
+use models::ModelsArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use serve_policy::ServePolicyArgs;
@@ -60,6 +64,8 @@ enum Command {
     Policy(PolicyArgs),
     /// Explain a pod's placement and what would have to change
     Explain(ExplainArgs),
+    /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
+    Models(ModelsArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
@@ -199,6 +205,10 @@ impl Cli {
             #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Models(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())
             }

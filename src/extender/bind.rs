@@ -94,10 +94,14 @@ impl BindTask {
             Err(BindRefusal::Conflict(conflict)) => return Err(Unbound::Conflict(conflict)),
             Err(BindRefusal::InShadow) => return Err(Unbound::InShadow),
         };
-        let BindDecision { placement, demand, is_reserved, policy, is_new, begun } = decision;
+        let BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
         let order = BindOrder { key, uid, demand, placement, held: is_reserved, policy };
-        self.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await
+        self.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
+        if wakes && is_new {
+            self.extender.service.metrics.bound_to_wake.inc();
+        }
+        Ok(())
     }
 
     /// Does what each step says, until the pod is bound or is not.

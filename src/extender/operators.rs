@@ -37,6 +37,7 @@ pub fn router(extender: Extender) -> Router {
         .route("/readyz", get(readyz))
         .route("/debug/snapshot", get(snapshot))
         .route("/v1/explain", get(super::explain::answer))
+        .route("/v1/models", get(super::models::answer))
         .route("/debug/reports", get(reports))
         .route("/debug/policy", get(policy))
         .route("/debug/shadow", get(shadow))

@@ -4,10 +4,12 @@ use super::filter::read_pod;
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
 use super::{Extender, shadow};
-use crate::scheduling::placing::rank::score_steps;
+use crate::kubernetes::objects;
+use crate::scheduling::placing::rank::{Shortlist, score_steps};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::offered;
 use crate::scheduling::verbs::prioritize::{PrioritizeAsked, prioritize as decide};
+use crate::scheduling::verbs::request::VerbRequest;
 
 pub fn prioritize<'a>(
     extender: &Extender,
@@ -15,24 +17,63 @@ pub fn prioritize<'a>(
     nodes: &'a AskedNodes<'a>,
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let answers = &extender.service.metrics.answers;
-    let zeros = || nodes.names().map(|host| HostPriority { host, score: 0 }).collect::<Vec<_>>();
+    if objects::asks_by_claims(&args.pod) {
+        return prioritize_claims(extender, args, nodes);
+    }
     let Ok(request) = read_pod(extender, &args.pod)? else {
         answers.with_label_values(&["prioritize", "refused", "invalid-request"]).inc();
-        return Ok(zeros());
+        return Ok(zeros(nodes));
     };
     let view = extender.service.cluster().apply(PrioritizeAsked(request));
     let list = decide(&view, nodes.names());
     if view.policy.mode == Mode::Shadow {
         shadow::prioritize(extender, &view, &list);
-        return Ok(zeros());
+        return Ok(zeros(nodes));
     }
     if let Some(first) = list.best.first() {
         extender.service.cluster().apply(offered(&view, first));
     }
     answers.with_label_values(&["prioritize", "ranked", ""]).inc();
-    let mut hosts = zeros();
+    Ok(ranked(nodes, &list))
+}
+
+/// The verb `prioritize-claims`: ranks nodes for pods whose devices kube-scheduler allocates by ResourceClaims. An extender entry
+/// without `managedResources` sends it all pods, because none can name claims; every other pod gets zeros, at no cost.
+pub fn prioritize_claims<'a>(
+    extender: &Extender,
+    args: &ExtenderArgs<'_>,
+    nodes: &'a AskedNodes<'a>,
+) -> Result<Vec<HostPriority<'a>>, BadRequest> {
+    let count = |outcome| {
+        extender.service.metrics.answers.with_label_values(&["prioritize", outcome, "claims"]).inc();
+    };
+    if !objects::asks_by_claims(&args.pod) {
+        count("not-ranked");
+        return Ok(zeros(nodes));
+    }
+    let (uid, key) =
+        objects::identity(&args.pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let demand = objects::claims_demand(&args.pod, |traits| extender.service.classify(traits));
+    let request = VerbRequest { uid, key, demand, waiting: objects::waiting(&args.pod) };
+    // The ledger keeps no trace of the pod: its devices are kube-scheduler's to count.
+    let view = extender.service.cluster().apply(PrioritizeAsked(request));
+    if view.policy.mode == Mode::Shadow {
+        count("not-ranked");
+        return Ok(zeros(nodes));
+    }
+    let list = decide(&view, nodes.names());
+    count("ranked");
+    Ok(ranked(nodes, &list))
+}
+
+fn zeros<'a>(nodes: &'a AskedNodes<'a>) -> Vec<HostPriority<'a>> {
+    nodes.names().map(|host| HostPriority { host, score: 0 }).collect()
+}
+
+fn ranked<'a>(nodes: &'a AskedNodes<'a>, list: &Shortlist) -> Vec<HostPriority<'a>> {
+    let mut hosts = zeros(nodes);
     for (candidate, step) in list.best.iter().zip(score_steps()) {
         hosts[candidate.asked].score = step;
     }
-    Ok(hosts)
+    hosts
 }

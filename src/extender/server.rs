@@ -79,13 +79,16 @@ pub fn scheduler_router(extender: Extender) -> Router {
     Router::new()
         .route("/scheduler/filter", post(filter_verb))
         .route("/scheduler/prioritize", post(prioritize_verb))
+        .route("/scheduler/prioritize-claims", post(prioritize_claims_verb))
         .route("/scheduler/preempt", post(preempt_verb))
         .route("/scheduler/bind", post(bind_verb))
         .route(
             "/v1/reports",
             any(|| not_here("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
         )
-        .fallback(|| not_here("no such verb: there are filter, prioritize, preempt and bind"))
+        .fallback(|| {
+            not_here("no such verb: there are filter, prioritize, prioritize-claims, preempt and bind")
+        })
         .layer(CatchPanicLayer::custom(on_panic(&extender, "any")))
         .with_state(extender)
 }
@@ -169,6 +172,19 @@ async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, b
         let args: ExtenderArgs<'_> = parse(&body)?;
         let nodes = asked_nodes(&args)?;
         Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, &args, &nodes)?))
+    })
+    .await
+}
+
+async fn prioritize_claims_verb(
+    State(extender): State<Extender>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    verb(&extender, "prioritize", headers, body, async |body| {
+        let args: ExtenderArgs<'_> = parse(&body)?;
+        let nodes = asked_nodes(&args)?;
+        Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, &args, &nodes)?))
     })
     .await
 }

@@ -2,9 +2,9 @@
 //!
 //! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is
 //! never lowered below what is bound. What sleeping engines lend is added to it, so that kube-scheduler sees room for the pods that
-//! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a while; a node that advertises nothing is
-//! written at once. Placement does not read it. Nodes whose GPUs a device plugin allocates are left alone, and so are all nodes
-//! in shadow mode.
+//! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a
+//! while; a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a DRA
+//! driver allocates are left alone, and so are all nodes in shadow mode.
 
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
@@ -70,8 +70,8 @@ enum CapacityAction {
     /// It advertises the right figure, or the right figure is unknown.
     Right,
     Advertise(Bytes),
-    /// An agent reports GPUs that a device plugin allocates.
-    ByPlugin,
+    /// An agent reports GPUs that a device plugin or a DRA driver allocates.
+    ByAnother,
 }
 
 fn verdict(standing: &NodeCapacityState) -> CapacityAction {
@@ -82,7 +82,7 @@ fn verdict(standing: &NodeCapacityState) -> CapacityAction {
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
         _ if gpus == Bytes::ZERO => CapacityAction::Right,
-        NodeKind::DevicePlugin => CapacityAction::ByPlugin,
+        NodeKind::DevicePlugin | NodeKind::Dra => CapacityAction::ByAnother,
         NodeKind::Stowage if advertised == Some(wanted) => CapacityAction::Right,
         NodeKind::Stowage => CapacityAction::Advertise(wanted),
     }
@@ -92,7 +92,7 @@ fn verdict(standing: &NodeCapacityState) -> CapacityAction {
 struct CapacityWriter {
     /// Nodes that advertise the wrong figure.
     pending: BTreeMap<NodeName, PendingPatch>,
-    /// Nodes with device plugins that have been reported already.
+    /// Nodes whose GPUs something else allocates, reported already.
     reported: BTreeSet<NodeName>,
 }
 
@@ -118,7 +118,7 @@ impl CapacityWriter {
             let standing = standing(service, name, *record);
             match verdict(&standing) {
                 CapacityAction::Right => drop(self.pending.remove(name)),
-                CapacityAction::ByPlugin => self.report(name),
+                CapacityAction::ByAnother => self.report(name, standing.kind),
                 CapacityAction::Advertise(wanted) => {
                     let is_lent = standing.lent > Bytes::ZERO && record.advertised < Some(wanted);
                     // What engines lend was watched for a while already, and nothing borrows before the node advertises it.
@@ -145,12 +145,13 @@ impl CapacityWriter {
         now >= pending.not_before
     }
 
-    fn report(&mut self, name: &NodeName) {
+    fn report(&mut self, name: &NodeName, kind: NodeKind) {
         self.pending.remove(name);
+        let by = if kind == NodeKind::Dra { "a DRA driver" } else { "a device plugin" };
         if self.reported.insert(name.clone()) {
             tracing::info!(
                 node = %name,
-                "an agent reports GPUs that a device plugin allocates: {VRAM} is not advertised, and the report only informs scores. Remove the plugin from the node to let Stowage allocate them"
+                "an agent reports GPUs that {by} allocates: {VRAM} is not advertised, and the report only informs scores. Remove it from the node to let Stowage allocate them"
             );
         }
     }
@@ -262,7 +263,7 @@ mod tests {
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
                 CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(reserved))),
-                CapacityAction::ByPlugin => prop_assert!(false, "the node is Stowage's"),
+                CapacityAction::ByAnother => prop_assert!(false, "the node is Stowage's"),
             }
         }
     }
@@ -291,8 +292,9 @@ mod tests {
 
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), CapacityAction::ByPlugin);
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), CapacityAction::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), CapacityAction::ByAnother);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), CapacityAction::ByAnother);
+        assert_eq!(verdict(&says(NodeKind::Dra, None, 80 * GIB, 0)), CapacityAction::ByAnother);
     }
 
     #[test]

@@ -14,8 +14,10 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::service::Service;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::storage::v1::StorageClass;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -59,6 +61,10 @@ enum Object {
     Pod(Box<Pod>),
     Budget(Box<PodDisruptionBudget>),
     Namespace(Box<Namespace>),
+    Slice(Box<ResourceSlice>),
+    Claim(Box<PersistentVolumeClaim>),
+    Volume(Box<PersistentVolume>),
+    StorageClass(Box<StorageClass>),
 }
 
 impl Dump {
@@ -143,6 +149,10 @@ impl Dump {
             "Pod" => source.read().map(Object::Pod).map(Some),
             "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
             "Namespace" => source.read().map(Object::Namespace).map(Some),
+            "PersistentVolumeClaim" => source.read().map(Object::Claim).map(Some),
+            "PersistentVolume" => source.read().map(Object::Volume).map(Some),
+            "StorageClass" => source.read().map(Object::StorageClass).map(Some),
+            "ResourceSlice" => source.read().map(Object::Slice).map(Some),
             _ => Ok(None),
         };
         object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
@@ -176,6 +186,7 @@ impl DumpControlPlane {
         index.begin_pods(service);
         index.begin_budgets(service);
         index.begin_namespaces();
+        index.begin_slices(service);
         dump.each(|object| match object {
             Object::Node(node) => index.apply_node(service, &node),
             Object::Pod(pod) => {
@@ -184,6 +195,10 @@ impl DumpControlPlane {
             }
             Object::Budget(budget) => index.apply_budget(service, &budget),
             Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
+            Object::Claim(claim) => index.apply_storage(service, &*claim),
+            Object::Volume(volume) => index.apply_storage(service, &*volume),
+            Object::StorageClass(class) => index.apply_storage(service, &*class),
+            Object::Slice(slice) => drop(index.apply_slice(service, &slice)),
         })?;
         index.end_nodes(service);
         index.end_pods(service);
@@ -191,6 +206,7 @@ impl DumpControlPlane {
         index.end_budgets(service);
         // One without namespaces means that no selector takes any.
         index.end_namespaces(service);
+        index.end_slices(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }

@@ -1,5 +1,5 @@
-//! The cluster index: brings pods, nodes and disruption budgets from the watches into the ledger and into the view of
-//! kube-scheduler's filters.
+//! The cluster index: brings pods, nodes, disruption budgets, ResourceSlices and volumes from the watches into the ledger and
+//! into the view of kube-scheduler's filters.
 //!
 //! Synchronous and without a client: a watch, a dump and a test feed it alike. It keeps names, never objects: sixteen thousand
 //! pod objects would be most of this process' memory.
@@ -13,12 +13,15 @@ mod budgets;
 mod conflicts;
 mod kube_filters;
 mod namespaces;
+mod slices;
+mod storage;
 mod unplannable_pods;
 
 use super::objects;
 use super::objects::ReservationMessage;
 use super::port::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::kube_filters::StorageKind;
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::policy::NamespaceLabels;
@@ -36,6 +39,7 @@ use crate::units::{Bytes, plural};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub struct ClusterIndex {
@@ -51,6 +55,8 @@ pub struct ClusterIndex {
     unlisted_nodes: BTreeSet<NodeName>,
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
+    unlisted_slices: BTreeSet<Arc<str>>,
+    unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
     pods_list: ListProgress,
     /// What is applied comes from a list, not from a change that was just made.
     is_listing_pods: bool,
@@ -60,6 +66,7 @@ pub struct ClusterIndex {
     namespaces_list: ListProgress,
     /// During a list: the namespaces that have been in it.
     listed_namespaces: NamespaceLabels,
+    slices_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
 }
@@ -174,7 +181,8 @@ impl ClusterIndex {
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.cluster();
-        self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
+        let warnings = self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning));
+        warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
     }
 
     // ---- nodes ----
@@ -234,10 +242,10 @@ impl ClusterIndex {
         &self.nodes
     }
 
-    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be read;
+    /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
     /// `None` during a list.
     pub fn complete_since(&self) -> Option<u64> {
-        let lists = [self.pods_list, self.nodes_list, self.budgets_list];
+        let lists = [self.pods_list, self.nodes_list, self.budgets_list, self.slices_list];
         if lists.iter().all(|list| list.is_complete) {
             lists.iter().map(|list| list.term).min()
         } else {
@@ -428,7 +436,7 @@ fn node_name(node: &Node) -> Option<NodeName> {
 fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
     match kind {
         NodeKind::Stowage => objects::devices_from_labels(node),
-        NodeKind::DevicePlugin => Some(Vec::new()),
+        NodeKind::DevicePlugin | NodeKind::Dra => Some(Vec::new()),
     }
 }
 
@@ -457,3 +465,5 @@ mod exclusive_tests;
 mod replaced_node_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod volume_tests;

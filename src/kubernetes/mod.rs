@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!  pods, nodes ─► watch ─► index ─► ledger, filters (in: everything, by watches)
-//!  budgets ──────┤           │
-//!  namespaces ───┘           │
+//!  budgets, slices, ┤        │
+//!  volumes, claims, │        │
+//!  namespaces ──────┘        │
 //!                            │
 //!               tick ────────┤                      (time: reservations expire; the planner)
 //!     packing_learner ───────┤                      (the packing model)
@@ -48,6 +49,8 @@ pub use token_review::{AgentAccount, TokenReviews};
 
 use crate::service::Service;
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
 use parking_lot::Mutex;
 use port::WriteTimes;
@@ -103,7 +106,15 @@ pub fn start(
     run(Box::pin(watch::pods(client.clone(), feed.clone())));
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
     run(Box::pin(watch::budgets(client.clone(), feed.clone())));
-    run(Box::pin(watch::namespaces(client.clone(), feed)));
+    run(Box::pin(watch::namespaces(client.clone(), feed.clone())));
+    run(Box::pin(watch::slices(client.clone(), feed.clone())));
+    run(Box::pin(watch::storage::<PersistentVolumeClaim>(
+        client.clone(),
+        feed.clone(),
+        "persistentvolumeclaims",
+    )));
+    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), "persistentvolumes")));
+    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, "storageclasses")));
     run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));

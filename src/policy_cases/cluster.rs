@@ -211,6 +211,7 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
             sampled,
             gpus,
             holdings: holdings.into_values().collect(),
+            engines: Vec::new(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),

@@ -137,6 +137,7 @@ fn described(policy: &Policy, node: &crate::scheduling::vocabulary::node::Node) 
     let kind = match node.kind {
         NodeKind::Stowage => "stowage",
         NodeKind::DevicePlugin => "device plugin",
+        NodeKind::Dra => "DRA driver",
     };
     let is_admitted = |name: &&str| policy.class_named(name).is_some_and(|id| node.classes.contains(id));
     let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();

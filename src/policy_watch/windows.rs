@@ -64,7 +64,10 @@ fn step(service: &Service, change: &ChangeOfPolicy) {
     let (opened, closed) =
         (open.difference(before.open_windows()).collect(), before.open_windows().difference(&open).collect());
     let (opened, closed) = (listed(opened), listed(closed));
-    service.set_policy(Policy::clone(&before).with_open_windows(open));
+    if !service.set_policy(Policy::clone(&before).with_open_windows(open)) {
+        // What it asks of namespaces is not known yet: the next look tries again.
+        return;
+    }
     service.metrics.policy.window_changes.inc();
     info!(policy = %before.digest, opened, closed, "the policy's windows changed");
 }

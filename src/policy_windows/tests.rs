@@ -52,8 +52,8 @@ fn a_window_without_hours_is_open_for_whole_days() {
     assert!(!is_open(&weekend, "2026-11-27T23:59:59+09:00"));
     assert!(is_open(&weekend, "2026-11-28T00:00:00+09:00") && is_open(&weekend, "2026-11-29T23:59:59+09:00"));
     assert!(!is_open(&weekend, "2026-11-30T00:00:00+09:00"));
-    let always = window("mon-sun", "09:00", "09:00", "UTC");
-    assert!(is_open(&always, "2026-11-23T08:00:00Z") && is_open(&always, "2026-11-23T09:00:00Z"));
+    let never = window("mon-sun", "09:00", "09:00", "UTC");
+    assert!(!is_open(&never, "2026-11-23T08:00:00Z") && !is_open(&never, "2026-11-23T09:00:00Z"));
 }
 
 #[test]

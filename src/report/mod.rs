@@ -12,6 +12,7 @@ use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::units::{Bytes, Millis};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -128,6 +129,11 @@ pub struct EngineReport {
     /// Age of these figures when the report was sent.
     #[serde(default)]
     pub age_millis: Millis,
+    /// The namespace whose new pods may wake it while it sleeps, in place of a start of their own; missing if its pod's labels do
+    /// not allow that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub reusable_in: Option<Arc<str>>,
     /// Why figures are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,

@@ -2,6 +2,7 @@
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use crate::scheduling::vocabulary::node_reading::{
     EngineLoad, GpuReading, NodeReading, OverGrant, SleepState,
@@ -18,6 +19,7 @@ impl NodeReport {
             sampled: received.before(self.age_millis),
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
             holdings: self.holdings(),
+            engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
             sleep: self.sleep(fresh),
             over_grant: self.over_grant(),
@@ -106,6 +108,29 @@ impl NodeReport {
             .filter_map(|(uid, state)| Some((uid.clone(), state?)))
             .filter(|(uid, state)| *state == SleepState::Awake || !unmeasured.contains(uid))
             .collect()
+    }
+
+    /// Engines whose model is known, in order of their pods' UIDs. One that does not answer shows nothing of its model.
+    fn engine_readings(&self, received: Moment) -> Vec<EngineReading> {
+        let reading = |engine: &EngineReport| {
+            Some(EngineReading {
+                pod: engine.pod.clone(),
+                model: engine.model.clone()?,
+                gpus: engine.gpus.as_slice().into(),
+                state: match engine.state {
+                    // Most engines open their port when the model is loaded.
+                    EngineState::Starting | EngineState::Loading => EngineModelState::Loading,
+                    EngineState::Serving | EngineState::Draining => EngineModelState::Resident,
+                    EngineState::Sleeping => EngineModelState::Asleep(SleepLevel::of(engine.sleep_level)),
+                    EngineState::Unreachable | EngineState::Other => return None,
+                },
+                reusable_in: engine.reusable_in.clone(),
+                seen: received.before(engine.age_millis),
+            })
+        };
+        let mut readings: Vec<EngineReading> = self.engines.iter().filter_map(reading).collect();
+        readings.sort_by(|a, b| a.pod.cmp(&b.pod));
+        readings
     }
 
     fn did_not_look_for_engines(&self) -> bool {
@@ -209,6 +234,38 @@ mod tests {
         let reading = report(engines).reading(Moment(10_000), FRESH).unwrap();
         let engine_load = reading.gpus[0].engine_load;
         (engine_load.kv_cache.map(Percent::get), engine_load.queue)
+    }
+
+    #[test]
+    fn an_engines_model_its_gpus_and_its_sleep_come_along_whatever_the_agents_version() {
+        let asleep = json!({ "state": "sleeping", "sleepLevel": 1, "model": "m" });
+        let newer = json!({ "state": "sleeping", "sleepLevel": 7, "model": "m", "reusableIn": "team", "unheardOf": 1 });
+        let others = [
+            json!({ "state": "serving", "model": "m", "pod": "a" }),
+            json!({ "state": "starting", "model": "m", "pod": "b" }),
+            json!({ "state": "unreachable", "model": "m", "pod": "c" }),
+            json!({ "state": "of-a-later-version", "model": "m", "pod": "d" }),
+            json!({ "state": "sleeping", "sleepLevel": 1, "pod": "e" }),
+        ];
+        let engines: Vec<_> = [asleep, newer].into_iter().chain(others).map(engine).collect();
+        let reading = report(json!(engines)).reading(Moment(10_000), FRESH).unwrap();
+        let said: Vec<_> = reading
+            .engines
+            .iter()
+            .map(|engine| (engine.pod.as_str(), engine.state, engine.reusable_in.as_deref()))
+            .collect();
+        let asleep = EngineModelState::Asleep;
+        assert_eq!(
+            said,
+            [
+                ("a", EngineModelState::Resident, None),
+                ("b", EngineModelState::Loading, None),
+                ("x", asleep(SleepLevel::WeightsOffloaded), None),
+                ("x", asleep(SleepLevel::WeightsDiscarded), Some("team")),
+            ]
+        );
+        assert_eq!(reading.engines[2].seen, Moment(9_800));
+        assert_eq!(reading.engines[2].gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(), ["GPU-a"]);
     }
 
     #[test]

@@ -67,7 +67,10 @@ pub struct Metrics {
     vram_allocatable: IntGauge,
     vram_allocated: IntGauge,
     nodes: IntGauge,
+    dra_nodes: IntGauge,
     gpus: IntGauge,
+    reusable_engines: IntGauge,
+    pub bound_to_wake: IntCounter,
     spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
@@ -132,6 +135,11 @@ impl Metrics {
             "Ledgers discarded after a panic under the lock, and rebuilt from a new list of the cluster.",
         )
         .expect("the name is valid");
+        let bound_to_wake = IntCounter::new(
+            "stowage_bound_to_reusable_engines_total",
+            "Pods bound to GPUs on which an engine of their model slept that they may wake.",
+        )
+        .expect("the name is valid");
         let report_age = GaugeVec::new(
             Opts::new(
                 "stowage_agent_report_age_seconds",
@@ -150,6 +158,7 @@ impl Metrics {
         keep(Box::new(ledger_seconds.clone()));
         keep(Box::new(report_bytes.clone()));
         keep(Box::new(report_age.clone()));
+        keep(Box::new(bound_to_wake.clone()));
         keep(Box::new(gpus_delayed.clone()));
         keep(Box::new(ledgers_discarded.clone()));
         Self {
@@ -222,7 +231,16 @@ impl Metrics {
             ),
             vram_allocated: gauge("stowage_vram_allocated_bytes", "VRAM allocated to pods."),
             nodes: gauge("stowage_nodes", "GPU nodes in the ledger."),
+            dra_nodes: gauge(
+                "stowage_dra_nodes",
+                "Nodes whose GPUs a DRA driver publishes, so that Stowage allocates none of them.",
+            ),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices in the ledger."),
+            reusable_engines: gauge(
+                "stowage_reusable_engines",
+                "Sleeping engines that new pods may wake and none has taken.",
+            ),
+            bound_to_wake,
             spare: gauges(
                 "stowage_spare_gpus",
                 "GPUs that a rule of planning.spare keeps free, and free GPUs that count for it.",
@@ -271,9 +289,11 @@ impl Metrics {
         self.vram_allocatable.set(totals.capacity.0 as i64);
         self.vram_allocated.set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
+        self.dra_nodes.set(totals.dra_nodes as i64);
         self.gpus.set(totals.gpus as i64);
         self.lending.lent.set(totals.lent.0 as i64);
         self.lending.borrowers.set(totals.borrowing as i64);
+        self.reusable_engines.set(totals.reusable_engines as i64);
     }
 
     /// Ages of the nodes' latest reports; `ages` in any order.

@@ -2,10 +2,11 @@
 
 use super::{ApiPod, NODES};
 use std::collections::BTreeMap;
-use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, NodeName};
+use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, ModelId, NodeName, PodUid};
+use stowage::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage::scheduling::vocabulary::gpu::{Device, Health};
 use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::units::Bytes;
+use stowage::units::{Bytes, Moment};
 
 pub fn epoch(term: i32) -> LeaderEpoch {
     LeaderEpoch::new("lease", term, "nonce")
@@ -30,7 +31,7 @@ pub fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
     let pod = serde_json::json!({
         "metadata": {
             "name": uid, "namespace": "default", "uid": uid,
-            "labels": { "app": format!("a{}", number % 3) },
+            "labels": { "app": format!("a{}", number % 3), "llm-d.ai/model": "model" },
             "annotations": {
                 "stowage.dev/gpus": (1 + number / 16 % 3).to_string(),
                 "stowage.dev/exclusive": (number >= 128).to_string(),
@@ -46,6 +47,18 @@ pub fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
         },
     });
     serde_json::from_value(pod).expect("it is a pod")
+}
+
+/// An engine of a pod that sleeps on a GPU, and that new pods may wake or may not.
+pub fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
+    EngineReading {
+        pod: pod.clone(),
+        model: ModelId::parse("model").expect("a name"),
+        gpus: [device.uuid.clone()].into(),
+        state: EngineModelState::Asleep(SleepLevel::of(Some(amount % 3))),
+        reusable_in: (amount % 2 == 0).then(|| "default".into()),
+        seen: Moment(u64::MAX),
+    }
 }
 
 pub fn device(node: u8, machine: u8, index: u32, amount: u8) -> Device {

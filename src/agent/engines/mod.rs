@@ -1,12 +1,13 @@
 //! The inference engines on this node: finds them on their pods, probes them once a round, and reports them.
 //!
 //! [`address`] lists candidate addresses, `probe` makes the requests, through [`fetch`] and within [`limits`]; [`watched`] keeps
-//! the state. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
+//! the state, and `reuse` reads from a pod's labels whether its engine may be taken over. [`crate::engine_metrics`] interprets the pages. Nothing here decides what a report is used for.
 
 pub mod address;
 pub mod fetch;
 pub mod limits;
 pub mod probe;
+mod reuse;
 pub mod watched;
 
 #[cfg(test)]
@@ -165,6 +166,7 @@ fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> 
         waiting: None,
         preempting: false,
         running: None,
+        reusable_in: None,
         age_millis: Millis(0),
         problem: Some(error.to_string()),
     }

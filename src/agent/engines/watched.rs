@@ -5,6 +5,7 @@
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::reuse;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
 use crate::ids::{GpuUuid, ModelId};
@@ -263,6 +264,7 @@ impl WatchedEngine {
             waiting: figures.and_then(|figures| figures.waiting),
             preempting: self.preempted.is_some_and(|at| now.duration_since(at) <= limits.preempting),
             running: figures.and_then(|figures| figures.running),
+            reusable_in: reuse::reusable_in(pod),
             age_millis: Millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             problem: self.problem(figures),
         })

@@ -12,10 +12,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Prefixes of annotations that the agent uses.
-const READ_ANNOTATIONS: [&str; 3] = ["stowage.dev/", "prometheus.io/", "kubernetes.io/config."];
+const READ_ANNOTATIONS: [&str; 4] =
+    ["stowage.dev/", "prometheus.io/", "kubernetes.io/config.", "dual-pods.llm-d.ai/requester"];
 
 /// Labels that the agent uses.
-const READ_LABELS: [&str; 2] = ["llm-d.ai/engine-type", "llm-d.ai/model"];
+const READ_LABELS: [&str; 4] =
+    ["llm-d.ai/engine-type", "llm-d.ai/model", "stowage.dev/reusable", "dual-pods.llm-d.ai/sleeping"];
 /// Limits on what a pod's author writes, because it is stored for every pod of the node: an annotation's value is a name, a
 /// port or a path, ...
 const MAX_VALUE: usize = 1024;

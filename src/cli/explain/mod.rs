@@ -3,16 +3,15 @@
 //! [`source`] gets the explanation, [`render`] formats it. Exit codes: 0 if the pod fits or is placed, 1 if it does not fit, 2
 //! if the pod is unknown or the service cannot be reached. Nothing is decided here.
 
-mod access;
 mod render;
 mod source;
 
+use super::access::AccessArgs;
 use super::policy::policy_at;
 use crate::ids::{NodeName, PodKey};
 use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
-use access::AccessArgs;
 use anyhow::{Context, Result};
 use clap::Args;
 use render::Paint;
@@ -35,7 +34,7 @@ pub struct ExplainArgs {
     access: AccessArgs,
 
     /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name"])]
     cluster: Option<PathBuf>,
 
     /// The policy for --cluster, a file or a directory; without it the default policy

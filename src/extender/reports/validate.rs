@@ -203,6 +203,8 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
         text(&format_args!("engines[{place}].engine"), &engine.engine, MAX_TEXT)?;
         let problem = engine.problem.as_deref().unwrap_or_default();
         text(&format_args!("engines[{place}].problem"), problem, MAX_TEXT)?;
+        let namespace = engine.reusable_in.as_deref().unwrap_or_default();
+        text(&format_args!("engines[{place}].reusableIn"), namespace, MAX_TEXT)?;
         // Written so that NaN never passes.
         if let Some(usage) = engine.kv_cache_usage.filter(|usage| !(0.0..=1.0).contains(usage)) {
             return Err(Flaw::KvUsage { place, pod: engine.pod.clone(), usage });

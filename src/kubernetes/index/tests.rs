@@ -318,6 +318,8 @@ fn the_index_is_complete_once_all_lists_are_in() {
     let mut bench = IndexFixture::new();
     bench.index.begin_budgets(&bench.service);
     bench.index.end_budgets(&bench.service);
+    bench.index.begin_slices(&bench.service);
+    bench.index.end_slices(&bench.service);
     bench.index.begin_pods(&bench.service);
     bench.apply(&pod("p", "1", 10));
     assert_eq!(bench.index.complete_since(), None);
@@ -334,6 +336,7 @@ fn the_index_is_complete_once_all_lists_are_in() {
 fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     let mut bench = IndexFixture::new();
     bench.index.reset_pods(&bench.service, &[]);
+    bench.index.lack_slices();
     assert_eq!(bench.index.complete_since(), None);
     assert!(bench.index.forbid_budgets(&bench.service));
     assert_eq!(bench.index.complete_since(), Some(0));

@@ -6,6 +6,8 @@
 mod amounts;
 mod rules;
 
+pub(super) use rules::node_terms;
+
 use super::{gates, is_finished};
 use crate::ids::NodeName;
 use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
@@ -38,6 +40,8 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
         amounts: amounts::of_pod(pod),
         ports: ports(spec).collect(),
         repels: rules::repels(pod),
+        volumes: claims(pod).count().try_into().unwrap_or(u16::MAX),
+        claims_devices: spec.resource_claims.iter().flatten().next().is_some(),
     })
 }
 
@@ -64,6 +68,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         node_affinity,
         tolerations: spec.tolerations.iter().flatten().filter_map(rules::toleration).collect(),
         repels: rules::repels(pod),
+        claims: claims(pod).collect(),
         unjudged: unjudged(pod, spec).or(unread),
     }
 }
@@ -89,8 +94,18 @@ fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     }
 }
 
-/// All but those that any node can provide. A PersistentVolumeClaim may be bound to a zone or node, and some disks can be
-/// mounted only once.
+/// The pod's persistent volume claims, by name. One of a generic ephemeral volume is named after pod and volume.
+fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
+    let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
+    volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.as_str().into()),
+        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref()?, volume.name).into()),
+        (None, None) => None,
+    })
+}
+
+/// All but those that any node can provide, and those with a claim, which is judged by itself. Some disks can be mounted only
+/// once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()
@@ -100,6 +115,8 @@ fn may_be_bound_to_a_place(volume: &Volume) -> bool {
         || volume.host_path.is_some()
         || volume.image.is_some()
         || volume.nfs.is_some()
+        || volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
         || volume.projected.is_some()
         || volume.secret.is_some();
     !is_anywhere

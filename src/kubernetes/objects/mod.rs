@@ -11,6 +11,8 @@ mod gpu_models;
 mod images;
 pub mod kube_filters;
 mod reservation;
+mod resource_slice;
+mod storage;
 
 pub use audited_pod::{observed_binding, observed_reservation};
 pub use conditions::{
@@ -24,6 +26,8 @@ pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
     reservation_ended_condition,
 };
+pub use resource_slice::device_slice;
+pub use storage::StorageResource;
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
@@ -113,6 +117,18 @@ pub fn classified_demand(
     let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     Ok(Demand { models: gpu_models::gpu_models(pod), images, engine, ..demand })
+}
+
+/// The demand of a pod whose devices kube-scheduler allocates by its claims.
+pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
+    let demand = with_request(pod, |request| Demand::of_claims(request, classify));
+    Demand { images: images::pod_images(pod), engine: images::engine(pod), ..demand }
+}
+
+/// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
+pub fn asks_by_claims(pod: &Pod) -> bool {
+    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    claims.next().is_some() && !asks_for_gpu(pod)
 }
 
 /// Whether any container names `stowage.dev/vram`.

@@ -157,6 +157,8 @@ pub enum PodEventReason {
     WokeUnasked,
     /// VRAM allocated to it on a GPU was also allocated to another pod.
     GpuConflict,
+    /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
+    PublishedByDra,
     /// Recorded on Stowage's own pod.
     PolicyApplied,
     /// Recorded on Stowage's own pod.
@@ -190,6 +192,7 @@ impl PodEventReason {
             Self::GpuLost => "StowageGpuLost",
             Self::WokeUnasked => "StowageWokeUnasked",
             Self::GpuConflict => "StowageGpuConflict",
+            Self::PublishedByDra => "StowagePublishedByDra",
             Self::PolicyApplied => "StowagePolicyApplied",
             Self::PolicyRejected => "StowagePolicyRejected",
         }

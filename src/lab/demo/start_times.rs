@@ -408,8 +408,10 @@ mod tests {
             assert_eq!(table.rows.len(), 6, "{text}");
             for row in &table.rows {
                 assert!(row.after.p50 <= P50_LIMIT, "{text}");
-                assert!(row.before.p50 > 30.0, "the policy's own speeds are no good guess\n{text}");
+                assert!(row.before.p50 > row.after.p50, "{text}");
             }
+            let poor = table.rows.iter().filter(|row| row.before.p50 > 50.0).count();
+            assert!(poor >= 5, "the policy's own speeds are no good guess\n{text}");
             assert_eq!(table.violations(), [""; 0]);
         }
     }

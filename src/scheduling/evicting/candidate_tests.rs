@@ -281,6 +281,7 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         sampled: START,
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
+        engines: Vec::new(),
         in_flight,
         sleep: Vec::new(),
         over_grant: Vec::new(),

@@ -18,7 +18,7 @@ pub fn asks(demand: &Demand) -> RequestPart {
         gpus: demand.gpus,
         device_resource: match &demand.ask {
             Ask::Plugin { resource, .. } => Some(resource.to_string()),
-            Ask::Vram => None,
+            Ask::Vram | Ask::Claims => None,
         },
         sharing: demand.sharing,
         kv_cache_bytes: demand.kv_cache,

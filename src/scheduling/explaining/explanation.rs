@@ -427,6 +427,17 @@ pub struct GpuPart {
     pub chosen: bool,
     /// What excludes the pod from the GPU; empty if nothing does.
     pub obstacles: Vec<Obstacle>,
+    /// What the pod gains here by waking an engine of its model that sleeps; `None` if none does, or the pod would not get the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<WakePart>,
+}
+
+/// A wake in place of a start, from binding until the model answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WakePart {
+    pub woken_in_millis: Millis,
+    pub loaded_in_millis: Millis,
 }
 
 /// How busy the engines on a GPU are over the last readings, and what that costs the pod.

@@ -3,12 +3,13 @@
 use super::ShownNodes;
 use super::explanation::{
     CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
-    RefusalGroup, ScorePart, StartPart, WeightedPart,
+    RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
+use crate::scheduling::placing::affinity::{self, Wake};
 use crate::scheduling::placing::engine_load_cost::EngineLoadCost;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
 use crate::scheduling::placing::pack;
@@ -119,6 +120,9 @@ impl NodeOutline {
             facts.reserved_placement.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
         let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
         let start = rank::ready(node, facts.demand(), facts.snapshot.start_model(), &facts.policy.loading);
+        let wake = wake_on(node, chosen, facts);
+        let ready = wake.map(|wake| wake.woken).or(start.map(|start| start.total()));
+        let ready = ready.filter(|_| facts.demand().model.is_some());
         let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
         NodePart {
             name: node.name.clone(),
@@ -130,7 +134,7 @@ impl NodeOutline {
             freshness: node.freshness,
             report_age_millis: known.report_age,
             tier: holding.map(|holding| holding.tier),
-            ready_in_millis: start.filter(|_| facts.demand().model.is_some()).map(|start| start.total()),
+            ready_in_millis: ready,
             start: start.map(|start| start_part(&start)),
             score: candidate
                 .filter(|_| facts.entry.node().is_none())
@@ -138,6 +142,11 @@ impl NodeOutline {
             gpus: gpus(node, chosen, facts, known),
         }
     }
+}
+
+/// What the pod gains on these GPUs of a node by a wake.
+fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<Wake> {
+    affinity::wake_on(node, gpus, facts.demand(), facts.snapshot.start_model(), &facts.policy.loading)
 }
 
 /// A node that does not exist in the cluster.
@@ -241,6 +250,8 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
 }
 
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
+    let wake = wake_on(node, chosen, facts)
+        .map(|Wake { woken, loaded }| WakePart { woken_in_millis: woken, loaded_in_millis: loaded });
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
         let gpu_occupants = known.on(&node.devices, place, facts);
@@ -250,6 +261,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
             kv_cache_percent: read.map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),
             queue: read.map_or(part.queue, |(reading, _)| reading.queue),
             engine_load: read.map(|(_, smoothed)| engine_load(gpu, smoothed, facts, known)),
+            wake: wake.filter(|_| part.chosen),
             ..part
         }
     })
@@ -309,6 +321,7 @@ fn gpu_part(
             .collect(),
         chosen,
         obstacles: against,
+        wake: None,
     }
 }
 

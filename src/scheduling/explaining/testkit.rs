@@ -165,6 +165,7 @@ impl ExplainedCluster {
             sampled: self.ledger.now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
+            engines: Vec::new(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),

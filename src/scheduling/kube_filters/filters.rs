@@ -7,6 +7,7 @@ use super::host_ports::HostPort;
 use super::node::{Effect, FilterNode};
 use super::requirements::{Requirements, UnsupportedRule};
 use super::resources::RequestedSums;
+use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -36,6 +37,8 @@ pub enum FilterReason {
     TooManyPods { allowed: u64 },
     #[error("the pod asks for {asked} of {resource}, and {left} are left")]
     InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
+    #[error("a volume of the pod cannot be used on the node, or none can be provisioned there")]
+    VolumeElsewhere,
     #[error("the host port {port} of the node is in use")]
     HostPortInUse { port: HostPort },
 }
@@ -45,6 +48,10 @@ pub(super) struct NodeOccupancy<'a, P> {
     pub machine: &'a FilterNode,
     pub taken: &'a RequestedSums,
     pub ports: P,
+    /// What the pod's volumes ask of the node.
+    pub volumes: &'a VolumeRules<'a>,
+    /// Volumes of the pods that are or will be there.
+    pub attached: usize,
     /// A rule of theirs that is not understood here.
     pub unjudged: Option<UnsupportedRule>,
 }
@@ -59,6 +66,7 @@ impl FilterReason {
             Self::InsufficientAllocatable { .. } => "insufficient-allocatable",
             Self::TooManyPods { .. } => "too-many-pods",
             Self::InsufficientFree { .. } => "insufficient-free",
+            Self::VolumeElsewhere => "volume-elsewhere",
             Self::HostPortInUse { .. } => "host-port-in-use",
         }
     }
@@ -68,24 +76,34 @@ pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>)
 where
     P: Iterator<Item = &'a HostPort> + Clone,
 {
-    let NodeOccupancy { machine, taken, ports, unjudged } = present;
-    let reason = by_the_node_alone(pod, machine)
+    let NodeOccupancy { machine, taken, ports, volumes, attached, unjudged } = present;
+    let reason = by_the_node_alone(pod, volumes, machine)
         .or_else(|| by_resources(pod, machine, taken))
         .or_else(|| by_ports(pod, ports));
-    match (reason, pod.unjudged.or(unjudged)) {
+    let may_lack_attachments = !pod.claims.is_empty() && attached + pod.claims.len() > ATTACHED_ANYWHERE;
+    let attach_limit = may_lack_attachments.then_some(UnsupportedRule::AttachLimit);
+    let unjudged = pod.unjudged.or(volumes.unjudged()).or(unjudged).or(attach_limit);
+    match (reason, unjudged) {
         (Some(reason), _) => FilterVerdict::Rejects(reason),
         (None, Some(unjudged)) => FilterVerdict::Unsupported(unjudged),
         (None, None) => FilterVerdict::Accepts,
     }
 }
 
-/// NodeUnschedulable, TaintToleration, NodeAffinity, and NodeResourcesFit on an empty node.
-fn by_the_node_alone(pod: &Requirements, machine: &FilterNode) -> Option<FilterReason> {
+/// NodeUnschedulable, TaintToleration, NodeAffinity, VolumeBinding, VolumeZone, and NodeResourcesFit on an empty node.
+fn by_the_node_alone(
+    pod: &Requirements,
+    volumes: &VolumeRules<'_>,
+    machine: &FilterNode,
+) -> Option<FilterReason> {
     if let Some(taint) = machine.untolerated(&pod.tolerations) {
         return Some(FilterReason::Tainted { key: taint.key.clone(), effect: taint.effect });
     }
     if !pod.selects(machine) {
         return Some(FilterReason::NotSelected);
+    }
+    if !volumes.take(machine) {
+        return Some(FilterReason::VolumeElsewhere);
     }
     let mut asked = pod.amounts.named();
     asked.find_map(|(resource, asked)| {

@@ -3,12 +3,14 @@
 //!
 //! The input is all nodes and all pods, also those without a GPU: they use CPU, memory and ports, too. GPUs and
 //! `stowage.dev/vram` belong to the ledger and are left out. The filters are NodeUnschedulable, TaintToleration, NodeAffinity,
-//! NodeResourcesFit and NodePorts; where a pod requests anything else that filters nodes, the verdict is unknown. Arguments of a
-//! scheduler profile (`addedAffinity`, ignored resources) are not known here.
+//! NodeResourcesFit and NodePorts, and for persistent volume claims VolumeBinding and VolumeZone; where a pod requests anything
+//! else that filters nodes, the verdict is unknown. Arguments of a scheduler profile (`addedAffinity`, ignored resources) are not
+//! known here.
 //!
 //! [`resources`], [`node`] and [`host_ports`] are the types; [`requirements`] is what a pod shows; [`filters`] the verdict;
-//! [`node_state`] is a node with its pods and [`anti_affinity`] the index of bound pods' anti-affinities; this file is the view
-//! of them all. Nothing here knows a Kubernetes type: `kubernetes::objects` reads them.
+//! [`volumes`] what claims and their volumes ask of a node; [`node_state`] is a node with its pods and [`anti_affinity`] the
+//! index of bound pods' anti-affinities; this file is the view of them all. Nothing here knows a Kubernetes type:
+//! `kubernetes::objects` reads them.
 
 mod anti_affinity;
 pub mod filters;
@@ -17,11 +19,13 @@ pub mod node;
 mod node_state;
 pub mod requirements;
 pub mod resources;
+pub mod volumes;
 
 pub use filters::{FilterReason, FilterVerdict};
 pub use node::FilterNode;
 pub use requirements::{AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule};
 pub use resources::Amounts;
+pub use volumes::{StorageKind, StorageObject};
 
 use super::vocabulary::demand::HostResources;
 use crate::ids::{NodeName, PodUid};
@@ -34,6 +38,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use volumes::{VolumeIndex, VolumeIndexState, VolumeRules};
 
 /// The cluster as kube-scheduler's filters see it.
 #[derive(Debug, Default)]
@@ -51,6 +56,7 @@ pub struct FilterSnapshot {
     /// By bound pod, the requirements of its successor; stored only where pods may be moved.
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     repelling: Arc<AntiAffinityIndex>,
+    volumes: Arc<VolumeIndex>,
 }
 
 /// Everything that the view was told, to be stored and loaded again.
@@ -60,6 +66,8 @@ pub struct ClusterFiltersState {
     bound: BTreeMap<PodUid, NodeFootprint>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    #[serde(default)]
+    volumes: VolumeIndexState,
 }
 
 /// How a plan changes a node before the pod is placed there. Listed pods that neither are on the node nor wait change nothing,
@@ -81,6 +89,7 @@ pub struct FilterQuery<'a> {
     wants: &'a Requirements,
     /// Topology labels and their values where bound pods may exclude it by anti-affinity.
     shut: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    volumes: VolumeRules<'a>,
 }
 
 impl ClusterFilters {
@@ -119,11 +128,13 @@ impl ClusterFilters {
             true => Arc::default(),
             false => Arc::make_mut(&mut self.seen.repelling).add(&node, &footprint.repels),
         };
+        let NodeFootprint { volumes, claims_devices, .. } = footprint;
         let ports = shared_if_empty(footprint.ports);
         let amounts = Amounts { others: shared_if_empty(footprint.amounts.others), ..footprint.amounts };
         self.places.insert(uid.clone(), node.clone());
         let page = self.seen.pages.entry(node.clone()).or_default();
-        Arc::make_mut(page).insert(uid, NodeFootprint { node, amounts, ports, repels });
+        Arc::make_mut(page)
+            .insert(uid, NodeFootprint { node, amounts, ports, repels, volumes, claims_devices });
     }
 
     /// Sets a pending pod as it is now.
@@ -170,6 +181,7 @@ impl ClusterFilters {
             bound: self.places.iter().filter_map(footprint).collect(),
             waiting: self.seen.waiting.clone(),
             movable: self.seen.movable.clone(),
+            volumes: self.seen.volumes.export(),
         }
     }
 
@@ -179,7 +191,22 @@ impl ClusterFilters {
         state.machines.into_iter().for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
         state.bound.into_iter().for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
         (filters.seen.waiting, filters.seen.movable) = (state.waiting, state.movable);
+        filters.seen.volumes = Arc::new(VolumeIndex::load(state.volumes));
         filters
+    }
+
+    /// Sets a claim (by `namespace/name`), a volume or a storage class as it is now.
+    pub fn set_storage(&mut self, name: Arc<str>, object: StorageObject) {
+        Arc::make_mut(&mut self.seen.volumes).set(name, object);
+    }
+
+    pub fn remove_storage(&mut self, kind: StorageKind, name: &str) {
+        Arc::make_mut(&mut self.seen.volumes).remove(kind, name);
+    }
+
+    /// The names of all known objects of a kind, in no order.
+    pub fn storage_names(&self, kind: StorageKind) -> Vec<Arc<str>> {
+        self.seen.volumes.names(kind)
     }
 
     /// Every known pod, bound ones first, each in order of UID.
@@ -202,6 +229,11 @@ impl ClusterFilters {
         let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
         let left = |resource: &str| offered.of_resource(resource).saturating_sub(taken.of_resource(resource));
         Some(HostResources { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
+    }
+
+    /// Whether a pod bound to the node has ResourceClaims.
+    pub fn claims_devices(&self, node: &NodeName) -> bool {
+        self.seen.pages.get(node).is_some_and(|page| page.claims_devices())
     }
 
     /// See [`FilterSnapshot::wants`].
@@ -252,7 +284,7 @@ impl FilterSnapshot {
             let values = sources.filter_map(|node| self.machine(node)?.labels.get(topology));
             shut.entry(topology).or_default().extend(values.map(String::as_str));
         }
-        FilterQuery { view: self, pod, wants, shut }
+        FilterQuery { view: self, pod, wants, shut, volumes: self.volumes.rules_of(wants) }
     }
 
     fn machine(&self, node: &NodeName) -> Option<&FilterNode> {
@@ -274,7 +306,9 @@ impl<'a> FilterQuery<'a> {
         let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
         let unjudged = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
-        classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, unjudged })
+        let attached = page.attached(beside.leaving, &coming);
+        let volumes = &self.volumes;
+        classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, volumes, attached, unjudged })
     }
 
     /// How much the node lacks of the CPU and memory that the pod requests.

@@ -102,9 +102,14 @@ impl Toleration {
 impl NodeTerm {
     /// A term without rules matches no node.
     pub fn takes(&self, machine: &FilterNode) -> bool {
+        self.matches(&machine.labels, &machine.name)
+    }
+
+    /// The same for a node of which only labels and name are known.
+    pub fn matches(&self, labels: &ObjectLabels, name: &NodeName) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
-        asks && self.labels.iter().all(|requirement| requirement.holds_in(&machine.labels))
-            && self.name.iter().all(|rule| rule.holds_for(Some(machine.name.as_str())))
+        asks && self.labels.iter().all(|requirement| requirement.holds_in(labels))
+            && self.name.iter().all(|rule| rule.holds_for(Some(name.as_str())))
     }
 }
 

@@ -60,6 +60,17 @@ impl FilterNodeState {
         staying.chain(coming.iter().flat_map(|pod| &pod.ports))
     }
 
+    /// Whether a pod there has ResourceClaims.
+    pub fn claims_devices(&self) -> bool {
+        self.pods.values().any(|pod| pod.claims_devices)
+    }
+
+    /// Volumes of the pods that are there then.
+    pub fn attached(&self, leaving: &[PodUid], coming: &[&Requirements]) -> usize {
+        let staying: usize = self.staying(leaving).map(|pod| usize::from(pod.volumes)).sum();
+        staying + coming.iter().map(|pod| pod.claims.len()).sum::<usize>()
+    }
+
     fn staying<'a>(&'a self, leaving: &'a [PodUid]) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
         self.pods.iter().filter(|(uid, _)| !leaving.contains(uid)).map(|(_, pod)| pod)
     }

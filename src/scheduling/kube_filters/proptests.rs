@@ -131,7 +131,7 @@ prop_compose! {
 
 prop_compose! {
     fn footprint()(node in node(), amounts in amounts(12), ports in few(port()), repels in repels()) -> NodeFootprint {
-        NodeFootprint { node, amounts, ports: ports.into(), repels }
+        NodeFootprint { node, amounts, ports: ports.into(), repels, volumes: 0, claims_devices: false }
     }
 }
 
@@ -147,7 +147,7 @@ prop_compose! {
         repels in repels(),
         unjudged in weighted(0.1, Just(UnsupportedRule::Volumes)),
     ) -> Requirements {
-        Requirements { namespace, labels, amounts, ports, node_selector, node_affinity, tolerations, repels, unjudged }
+        Requirements { namespace, labels, amounts, ports, node_selector, node_affinity, tolerations, repels, claims: Arc::default(), unjudged }
     }
 }
 

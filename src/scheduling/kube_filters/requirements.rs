@@ -23,6 +23,9 @@ pub struct Requirements {
     pub tolerations: Vec<Toleration>,
     /// Its required pod anti-affinities.
     pub repels: Arc<[Arc<AntiAffinity>]>,
+    /// Its persistent volume claims, by name.
+    #[serde(default)]
+    pub claims: Arc<[Arc<str>]>,
     /// A rule of the pod that is not understood here.
     pub unjudged: Option<UnsupportedRule>,
 }
@@ -34,6 +37,12 @@ pub struct NodeFootprint {
     pub amounts: Amounts,
     pub ports: Arc<[HostPort]>,
     pub repels: Arc<[Arc<AntiAffinity>]>,
+    /// Its persistent volume claims: volumes that may be attached to the node.
+    #[serde(default)]
+    pub volumes: u16,
+    /// It has ResourceClaims: devices of DRA drivers may be its own.
+    #[serde(default)]
+    pub claims_devices: bool,
 }
 
 /// One required anti-affinity of a pod: matching pods must not be placed on nodes that share the topology label's value with its
@@ -65,8 +74,24 @@ pub enum UnsupportedRule {
     AntiAffinityOfAnotherPod,
     #[error("the pod has topologySpreadConstraints with DoNotSchedule")]
     TopologySpread,
-    #[error("the pod has a volume that may be bound to nodes, such as a persistent volume claim")]
+    #[error("the pod has a volume that may be bound to nodes and is no persistent volume claim")]
     Volumes,
+    #[error(
+        "the API server has not shown a persistent volume claim of the pod, its volume or its storage class"
+    )]
+    VolumeUnknown,
+    #[error(
+        "a persistent volume claim of the pod is not bound, and its storage class does not wait for a pod"
+    )]
+    VolumeUnbound,
+    #[error(
+        "a persistent volume claim of the pod waits for a volume that its storage class does not provision"
+    )]
+    VolumeNotProvisioned,
+    #[error("a persistent volume claim of the pod is ReadWriteOncePod, and another pod may use it")]
+    ReadWriteOncePod,
+    #[error("with the pod's volumes the node would have more than it surely can attach")]
+    AttachLimit,
     #[error("the pod has resource claims")]
     ResourceClaims,
     #[error("the pod sets spec.nodeName")]
@@ -110,6 +135,11 @@ impl UnsupportedRule {
             Self::AntiAffinityOfAnotherPod => "anti-affinity-of-another-pod",
             Self::TopologySpread => "topology-spread",
             Self::Volumes => "volumes",
+            Self::VolumeUnknown => "volume-unknown",
+            Self::VolumeUnbound => "volume-unbound",
+            Self::VolumeNotProvisioned => "volume-not-provisioned",
+            Self::ReadWriteOncePod => "read-write-once-pod",
+            Self::AttachLimit => "attach-limit",
             Self::ResourceClaims => "resource-claims",
             Self::NodeNamePreset => "node-name-preset",
             Self::SchedulingGate => "scheduling-gate",

@@ -27,7 +27,14 @@ fn machine(name: &str) -> FilterNode {
 }
 
 fn on(name: &str, amount: u64) -> NodeFootprint {
-    NodeFootprint { node: node(name), amounts: cpu(amount), ports: [].into(), repels: [].into() }
+    NodeFootprint {
+        node: node(name),
+        amounts: cpu(amount),
+        ports: [].into(),
+        repels: [].into(),
+        volumes: 0,
+        claims_devices: false,
+    }
 }
 
 fn asking(amount: u64) -> Requirements {

@@ -6,16 +6,17 @@ use super::pod_state::{BoundPod, PodPhase, PodState, SoftReservation, WaitingPod
 use super::pod_states::ExpiredReservations;
 use super::start_times::PodStart;
 use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::placing::learned::NodeGpus;
-use crate::scheduling::placing::pack;
 use crate::scheduling::placing::rank;
 use crate::scheduling::placing::start_model::StartModel;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::device_plugin::Ask;
+use crate::scheduling::vocabulary::engine_model::ReusableEngineSet;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
 use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::scheduling::vocabulary::node::Node;
@@ -67,6 +68,7 @@ impl AssumeConflict {
             Self::NoLongerFits(Misfit::DevicePluginNode) => {
                 "conflict: a device plugin allocates the node's GPUs"
             }
+            Self::NoLongerFits(Misfit::DraNode) => "conflict: a DRA driver allocates the node's GPUs",
             Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage allocates the node's GPUs",
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => {
                 "conflict: preempted pods have not terminated yet"
@@ -218,7 +220,28 @@ impl Ledger {
             None => (None, None),
         };
         self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), starting, start));
+        self.forget_start_if_woken(uid);
         Ok(AssumeResult::New(placement))
+    }
+
+    /// A pod that may wake an engine says nothing of how long starts take.
+    pub(super) fn forget_start_if_woken(&mut self, uid: &PodUid) {
+        if self.wakes(uid) {
+            self.pod_states.note(uid, |pod_state| pod_state.start = None);
+        }
+    }
+
+    /// Whether an engine sleeps on the pod's GPUs that it may wake.
+    pub(in crate::scheduling) fn wakes(&self, uid: &PodUid) -> bool {
+        let pod_and_node = || {
+            let pod_state = self.pod_states.get(uid)?;
+            Some((pod_state, self.node_states.get(pod_state.node()?)?))
+        };
+        let Some((pod_state, node_state)) = pod_and_node() else { return false };
+        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed);
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        let reusable = ReusableEngineSet::from(reusable);
+        charge.is_some_and(|charge| reusable.on(charge.gpus, &pod_state.demand).is_some())
     }
 
     /// Where the pod goes on `node`, by what is free there now.
@@ -279,25 +302,28 @@ impl Ledger {
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let demand = &*self.beside_spare(demand);
         let chosen = match &demand.ask {
-            Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
-            Ask::Plugin { .. } => Some(fit(node_state.view(), demand)?),
+            Ask::Vram => self.choice(uid, node_state, &gpus, demand, GpuSet::ALL),
+            Ask::Plugin { .. } | Ask::Claims => Some(fit(node_state.view(), demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
     }
 
-    /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
+    /// The GPUs for the pod's demand among the `allowed` ones of a node whose GPUs are these.
     fn choice(
         &self,
+        uid: &PodUid,
         node_state: &NodeState,
         gpus: &[Gpu],
         demand: &Demand,
         allowed: GpuSet,
     ) -> Option<GpuSet> {
-        pack::choose_at(
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        affinity::choose_at(
             self.packing.model(),
             NodeGpus { gpus, ..node_state.view().node_gpus() },
             demand,
+            &reusable.into(),
             allowed,
         )
     }
@@ -334,7 +360,7 @@ impl Ledger {
         forget_measured(&mut gpus);
         let reserved = node_state
             .resolve(&reservation.devices)
-            .and_then(|reserved| self.choice(node_state, &gpus, demand, reserved));
+            .and_then(|reserved| self.choice(uid, node_state, &gpus, demand, reserved));
         let reserved = reserved.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, reserved)
     }
@@ -367,7 +393,8 @@ pub(super) fn gate(
 ) -> Option<Moment> {
     let of_model = rank::ready(node, demand, starts, &policy.loading);
     let expected = match (of_model, &demand.model) {
-        (Some(found), Some(_)) => found.total(),
+        // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
+        (Some(found), Some(_)) => found.total().max(found.prior.total()),
         // What it will load is unknown, and may be as large as what it asks for.
         (found, _) => {
             let pull = found.map_or(Millis::default(), |found| found.time.pull);

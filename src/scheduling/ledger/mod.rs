@@ -58,6 +58,7 @@ mod publication;
 mod query;
 mod reservation_status;
 mod reservations;
+mod resource_slices;
 mod set_policy;
 mod spare;
 mod start_samples;
@@ -81,6 +82,7 @@ pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_c
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
+pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
 pub use set_policy::Classifications;
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
@@ -108,6 +110,7 @@ use overuse::OverusingPods;
 use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
+use resource_slices::ResourceSlices;
 use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
@@ -130,6 +133,7 @@ pub struct Ledger {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
 }
 
@@ -176,6 +180,8 @@ impl Ledger {
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
             origin: ReservationOrigin::default(),
+            // Nodes change kind on the ledger itself only.
+            slices: Arc::default(),
             overuse: OverusingPods::default(),
         }
     }

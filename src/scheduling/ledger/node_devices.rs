@@ -78,6 +78,7 @@ impl Ledger {
         self.drop_soft_reservations_on(name);
         self.node_states.open(name).set_devices(devices);
         self.refresh(name);
+        self.note_published(name);
         // Before the agent reports, it is unknown which GPUs a reservation names.
         if self.node_states[name].is_reported() {
             self.expire_broken_reservations(name);

@@ -178,12 +178,20 @@ impl NodeStates {
         self.all_existing().map(|node_state| node_state.view().whole()).sum()
     }
 
-    /// The node exists, as one of that kind.
-    pub(super) fn create(&mut self, name: &NodeName, kind: NodeKind, pods: &PodStates, policy: &Policy) {
-        if self.nodes.open(name).create(kind, policy) {
+    /// The node exists, as one of that kind. Answers whether that is new.
+    pub(super) fn create(
+        &mut self,
+        name: &NodeName,
+        kind: NodeKind,
+        pods: &PodStates,
+        policy: &Policy,
+    ) -> bool {
+        let is_new = self.nodes.open(name).create(kind, policy);
+        if is_new {
             self.publication.note_nodes_changed();
             self.refresh(name, pods, policy);
         }
+        is_new
     }
 
     /// The node does not exist any more. Answers whether it did.

@@ -72,7 +72,9 @@ impl Ledger {
         kind: NodeKind,
         labelled: Option<Vec<Device>>,
     ) {
-        self.node_states.create(name, kind, &self.pod_states, &self.policy);
+        if self.node_states.create(name, kind, &self.pod_states, &self.policy) {
+            self.note_published(name);
+        }
         if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
             self.set_labelled_devices(name, devices);
         }
@@ -302,6 +304,7 @@ impl Ledger {
         let moved =
             self.pod_states.put(&uid, PodState { key, demand, disruption_info, phase, starting, start });
         self.follow(&uid, &moved);
+        self.forget_start_if_woken(&uid);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
             self.note_started(&uid);

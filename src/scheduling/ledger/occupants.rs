@@ -70,7 +70,9 @@ impl Ledger {
     pub(in crate::scheduling) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
         let node_state = self.node_states.existing(node)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
-        Some(Node { gpus: gpus.into(), ..node_state.view().clone() })
+        let view = node_state.view();
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        Some(Node { gpus: gpus.into(), reusable: view.reusable.kept_or_new(reusable), ..view.clone() })
     }
 
     /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.

@@ -7,7 +7,7 @@ use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::gpu::{ClassExclusion, Gpu};
-use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
 use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::scheduling::vocabulary::smoothed_load::SmoothedLoad;
 use crate::units::Bytes;
@@ -24,7 +24,11 @@ pub struct Totals {
     pub reservations: u64,
     pub soft_reservations: u64,
     pub nodes: u64,
+    /// Of these, nodes whose GPUs a DRA driver publishes.
+    pub dra_nodes: u64,
     pub gpus: u64,
+    /// Sleeping engines that new pods may wake.
+    pub reusable_engines: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
     /// What sleeping engines lend, used or not, and the pods that borrow.
@@ -145,7 +149,10 @@ impl Ledger {
         for node_state in self.node_states.all_existing() {
             totals.nodes += 1;
             totals.gpus += node_state.devices().len() as u64;
-            totals.capacity += node_state.view().capacity();
+            let is_dra = node_state.view().kind == NodeKind::Dra;
+            totals.dra_nodes += u64::from(is_dra);
+            totals.reusable_engines += node_state.view().reusable.iter().count() as u64;
+            totals.capacity += if is_dra { Bytes::ZERO } else { node_state.view().capacity() };
             totals.charged += node_state.view().charged();
             totals.lent += node_state.lent();
         }

@@ -44,6 +44,9 @@ impl Ledger {
         self.evictions.move_to(&before, &self.policy);
         self.take_packing();
         self.node_states.set_policy(self.now, &self.pod_states, &self.policy);
+        if before.dra != self.policy.dra {
+            self.note_all_published();
+        }
         self.requeue_all();
     }
 
@@ -62,6 +65,7 @@ impl Ledger {
         let policy = &self.policy;
         if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_labels(labels, policy)) {
             self.refresh(name);
+            self.note_published(name);
         }
     }
 

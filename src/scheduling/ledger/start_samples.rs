@@ -68,7 +68,11 @@ impl StartSamples {
         let [mut observed, mut expected] = [HOLD / before; 2];
         for sample in &self.0 {
             let [transfer, init, time] = sample.limited();
-            let one = (known[0] * transfer + known[1] * init).max(1.0);
+            let one = known[0] * transfer + known[1] * init;
+            // No time was expected, and no factor of nothing is another time.
+            if one < 1.0 {
+                continue;
+            }
             let weight = weight(time, before * one);
             observed += weight * one * time;
             expected += weight * one * one;

@@ -11,6 +11,7 @@ use super::overuse::OverusingPods;
 use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
+use super::resource_slices::ResourceSlices;
 use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
@@ -38,6 +39,7 @@ pub struct LedgerState {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
+    slices: Arc<ResourceSlices>,
     #[serde(default)]
     overuse: OverusingPods,
 }
@@ -73,6 +75,7 @@ impl Ledger {
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
             origin: self.origin.clone(),
+            slices: self.slices.clone(),
             overuse: self.overuse.clone(),
         }
     }
@@ -98,6 +101,7 @@ impl Ledger {
             packing: state.packing,
             start_times: state.start_times,
             origin: state.origin,
+            slices: state.slices,
             overuse: state.overuse,
         })
     }

@@ -7,12 +7,17 @@ use super::start_model::StartModel;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
-use crate::scheduling::vocabulary::node::Node;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
 pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
     let share = node.share_of(resource);
     let allocatable = share.map_or(0, |share| share.allocatable);
+    if allocatable == 0 && node.kind == NodeKind::Dra {
+        // A DeviceClass may stand for the resource: kube-scheduler has found devices for it, or would not ask.
+        return Ok(());
+    }
     if allocatable < asked {
         return Err(Misfit::TooFewDevices { allocatable, asked });
     }
@@ -28,7 +33,7 @@ pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy)
     ScoreParts {
         packing: left_over(node, resource, *count),
         kv_headroom: least_loaded(node, demand).part(),
-        time_to_ready: time_to_ready_part(node, demand, starts, policy),
+        time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
         topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),

@@ -1,5 +1,5 @@
-//! What the load of the engines on a GPU costs a demand: nothing on an idle GPU, the whole part at the limits of the demand's class,
-//! and ever more steeply between them.
+//! What the load of the engines on a GPU costs a demand: nothing up to half of a limit of the demand's class, the whole part at the
+//! limit, and ever more steeply between them.
 
 use super::rank::WHOLE_PART;
 use crate::scheduling::vocabulary::classification::ClassTerms;
@@ -20,8 +20,8 @@ impl EngineLoadCost {
     /// Of GPUs without engines, and for classes without limits.
     pub const NONE: Self = Self(0);
 
-    /// Some engine does not say how busy it is: half of the whole part, as at eight ninths of a limit.
-    pub const UNKNOWN: Self = Self(891);
+    /// Some engine does not say how busy it is: half of the whole part, as at six sevenths of a limit.
+    pub const UNKNOWN: Self = Self(854);
 
     /// What joining the engines on `gpu` costs. The fuller of KV cache and queue counts.
     #[inline]
@@ -46,15 +46,15 @@ impl EngineLoadCost {
         Self(thousandths.min(AT_LIMIT.into()) as u16)
     }
 
-    /// What is to be said against the GPU, up to [`WHOLE_PART`]: the sixth power of the share of the limit. At a half of the limit
-    /// that is a sixtieth, at three quarters a sixth.
+    /// What is to be said against the GPU, up to [`WHOLE_PART`]: the square of the share of the limit's upper half that is in use. Up
+    /// to half of the limit packing decides, and the exact load only between places that are packed equally well.
     pub fn part(self) -> u32 {
-        let share = u64::from(self.0);
-        (share.pow(6) / (u64::from(AT_LIMIT).pow(6) / u64::from(WHOLE_PART))) as u32
+        let beyond = u32::from(self.0.saturating_sub(AT_LIMIT / 2));
+        beyond.pow(2) / (u32::from(AT_LIMIT / 2).pow(2) / WHOLE_PART)
     }
 
     /// The part in eighths. Between GPUs of one node a step outweighs the packing cost; within a step the packing cost decides
-    /// first. The first step ends at seven tenths of the limit.
+    /// first. The first step ends at two thirds of the limit.
     pub fn step(self) -> u8 {
         (self.part() / STEP) as u8
     }
@@ -67,13 +67,13 @@ mod tests {
     #[test]
     fn the_cost_rises_ever_more_steeply_to_the_limit() {
         let part = |kv: u32| EngineLoadCost::share(kv, 90).part();
-        assert_eq!([0, 2, 22, 45, 66, 81, 90, 97].map(part), [0, 0, 0, 15, 156, 531, 1000, 1000]);
-        let steps = [0, 45, 63, 64, 66, 90].map(|kv| EngineLoadCost::share(kv, 90).step());
+        assert_eq!([0, 2, 22, 45, 66, 81, 90, 97].map(part), [0, 0, 0, 0, 219, 640, 1000, 1000]);
+        let steps = [0, 45, 60, 61, 66, 90].map(|kv| EngineLoadCost::share(kv, 90).step());
         assert_eq!(steps, [0, 0, 0, 1, 1, 8]);
         assert!((0..100).all(|kv| part(kv) <= part(kv + 1)));
         let rise: Vec<u32> = (0..9).map(|ten| part(10 * ten + 10) - part(10 * ten)).collect();
         assert!(rise.is_sorted(), "{rise:?}");
-        assert_eq!(EngineLoadCost::UNKNOWN.part(), WHOLE_PART / 2);
+        assert!(EngineLoadCost::UNKNOWN.part().abs_diff(WHOLE_PART / 2) <= 1);
         assert_eq!(EngineLoadCost::share(u32::MAX, 1).part(), WHOLE_PART);
         assert_eq!([EngineLoadCost::share(0, 0).part(), EngineLoadCost::share(1, 0).part()], [0, WHOLE_PART]);
     }

@@ -1,7 +1,8 @@
 //! Whether a demand fits on a node, and if not, why not.
 
+use super::affinity;
 use super::device_plugin;
-use super::pack::{self, GpuChoice};
+use super::pack::GpuChoice;
 use super::packing::NodeEvaluation;
 use crate::scheduling::vocabulary::classification::ClassSet;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -28,6 +29,10 @@ pub enum Misfit {
         "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
     )]
     StowageNode,
+    #[error(
+        "a DRA driver publishes this node's GPUs as ResourceSlices, and kube-scheduler allocates them to claims; remove the driver from the node to let Stowage place pods there"
+    )]
+    DraNode,
     #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
     TooFewDevices { allocatable: u32, asked: u32 },
     #[error(
@@ -109,6 +114,7 @@ impl Misfit {
             Self::UnknownNode => "unknown-node",
             Self::DevicePluginNode => "device-plugin-node",
             Self::StowageNode => "stowage-node",
+            Self::DraNode => "dra-node",
             Self::TooFewDevices { .. } => "too-few-devices",
             Self::DevicesInUse { .. } => "devices-in-use",
             Self::NoGpus => "no-gpus",
@@ -139,6 +145,7 @@ impl Misfit {
             Self::UnknownNode => "node unknown to Stowage",
             Self::DevicePluginNode => "a device plugin allocates the node's GPUs",
             Self::StowageNode => "Stowage allocates the node's GPUs",
+            Self::DraNode => "a DRA driver allocates the node's GPUs",
             Self::TooFewDevices { .. } => "the device plugin offers too few GPUs on the node",
             Self::DevicesInUse { .. } => "the device plugin has no GPU left on the node now",
             Self::NoGpus => "no GPU known on the node",
@@ -176,16 +183,23 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
-    if let Ask::Plugin { resource, count } = &demand.ask {
-        return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
+    match &demand.ask {
+        Ask::Plugin { resource, count } => {
+            return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
+        }
+        // kube-scheduler has found the devices, or would not ask.
+        Ask::Claims => return Ok(GpuChoice::default()),
+        Ask::Vram => {}
     }
-    pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
+    affinity::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
 pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
     match (&demand.ask, node.kind) {
+        (Ask::Claims, _) => return Ok(()),
         (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
+        (Ask::Vram, NodeKind::Dra) => return Err(Misfit::DraNode),
         (Ask::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
         _ => {}
     }
@@ -194,7 +208,7 @@ pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> 
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
-        (Ask::Plugin { .. }, ..) => Ok(()),
+        (Ask::Plugin { .. } | Ask::Claims, ..) => Ok(()),
         (Ask::Vram, true, _) => Err(Misfit::NoFreshReport),
         (Ask::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
         (Ask::Vram, false, false) => Ok(()),

@@ -167,7 +167,7 @@ fn best_one<'a>(
 /// What counts of equal GPUs beside their packing cost, with the lowest index; `None` if the demand does not fit.
 #[inline]
 fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> Option<Preference> {
-    let can_take = !places.is_empty() && usable(gpu, demand) && gpu.can_take(demand);
+    let can_take = !places.is_empty() && takes(gpu, demand);
     can_take.then(|| {
         let engine_load = EngineLoadCost::of(gpu, demand);
         Preference {
@@ -179,6 +179,12 @@ fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> 
             island: gpu.island,
         }
     })
+}
+
+/// Whether a demand fits on a GPU now.
+#[inline]
+pub fn takes(gpu: &Gpu, demand: &Demand) -> bool {
+    usable(gpu, demand) && gpu.can_take(demand)
 }
 
 /// The first `wanted` of the candidates, which are in order; or those of one NVLink island, if that has enough and no more of

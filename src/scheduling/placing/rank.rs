@@ -9,6 +9,7 @@ use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
 pub use super::start_model::ready;
+use super::{affinity, claims};
 use crate::ids::NodeName;
 use crate::scheduling::placing::fit::is_allowed;
 use crate::scheduling::policy::Policy;
@@ -234,6 +235,7 @@ fn score(
         engine_load: match evaluation.demand().ask {
             Ask::Vram => choice.engine_load,
             Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
+            Ask::Claims => claims::least_loaded(node, evaluation.demand()),
         },
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
     }
@@ -248,13 +250,15 @@ pub fn parts(
     policy: &Policy,
 ) -> ScoreParts {
     let demand = evaluation.demand();
-    if let Ask::Plugin { .. } = demand.ask {
-        return device_plugin::parts(node, demand, starts, policy);
+    match demand.ask {
+        Ask::Plugin { .. } => return device_plugin::parts(node, demand, starts, policy),
+        Ask::Claims => return claims::parts(node, demand, starts, policy),
+        Ask::Vram => {}
     }
     ScoreParts {
         packing: evaluation.part(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load.part(),
-        time_to_ready: time_to_ready_part(node, demand, starts, policy),
+        time_to_ready: time_to_ready_part(node, choice.gpus, demand, starts, policy),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
@@ -271,10 +275,17 @@ pub(crate) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
-/// How long until the pod answers on this node, in doublings of a second.
-pub(super) fn time_to_ready_part(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> u32 {
-    let step =
-        ready(node, demand, starts, &policy.loading).map_or(0, |found| model_tier::step(found.total()));
+/// How long until the pod answers on these GPUs of a node, in doublings of a second.
+pub(super) fn time_to_ready_part(
+    node: &Node,
+    gpus: GpuSet,
+    demand: &Demand,
+    starts: &StartModel,
+    policy: &Policy,
+) -> u32 {
+    let woken = affinity::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
+    let ready = woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
+    let step = ready.map_or(0, model_tier::step);
     (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 

@@ -39,6 +39,9 @@ pub struct Class {
     pub shares_with: Option<Vec<String>>,
     #[serde(default)]
     pub limits: ClassLimits,
+    /// Whether a new pod of the same model and namespace may wake one of its engines that sleeps, in place of a start of its own.
+    #[serde(default)]
+    pub reusable: bool,
     /// How long one of its engines may keep others from starting on its GPU.
     #[serde(default)]
     pub start_gate: StartGate,
@@ -256,6 +259,7 @@ impl Class {
             when: Vec::new(),
             eviction: Preemptibility::Never,
             engine: true,
+            reusable: false,
             limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32) },
             shares_with: None,
             start_gate: StartGate::default(),

@@ -1,13 +1,14 @@
 //! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
 //! has been checked.
 //!
-//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`].
-//! [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has,
-//! [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants name
-//! namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`],
+//! [`dra`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
+//! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants
+//! name namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
 
 pub mod class;
 mod demand;
+pub mod dra;
 pub mod eviction;
 pub mod expression;
 pub mod namespaces;
@@ -23,6 +24,7 @@ pub mod tenant;
 pub mod window;
 
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
+pub use dra::DraRules;
 pub use eviction::{
     ConflictRule, EvictionCosts, EvictionRates, KueueRule, OveruseRule, PreemptionRules, ViolateBudgets,
 };
@@ -326,10 +328,13 @@ impl Policy {
         self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
     }
 
-    /// What allocates a node's GPUs, by the node and by its pool: a device plugin, if either says so.
+    /// What allocates a node's GPUs, by the node and by its pool: Stowage only if neither names another.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
         let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
-        if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
+        match declared {
+            Some(allocator @ (NodeKind::DevicePlugin | NodeKind::Dra)) => allocator,
+            Some(NodeKind::Stowage) | None => seen,
+        }
     }
 }
 

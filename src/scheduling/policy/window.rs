@@ -17,7 +17,7 @@ pub const DAY: u16 = 24 * 60;
 const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
 /// Hours of a week. It opens on each of its days when the clock of its time zone reaches `from`, and closes when that reaches
-/// `to`; on the next day, if `to` is not after `from`.
+/// `to`; on the next day, if `to` is before `from`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(description = "Hours of a week, in a time zone.")]
@@ -28,7 +28,7 @@ pub struct Window {
     /// When it opens, such as `20:00`. Default: at midnight.
     #[serde(default)]
     pub from: TimeOfDay,
-    /// When it closes, such as `06:00`: on the next day, if that is not after `from`. Default: at midnight, the end of the day.
+    /// When it closes, such as `06:00`: on the next day, if that is before `from`. Default: at midnight, the end of the day.
     #[serde(default = "TimeOfDay::end_of_day")]
     pub to: TimeOfDay,
     /// A name of the IANA time zone database, such as `Europe/Berlin`.
@@ -55,7 +55,7 @@ pub struct DayRange {
 impl Window {
     /// Whether it closes on the day after the one on which it opened.
     pub fn ends_on_the_next_day(&self) -> bool {
-        self.to <= self.from
+        self.to < self.from
     }
 }
 

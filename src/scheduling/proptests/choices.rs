@@ -23,7 +23,7 @@ use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
-fn gpu() -> impl Strategy<Value = Gpu> {
+pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
         prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let engine_load = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
@@ -66,7 +66,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     )
 }
 
-fn node(name: &str, gpus: Vec<Gpu>) -> Node {
+pub(super) fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     let name = NodeName::parse(name).unwrap();
     Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
 }
@@ -79,7 +79,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Whether a GPU fits, written again from the definition.
-fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
+pub(super) fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;
@@ -116,13 +116,13 @@ fn load_by_the_book(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
     ];
     let near = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
         (None, _) => 0.0,
-        (Some(_), None) => 891.0,
+        (Some(_), None) => 854.0,
         (Some(limit), Some(measured)) => (f64::from(measured) / f64::from(limit) * 1000.0).ceil().min(1000.0),
     };
     let has_limit = parts.iter().any(|(limit, _)| limit.is_some());
-    let some_are_silent = if gpu.engine_load.partial && has_limit { 891.0 } else { 0.0 };
+    let some_are_silent = if gpu.engine_load.partial && has_limit { 854.0 } else { 0.0 };
     let nearest = parts.into_iter().map(near).fold(some_are_silent, f64::max);
-    ((nearest.powi(6) / 1e15) as u64, nearest as u64)
+    (((nearest - 500.0).max(0.0).powi(2) / 250.0) as u64, nearest as u64)
 }
 
 proptest! {

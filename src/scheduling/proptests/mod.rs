@@ -1,10 +1,12 @@
 //! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort, a plain
 //! map of allocations.
 //!
-//! [`choices`]: one placement; [`engine_loads`]: the same among busy engines; [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
+//! [`choices`]: one placement; [`engine_loads`]: the same among busy engines; [`affinity`]: the same beside engines that sleep;
+//! [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
 //! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps; [`stored`]:
 //! the same, with a ledger that is stored and loaded in between. [`lending`]: engines that sleep and wake while others have their VRAM.
 
+mod affinity;
 mod allowances;
 mod choices;
 mod engine_loads;

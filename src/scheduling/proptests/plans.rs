@@ -187,6 +187,8 @@ impl PlanFixture {
             amounts: amounts(&pod),
             ports: Arc::new([]),
             repels: Arc::new([]),
+            volumes: 0,
+            claims_devices: false,
         };
         self.view.set_pod(uid(name), footprint);
     }

@@ -29,6 +29,8 @@ pub struct BindDecision {
     pub policy: Digest,
     /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
     pub is_new: bool,
+    /// An engine of its model sleeps on its GPUs that it may wake.
+    pub wakes: bool,
     /// When the write begins.
     pub begun: Moment,
 }
@@ -69,15 +71,14 @@ impl Change for BindAsked {
         }
         let begun = ledger.now();
         let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
-        let decision = |placement, is_new| {
-            BindAnswer::Write(BindDecision { placement, demand, is_reserved, policy, is_new, begun })
-        };
-        let answer = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
+        let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
-            AssumeResult::New(placement) => decision(placement, true),
-            AssumeResult::InFlight(placement) => decision(placement, false),
+            AssumeResult::New(placement) => (placement, true),
+            AssumeResult::InFlight(placement) => (placement, false),
         };
+        let wakes = ledger.wakes(&self.uid);
+        let decision = BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun };
         cluster.bindings.begin(&self.uid);
-        Ok(answer)
+        Ok(BindAnswer::Write(decision))
     }
 }

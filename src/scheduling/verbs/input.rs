@@ -15,6 +15,8 @@ use super::preempt::{LeftToPlanner, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
+use super::slices::{SliceDeleted, SliceObserved};
+use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{
     ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
 };
@@ -57,9 +59,7 @@ macro_rules! inputs {
 inputs! {
     ClockAdvanced, Tick, LeadershipBegan, LeadershipEnded, PolicySet, PackingModelLearned,
     NodeObserved, NodeDeleted, PodObserved, FilterPodObserved, PodDeleted, PodReleased, ReservationGone,
-    NamespacesListed, NamespaceObserved, NamespaceDeleted,
-    DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible,
-    FreeHostKnown,
+    NamespacesListed, NamespaceObserved, NamespaceDeleted, DevicesReported, ReadingReported, NodeImagesObserved, EngineStartObserved, BudgetObserved, BudgetDeleted, BudgetsVisible, FreeHostKnown, SliceObserved, SliceDeleted, StorageObserved, StorageDeleted,
     FilterAsked, FilterDecided, PrioritizeAsked, PreemptAsked, PreemptDecided, LeftToPlanner, NarrowAsked, LetThrough,
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,

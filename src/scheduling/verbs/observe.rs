@@ -301,9 +301,10 @@ impl Change for FreeHostKnown {
 }
 
 impl Cluster {
-    /// Brings what the filters know of a node's CPU and memory to the ledger.
+    /// Brings what the filters know of a node's CPU and memory, and of claims there, to the ledger.
     fn settle_free_host(&mut self, node: &NodeName) {
         let free_host = self.kube_filters.free_host(node);
         self.ledger.set_free_host(node, free_host);
+        self.ledger.set_device_claims(node, self.kube_filters.claims_devices(node));
     }
 }

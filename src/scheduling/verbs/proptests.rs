@@ -12,12 +12,18 @@ use super::observe::{
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt};
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
+use super::slices::{SliceDeleted, SliceObserved};
+use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
 use crate::ids::{LeaderEpoch, ModelId};
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
+use crate::scheduling::kube_filters::{
+    Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
+};
+use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
@@ -28,7 +34,9 @@ use crate::scheduling::policy::{
 };
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{demand_of, unit_gpu};
+use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
@@ -49,6 +57,10 @@ enum OutsideEvent {
     Images(u8, Option<u8>),
     Report(u8, u64),
     NodeGone(u8),
+    Slice(u8, i64, i64, bool),
+    SliceGone(u8),
+    Claim(bool),
+    ClaimGone,
     Plan,
     SetPolicy(u16),
     Label(u8, Option<u8>),
@@ -101,13 +113,30 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         4 => (pod, 0u8..5).prop_map(|(pod, what)| OutsideEvent::Start(pod, what)),
         2 => (node.clone(), prop::option::of(0u8..8)).prop_map(|(node, images)| OutsideEvent::Images(node, images)),
         2 => (node.clone(), 0u64..100).prop_map(|(node, used)| OutsideEvent::Report(node, used)),
-        1 => node.prop_map(OutsideEvent::NodeGone),
+        1 => node.clone().prop_map(OutsideEvent::NodeGone),
+        2 => (node.clone(), 1i64..3, 1i64..3, any::<bool>())
+            .prop_map(|(node, generation, of, shared)| OutsideEvent::Slice(node, generation, of, shared)),
+        2 => node.prop_map(OutsideEvent::SliceGone),
+        1 => any::<bool>().prop_map(OutsideEvent::Claim),
+        1 => Just(OutsideEvent::ClaimGone),
         2 => Just(OutsideEvent::Plan),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
         1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
         3 => (1u64..40_000).prop_map(OutsideEvent::Pass),
     ]
+}
+
+/// An engine that sleeps on one GPU and may be woken for a new pod.
+fn sleeping(node: u8, index: u32) -> EngineReading {
+    EngineReading {
+        pod: uid(200),
+        model: ModelId::parse("m").unwrap(),
+        gpus: [unit_gpu(node, index).uuid].into(),
+        state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+        reusable_in: Some(PodTraits::default().namespace.into()),
+        seen: Moment(u64::MAX),
+    }
 }
 
 fn image(n: u8) -> ImageId {
@@ -174,10 +203,10 @@ impl RecordedCluster {
                 let observation =
                     PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
                 self.apply(PodObserved(observation));
-                self.apply(FilterPodObserved {
-                    uid: uid(pod),
-                    pod: FilterPod::Waiting(Requirements::default()),
-                });
+                // Every other pod has a claim.
+                let claims = if pod % 2 == 0 { Arc::default() } else { Arc::from([Arc::from("data")]) };
+                let wants = Requirements { namespace: "team".into(), claims, ..Requirements::default() };
+                self.apply(FilterPodObserved { uid: uid(pod), pod: FilterPod::Waiting(wants) });
             }
             OutsideEvent::Schedule(pod) => self.schedule(pod),
             OutsideEvent::Preempt(pod) => self.preempt(pod),
@@ -209,12 +238,47 @@ impl RecordedCluster {
                 // An old sample accuses no pod.
                 let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
                 let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
-                let reading = NodeReading { sampled, gpus, over_grant, ..NodeReading::default() };
+                let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
+                let reading = NodeReading { sampled, gpus, engines, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(node_name(node)));
                 self.show_node(node);
+            }
+            OutsideEvent::Slice(node, generation, slices_of_pool, shared) => {
+                let devices = match shared {
+                    true => {
+                        let uuids = DeviceUuids::Known([unit_gpu(node, 1).uuid].into());
+                        PublishedDevices::Shared { terms: None, uuids }
+                    }
+                    false => PublishedDevices::OnNode(node_name(node)),
+                };
+                let slice = DeviceSlice {
+                    driver: "gpu.nvidia.com".into(),
+                    pool: "pool".into(),
+                    generation,
+                    slices_of_pool,
+                    devices: vec![devices],
+                };
+                let published = self.apply(SliceObserved { name: format!("slice-{node}").into(), slice });
+                self.decisions.push(format!("{published:?}"));
+            }
+            OutsideEvent::SliceGone(node) => {
+                self.apply(SliceDeleted(format!("slice-{node}").into()));
+            }
+            OutsideEvent::Claim(is_bound) => {
+                let binding = match is_bound {
+                    true => ClaimBinding::Bound { volume: "pv".into() },
+                    false => ClaimBinding::Unusable,
+                };
+                let claim = VolumeClaim { binding, of_one_pod: false };
+                self.apply(StorageObserved { name: "team/data".into(), object: StorageObject::Claim(claim) });
+                let object = StorageObject::Volume(VolumePlace::default());
+                self.apply(StorageObserved { name: "pv".into(), object });
+            }
+            OutsideEvent::ClaimGone => {
+                self.apply(StorageDeleted { kind: StorageKind::Claim, name: "team/data".into() });
             }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::SetPolicy(shortlist) => {
@@ -306,6 +370,8 @@ impl RecordedCluster {
                 amounts: Amounts::default(),
                 ports: Arc::default(),
                 repels: Arc::default(),
+                volumes: 0,
+                claims_devices: pod % 3 == 0,
             };
             self.apply(FilterPodObserved {
                 uid: uid(pod),

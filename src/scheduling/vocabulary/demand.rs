@@ -248,6 +248,20 @@ impl Demand {
         Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
     }
 
+    /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name
+    /// that cannot be read is none.
+    pub fn of_claims(pod: &PodRequest<'_>, classify: impl FnOnce(&PodTraits) -> Classification) -> Self {
+        let requested = RequestedGpus {
+            ask: Ask::Claims,
+            vram: Bytes::ZERO,
+            gpus: 0,
+            sharing: Sharing::Shared,
+            kv_cache: None,
+        };
+        let model = pod.model.and_then(|model| ModelId::parse(model).ok());
+        Self { model, ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify) }
+    }
+
     /// What to charge for a pod that is bound although it cannot be understood: all it could mean. A readable amount counts in
     /// full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources the first it names counts: the
     /// kubelet counts them all, and the scheduler asks about no node where one is short.
@@ -309,7 +323,7 @@ impl Demand {
         self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
     }
 
-    /// Whether a device plugin hands out its GPUs.
+    /// Whether something else hands out its GPUs: a device plugin, or kube-scheduler to its claims.
     pub fn asks_plugin(&self) -> bool {
         self.ask != Ask::Vram
     }
@@ -362,6 +376,7 @@ impl RequestedGpus {
         let (gpus, sharing) = match &ask {
             Ask::Vram => (1, Sharing::Shared),
             Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
+            Ask::Claims => (0, Sharing::Shared),
         };
         let vram = match vram_of(pod.containers) {
             Ok(vram) => vram,

@@ -49,7 +49,7 @@ impl fmt::Display for PluginResource {
     }
 }
 
-/// In which of the two ways a pod asks for its GPUs.
+/// In which of the ways a pod asks for its GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
@@ -58,6 +58,8 @@ pub enum Ask {
     Vram,
     /// So many devices of a plugin: the kubelet picks them. More than any node has simply fit nowhere.
     Plugin { resource: PluginResource, count: u32 },
+    /// Devices that its ResourceClaims name: kube-scheduler picks them. The ledger has no such pod.
+    Claims,
 }
 
 /// What a node has of one resource.

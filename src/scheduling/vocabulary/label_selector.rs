@@ -70,6 +70,11 @@ impl Requirement {
         Self { key: key.into(), rule: Rule::In(BTreeSet::from([value.to_owned()])) }
     }
 
+    /// Without values it holds nowhere.
+    pub fn one_of(key: &str, values: &[String]) -> Self {
+        Self { key: key.into(), rule: Rule::In(values.iter().cloned().collect()) }
+    }
+
     /// Reads `key`, `operator`, `values` as Kubernetes writes them.
     pub fn parse(key: &str, operator: &str, values: &[String]) -> Result<Self, UnreadableRule> {
         let counted = |is_right: bool, expected| match is_right {

@@ -2,6 +2,7 @@
 //!
 //! The time is bytes over the speed of the way they must go, and a start that no speed shortens.
 
+use super::engine_model::SleepLevel;
 use super::start_time::StartTime;
 use crate::ids::ModelId;
 use crate::units::{Bytes, Millis, setting};
@@ -78,7 +79,7 @@ impl Serialize for NodeModelSet {
 }
 
 /// One of 64 bits; two models may have the same.
-fn mark(model: &ModelId) -> u64 {
+pub(super) fn mark(model: &ModelId) -> u64 {
     1 << (FxBuildHasher.hash_one(model) % 64)
 }
 
@@ -95,6 +96,12 @@ pub struct LoadingSpeeds {
     /// From the kernel's page cache.
     #[serde(with = "setting::Speed")]
     pub page_cache: Bytes,
+    /// From host memory, where an engine that sleeps keeps them.
+    #[serde(with = "setting::Speed")]
+    pub wake: Bytes,
+    /// The time that a wake takes besides that.
+    #[serde(with = "setting::Duration")]
+    pub wake_init: Millis,
     /// Container images from a registry, until their layers are unpacked.
     #[serde(with = "setting::Speed")]
     pub image_pull: Bytes,
@@ -115,6 +122,8 @@ impl Default for LoadingSpeeds {
             network: gb(1),
             disk: gb(3),
             page_cache: gb(5),
+            wake: gb(20),
+            wake_init: Millis(100),
             image_pull: Bytes(200_000_000),
             image_size: Bytes::gib(8),
             init: Millis::seconds(20),
@@ -143,6 +152,25 @@ pub fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &Loadin
     };
     let fetch = if fetched == Bytes::ZERO { Millis::default() } else { fetched.over(speeds.network) };
     StartTime { pull: Millis::default(), fetch, load: loaded.over(speed), init: speeds.init }
+}
+
+/// Until an engine that sleeps on a GPU of this node answers, if it is woken now. One that dropped its weights reads them again,
+/// but need not start.
+pub fn time_to_wake(
+    level: SleepLevel,
+    holding: Option<&NodeModel>,
+    weights: Bytes,
+    speeds: &LoadingSpeeds,
+) -> Millis {
+    let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
+    match level {
+        SleepLevel::WeightsOffloaded if here == Bytes::ZERO => weights.over(speeds.wake) + speeds.wake_init,
+        SleepLevel::WeightsOffloaded => here.over(speeds.wake) + speeds.wake_init,
+        SleepLevel::WeightsDiscarded => {
+            let no_start = LoadingSpeeds { init: speeds.wake_init, ..speeds.clone() };
+            time_to_ready(holding, weights, &no_start)
+        }
+    }
 }
 
 /// A length of time as a step of a factor of two, so that near equals are told apart by something that matters more.
@@ -182,6 +210,20 @@ mod tests {
         let known = Some(holding(ModelTier::Disk, 15));
         let time = |h: &Option<NodeModel>| time_to_ready(h.as_ref(), Bytes::gib(15), &speeds);
         assert_eq!(time(&unknown), time(&known));
+    }
+
+    #[test]
+    fn a_wake_takes_less_than_a_start_and_least_where_the_weights_are_in_memory() {
+        let speeds = LoadingSpeeds::default();
+        let woken = |level, tier| time_to_wake(level, Some(&holding(tier, 15)), Bytes::gib(15), &speeds);
+        let asleep = woken(SleepLevel::WeightsOffloaded, ModelTier::Sleeping);
+        // 15 GiB at 20 GB/s, and the wake itself.
+        assert_eq!(asleep, Millis(906));
+        let discarded = woken(SleepLevel::WeightsDiscarded, ModelTier::Disk);
+        // 5.4 s from disk, as at a start, but without its 20 s.
+        assert_eq!(discarded, Millis(5_469));
+        let nowhere = time_to_wake(SleepLevel::WeightsDiscarded, None, Bytes::gib(15), &speeds);
+        assert!(nowhere > discarded && nowhere < time_to_ready(None, Bytes::gib(15), &speeds));
     }
 
     #[test]

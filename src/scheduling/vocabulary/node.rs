@@ -4,6 +4,7 @@ use super::classification::ClassSet;
 use super::cluster_share::TenantUsage;
 use super::demand::HostResources;
 use super::device_plugin::{PluginResource, PluginShare};
+use super::engine_model::ReusableEngineSet;
 use super::gpu::{Device, Gpu, GpuSet};
 use super::image::NodeImageSet;
 use super::model_tier::{NodeModel, NodeModelSet};
@@ -24,6 +25,8 @@ pub enum NodeKind {
     Stowage,
     /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU assumed here could be handed out twice.
     DevicePlugin,
+    /// A DRA driver publishes them as ResourceSlices, and kube-scheduler allocates them to claims.
+    Dra,
 }
 
 /// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
@@ -64,6 +67,9 @@ pub struct Node {
     pub classes: ClassSet,
     /// Models of which something is here.
     pub holdings: NodeModelSet,
+    /// Engines that sleep on its GPUs and that new pods may wake.
+    #[serde(default, skip_serializing_if = "ReusableEngineSet::is_empty")]
+    pub reusable: ReusableEngineSet,
     /// Which images are here, as far as the node lists them.
     #[serde(default, skip_serializing_if = "is_unknown")]
     pub images: NodeImageSet,
@@ -105,6 +111,7 @@ impl Node {
             miscut: false,
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
+            reusable: ReusableEngineSet::default(),
             images: NodeImageSet::default(),
             start_factors: NodeStartFactors::default(),
             replicas: Arc::new([]),
@@ -148,6 +155,8 @@ impl Node {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,
             NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
+            // Claims are charged to no tenant.
+            NodeKind::Dra => return TenantUsage::default(),
         };
         TenantUsage { vram: self.capacity(), milli_gpus: gpus * 1000 }
     }

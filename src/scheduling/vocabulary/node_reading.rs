@@ -3,6 +3,7 @@
 //! A reading is a fact about the past. The ledger knows what is allocated; here is what was found, and together they say
 //! what is free on a GPU right now (`ledger::node_state`).
 
+use super::engine_model::EngineReading;
 use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};
 use crate::units::{Bytes, Moment, Percent};
@@ -15,6 +16,9 @@ pub struct NodeReading {
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
     pub holdings: NodeModelSet,
+    /// Engines and their models, in order of their pods' UIDs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<EngineReading>,
     /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
     pub in_flight: Vec<(PodUid, u32)>,
     /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.

@@ -108,11 +108,29 @@ impl RealControlPlane {
         Self::reporting(REPORT_EVERY, nodes, serve).await
     }
 
+    /// The same with further objects beside the nodes, before Stowage starts.
+    pub async fn at_work_beside(nodes: Vec<GpuNode>, objects: &[String], serve: &[&str]) -> Option<Self> {
+        Self::reporting_beside(REPORT_EVERY, nodes, objects, serve).await
+    }
+
     /// The same with another pause between reports.
     pub async fn reporting(pause: Duration, nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+        Self::reporting_beside(pause, nodes, &[], serve).await
+    }
+
+    async fn reporting_beside(
+        pause: Duration,
+        nodes: Vec<GpuNode>,
+        objects: &[String],
+        serve: &[&str],
+    ) -> Option<Self> {
         let mut world = Self::start().await?;
         world.install();
         world.add_nodes(&nodes).await;
+        for object in objects {
+            let applied = world.apply(object, &[]);
+            assert!(applied.ok, "{}", applied.said);
+        }
         world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::KubeletConfig::default()));
         world.stowage = Some(world.serve("stowage", world.ports, serve));
         world.agents = Some(FleetAgents::start(pause, nodes, vec![world.ports]));

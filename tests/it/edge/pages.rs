@@ -108,12 +108,13 @@ impl GuardedPages {
     }
 }
 
-const PAGES: [&str; 6] = [
+const PAGES: [&str; 7] = [
     "/metrics",
     "/debug/snapshot",
     "/debug/reports",
     "/debug/policy",
     "/debug/shadow",
+    "/v1/models?model=llm",
     "/v1/explain?pod=llm",
 ];
 

@@ -7,8 +7,8 @@ use crate::scheduling::kube_filters::node::{Effect, NodeTerm, Taint, Toleration,
 use crate::scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope, UnsupportedRule};
 use crate::scheduling::vocabulary::label_selector::{Requirement, Rule, Selector, UnreadableRule};
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint as ApiTaint,
-    Toleration as ApiToleration,
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec,
+    Taint as ApiTaint, Toleration as ApiToleration,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,11 +43,15 @@ pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<Unsupport
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
     let Some(required) = required else { return (None, None) };
-    let terms: Result<Vec<_>, _> = required.node_selector_terms.iter().map(node_term).collect();
-    match terms {
+    match node_terms(required) {
         Ok(terms) => (Some(terms), None),
         Err(_) => (None, Some(UnsupportedRule::Unreadable)),
     }
+}
+
+/// Terms of which a node must match one.
+pub fn node_terms(selector: &NodeSelector) -> Result<Vec<NodeTerm>, UnreadableRule> {
+    selector.node_selector_terms.iter().map(node_term).collect()
 }
 
 pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {

@@ -173,8 +173,9 @@ fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
         (spread("DoNotSchedule"), Some(UnsupportedRule::TopologySpread)),
         (spread("ScheduleAnyway"), None),
         (json!({ "resourceClaims": [{ "name": "nic" }] }), Some(UnsupportedRule::ResourceClaims)),
-        (claim, Some(UnsupportedRule::Volumes)),
-        (volume("ephemeral"), Some(UnsupportedRule::Volumes)),
+        (claim, None),
+        (volume("ephemeral"), None),
+        (volume("iscsi"), Some(UnsupportedRule::Volumes)),
         (volume("emptyDir"), None),
         (volume("configMap"), None),
         (volume("projected"), None),
@@ -184,6 +185,22 @@ fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
     ] {
         assert_eq!(unjudged(spec.clone()), expected, "{spec}");
     }
+}
+
+#[test]
+fn claims_are_read_by_name_and_those_of_ephemeral_volumes_after_pod_and_volume() {
+    let mut pod = pod(json!({
+        "nodeName": "a",
+        "volumes": [
+            { "name": "weights", "persistentVolumeClaim": { "claimName": "llama" } },
+            { "name": "scratch", "ephemeral": {} },
+            { "name": "shm", "emptyDir": {} },
+        ],
+    }));
+    pod.metadata.name = Some("engine".into());
+    let names: Vec<_> = requirements(&pod).claims.iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["llama", "engine-scratch"]);
+    assert_eq!(footprint(&pod).unwrap().volumes, 2);
 }
 
 #[test]

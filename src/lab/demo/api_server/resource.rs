@@ -20,7 +20,7 @@ const fn namespaced(api_version: &'static str, plural: &'static str, kind: &'sta
     Resource { plural, kind, api_version, namespaced: true }
 }
 
-static RESOURCES: [Resource; 10] = [
+static RESOURCES: [Resource; 13] = [
     cluster_wide("v1", "nodes", "Node"),
     namespaced("v1", "pods", "Pod"),
     cluster_wide("v1", "namespaces", "Namespace"),
@@ -29,6 +29,9 @@ static RESOURCES: [Resource; 10] = [
     cluster_wide("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass"),
     namespaced("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     cluster_wide("resource.k8s.io/v1", "resourceslices", "ResourceSlice"),
+    cluster_wide("v1", "persistentvolumes", "PersistentVolume"),
+    namespaced("v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
+    cluster_wide("storage.k8s.io/v1", "storageclasses", "StorageClass"),
     // Reviews are answered, never stored.
     cluster_wide("authentication.k8s.io/v1", "tokenreviews", "TokenReview"),
     cluster_wide("authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview"),
@@ -37,6 +40,12 @@ static RESOURCES: [Resource; 10] = [
 impl Resource {
     pub fn named(plural: &str) -> Option<&'static Self> {
         RESOURCES.iter().find(|resource| resource.plural == plural)
+    }
+
+    /// The resources of a group's version, if the path asks for those (`/apis/{group}/{version}`) and there are any.
+    pub fn of_version(path: &str) -> Vec<&'static Self> {
+        let version = path.strip_prefix("/apis/").unwrap_or_default();
+        RESOURCES.iter().filter(|resource| resource.api_version == version).collect()
     }
 
     /// The group as error texts name it: `pods`, `leases.coordination.k8s.io`.

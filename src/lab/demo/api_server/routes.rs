@@ -10,7 +10,7 @@ use super::faults::Operation;
 use super::pages::{FrozenList, ListPage};
 use super::patch::PatchKind;
 use super::pods;
-use super::resource::RequestTarget;
+use super::resource::{RequestTarget, Resource};
 use super::selector::ListSelector;
 use super::store::ObjectKey;
 use super::watch::{self, WatchRequest};
@@ -55,6 +55,21 @@ pub struct ApiRequest {
     body: Bytes,
 }
 
+/// What a version of a group has.
+fn discovery(version: &str, resources: &[&Resource]) -> Response {
+    let one = |resource: &&Resource| {
+        json!({
+            "name": resource.plural, "singularName": "", "kind": resource.kind, "namespaced": resource.namespaced,
+            "verbs": ["get", "list", "watch"],
+        })
+    };
+    let resources: Vec<Value> = resources.iter().map(one).collect();
+    axum::Json(json!({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources,
+    }))
+    .into_response()
+}
+
 pub async fn handle(
     State(shared): State<Arc<Shared>>,
     method: Method,
@@ -62,6 +77,10 @@ pub async fn handle(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    let discovered = Resource::of_version(uri.path());
+    if let (&Method::GET, [first, ..]) = (&method, &discovered[..]) {
+        return discovery(first.api_version, &discovered);
+    }
     let Some(target) = RequestTarget::of_path(uri.path()) else {
         return refusal(&ApiError::no_such_path());
     };

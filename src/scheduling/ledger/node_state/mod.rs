@@ -5,6 +5,7 @@
 //! - [`departed`]: pods that have ended there and may still have memory;
 //! - [`lending`]: what its sleeping engines lend;
 //! - [`node_starts`]: how long engines took to start there;
+//! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
@@ -14,6 +15,7 @@ mod departed;
 mod device_list;
 mod lending;
 mod node_starts;
+mod reusable_engines;
 mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
@@ -52,6 +54,10 @@ pub(in crate::scheduling) struct NodeState {
     exists: bool,
     /// What hands its GPUs out, as the node shows it.
     kind: NodeKind,
+    /// Whether its GPUs are a DRA driver's: by the slices, or by those that were, as long as pods with claims are there.
+    published: bool,
+    /// Whether pods with ResourceClaims are bound here.
+    claims_devices: bool,
     labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for what hands its GPUs out.
     admission: PoolAdmission,
@@ -104,6 +110,8 @@ impl NodeState {
         Self {
             exists: false,
             kind: NodeKind::default(),
+            published: false,
+            claims_devices: false,
             labels: Arc::default(),
             admission: PoolAdmission::default(),
             identity: None,
@@ -253,6 +261,27 @@ impl NodeState {
         self.admission = policy.admission(&self.labels);
     }
 
+    pub(super) fn labels(&self) -> &BTreeMap<String, String> {
+        &self.labels
+    }
+
+    /// Whether a DRA driver publishes its GPUs.
+    pub(super) fn is_published(&self) -> bool {
+        self.published
+    }
+
+    pub(super) fn claims_devices(&self) -> bool {
+        self.claims_devices
+    }
+
+    pub(super) fn set_device_claims(&mut self, claims_devices: bool) {
+        self.claims_devices = claims_devices;
+    }
+
+    pub(super) fn set_published(&mut self, published: bool) {
+        self.published = published;
+    }
+
     /// Answers whether device plugins offer something else than before.
     pub(super) fn set_offered(&mut self, offered: PluginDevices) -> bool {
         let is_new = self.offered != offered;
@@ -285,7 +314,7 @@ impl NodeState {
         let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {
             name: known.name.clone(),
-            kind: policy.kind_of(self.kind, self.admission),
+            kind: if self.published { NodeKind::Dra } else { policy.kind_of(self.kind, self.admission) },
             generation: known.generation,
             // What decisions read again and again is shared as long as it stays the same.
             gpus: kept_or_new(&known.gpus, gpus),
@@ -299,6 +328,7 @@ impl NodeState {
             miscut: self.is_miscut(policy),
             classes: self.admission.classes,
             holdings: self.holdings(),
+            reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
             images: self.images.clone(),
             start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),

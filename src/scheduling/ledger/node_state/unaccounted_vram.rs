@@ -196,6 +196,10 @@ impl NodeState {
                 *uid = resident.uid.clone();
             }
         }
+        let known_engines = self.reading.iter().flat_map(|known| &known.engines);
+        for (engine, known) in reading.engines.iter_mut().zip(known_engines) {
+            engine.rename(known);
+        }
         if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
             reading.holdings = known.holdings.clone();
         }

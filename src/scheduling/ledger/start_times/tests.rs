@@ -228,6 +228,19 @@ fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
 }
 
 #[test]
+fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
+    let gate = |seconds| {
+        let mut cluster = LedgerCluster::new(&[("n", 4)]);
+        starts(&mut cluster, 3, "n", seconds);
+        bind(&mut cluster, "next", "n", engine());
+        cluster.pod_state(&uid("next")).unwrap().starting.unwrap().since(cluster.now())
+    };
+    assert_eq!(gate(1), Millis::seconds(120), "twice what the policy's speeds say");
+    let longer = gate(180);
+    assert!((300_000..=360_000).contains(&longer.0), "{longer:?}");
+}
+
+#[test]
 fn another_node_of_the_name_begins_anew() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     starts(&mut cluster, 2, "n", 180);

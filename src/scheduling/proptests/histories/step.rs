@@ -149,6 +149,7 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
         sampled,
         gpus: used.iter().enumerate().map(gpu).collect(),
         holdings: NodeModelSet::default(),
+        engines: Vec::new(),
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),

@@ -23,6 +23,8 @@ pub struct DemandKey {
     host_resources: HostResources,
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
+    /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
+    namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
     borrows_at: Option<i32>,
     kept: SpareSet,
@@ -51,8 +53,8 @@ impl DemandKey {
             // Part of the key as the size of the model's weights.
             kv_cache: _,
             weights: _,
-            // A node sees only their result, the class and its terms.
-            traits: _,
+            // A node sees only their result, the class and its terms, and the namespace.
+            traits,
             classified_by: _,
             // For limits and evictions.
             tenant: _,
@@ -73,6 +75,7 @@ impl DemandKey {
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             borrows_at: terms.borrows.then_some(*priority),
+            namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
             models: models.clone(),
             kept: *kept,
             images: images.clone(),
@@ -85,6 +88,7 @@ impl DemandKey {
 mod tests {
     use super::*;
     use crate::scheduling::testkit::demand_of;
+    use crate::scheduling::vocabulary::classification::PodTraits;
     use crate::units::MilliCpu;
 
     #[test]
@@ -103,6 +107,10 @@ mod tests {
             },
             Demand { model: model("org/b"), ..base.clone() },
             Demand { model: None, ..base.clone() },
+            Demand {
+                traits: Arc::new(PodTraits { namespace: "elsewhere".into(), ..(*base.traits).clone() }),
+                ..base.clone()
+            },
             Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
             Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
             Demand { kept: [0].into_iter().collect(), ..base.clone() },

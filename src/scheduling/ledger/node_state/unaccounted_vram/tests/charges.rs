@@ -94,6 +94,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         sampled: bench.now,
         gpus: unread.into(),
         holdings: NodeModelSet::default(),
+        engines: Vec::new(),
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),

@@ -1,4 +1,5 @@
-//! The credentials of `stowage explain` for a service that requires a token, and the certificates that it trusts.
+//! The credentials of `stowage explain` and `stowage models` for a service that requires a token, and the certificates that they
+//! trust.
 
 use crate::agent::publish::trust::{Trust, authorization};
 use anyhow::{Context, Result};
@@ -13,15 +14,15 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct AccessArgs {
     /// A token for the API server to present to --server, such as `kubectl create token` prints
-    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
     /// CA certificates to trust for --server, PEM
-    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
     /// The name that --server's certificate is for, if it is reached under another, as through a port-forward
-    #[arg(long, value_name = "NAME", conflicts_with = "cluster")]
+    #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
 }
 

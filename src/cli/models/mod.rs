@@ -1,0 +1,112 @@
+//! `stowage models [MODEL]`: asks a running service where models are, and prints the answer.
+//!
+//! Exit codes: 0 if the model (without one: any model) is somewhere, 1 if it is nowhere, 2 if the service cannot be reached.
+//! [`table`] formats the answer. Nothing is decided here.
+
+mod table;
+
+use super::access::{Access, AccessArgs};
+use super::operators_client::{self, NoAnswer, escaped};
+use crate::ids::ModelId;
+use crate::scheduling::explaining::models::{ModelList, ModelLocations};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct ModelsArgs {
+    /// The model, such as meta-llama/Llama-3.1-8B; without it all models and in how many places each is
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+
+    /// The operators' address of a running `stowage serve` (--admin there)
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
+    server: String,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    /// Entries at most, 1 to 10000
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: Option<u32>,
+
+    /// Entries after this one, as the end of the output before names it
+    #[arg(long, value_name = "NAME")]
+    after: Option<String>,
+
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+/// The service cannot be reached.
+const NO_ANSWER: u8 = 2;
+const NOWHERE: u8 = 1;
+
+impl ModelsArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        if let Some(model) = &self.model {
+            ModelId::parse(model).context("MODEL")?;
+        }
+        let access = self.access.read()?;
+        let printed = match &self.model {
+            Some(_) => {
+                let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();
+                self.printed(&access, "list of a model's places", table::of_model, is_anywhere).await
+            }
+            None => {
+                let is_anywhere = |list: &ModelList| !list.models.is_empty();
+                self.printed(&access, "list of models", table::of_all, is_anywhere).await
+            }
+        };
+        let (text, is_anywhere) = match printed {
+            Ok(printed) => printed,
+            Err(error) => {
+                eprintln!("error: {error}");
+                return Ok(NO_ANSWER.into());
+            }
+        };
+        // The reader of the pipe, such as `head`, has read enough.
+        match std::io::stdout().write_all(text.as_bytes()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(if is_anywhere { ExitCode::SUCCESS } else { NOWHERE.into() }),
+        }
+    }
+
+    /// What to print, and whether there is any model.
+    async fn printed<T: DeserializeOwned + Serialize>(
+        &self,
+        access: &Access,
+        what: &'static str,
+        table: impl FnOnce(&T) -> String,
+        is_anywhere: impl FnOnce(&T) -> bool,
+    ) -> Result<(String, bool), NoAnswer> {
+        let answer: T = operators_client::get(&self.server, access, &self.page(), what).await?;
+        let text = match self.output {
+            Output::Table => table(&answer),
+            Output::Json => {
+                serde_json::to_string_pretty(&answer).expect("what was read can be written") + "\n"
+            }
+        };
+        Ok((text, is_anywhere(&answer)))
+    }
+
+    fn page(&self) -> String {
+        let model = self.model.as_deref().map(|model| format!("model={}", escaped(model)));
+        let limit = self.limit.map(|limit| format!("limit={limit}"));
+        let after = self.after.as_deref().map(|after| format!("after={}", escaped(after)));
+        let query: Vec<String> = [model, limit, after].into_iter().flatten().collect();
+        if query.is_empty() { "/v1/models".into() } else { format!("/v1/models?{}", query.join("&")) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! One GET of a page on the operators' address, for the commands that print what a running service knows.
+
+use super::access::Access;
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// Why there is no answer. Each text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    #[error("{0}")]
+    NotFound(String),
+    #[error(
+        "--server {text:?}: {problem}; write http://HOST:PORT, or https:// with --ca where it takes tokens"
+    )]
+    BadServer { text: String, problem: String },
+    #[error(
+        "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
+         cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
+    )]
+    Unreachable { server: String, cause: String },
+    #[error("{server} has not answered within {} s", .after.as_secs())]
+    TooSlow { server: String, after: Duration },
+    #[error("{server} does not let you see it: {text}")]
+    NotAllowed { server: String, text: String },
+    #[error("{server} answers {status}: {text}")]
+    Refused { server: String, status: StatusCode, text: String },
+    #[error("{server} answers something that is no {what}: {error}; is it a Stowage of this version?")]
+    NotUnderstood { server: String, what: &'static str, error: serde_json::Error },
+}
+
+/// Every node of a large cluster in detail is some ten megabytes.
+const LARGEST_ANSWER: usize = 256 << 20;
+/// A page of 5,000 nodes takes a fraction of a second; a port-forward some more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The page at this path and query, as `what` it is called.
+pub async fn get<T: DeserializeOwned>(
+    server: &str,
+    access: &Access,
+    path: &str,
+    what: &'static str,
+) -> Result<T, NoAnswer> {
+    let uri = uri(server, path)?;
+    if access.authorization.is_some() && uri.scheme_str() == Some("http") {
+        let problem = "a token would go there in the clear".into();
+        return Err(NoAnswer::BadServer { text: server.into(), problem });
+    }
+    let answer = tokio::time::timeout(PATIENCE, fetch(server, access, uri)).await;
+    let (status, body) =
+        answer.unwrap_or_else(|_| Err(NoAnswer::TooSlow { server: server.into(), after: PATIENCE }))?;
+    let text = || String::from_utf8_lossy(&body).trim().to_owned();
+    match status {
+        StatusCode::OK => serde_json::from_slice(&body).map_err(|error| NoAnswer::NotUnderstood {
+            server: server.into(),
+            what,
+            error,
+        }),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            Err(NoAnswer::NotAllowed { server: server.into(), text: error_of(&body) })
+        }
+        StatusCode::NOT_FOUND if !body.is_empty() => Err(NoAnswer::NotFound(text())),
+        status => Err(NoAnswer::Refused { server: server.into(), status, text: text() }),
+    }
+}
+
+fn uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
+    let bad = |problem: String| NoAnswer::BadServer { text: server.into(), problem };
+    let base = server.trim_end_matches('/');
+    if !base.starts_with("http://") && !base.starts_with("https://") {
+        return Err(bad("it has no scheme".into()));
+    }
+    format!("{base}{path}").parse().map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
+}
+
+/// The message of an error answer; all of it, if Stowage did not write it.
+fn error_of(body: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Refusal {
+        error: String,
+    }
+    let refusal = serde_json::from_slice(body).map(|Refusal { error }| error);
+    refusal.unwrap_or_else(|_| String::from_utf8_lossy(body).trim().to_owned())
+}
+
+/// Encoded as a value in a query.
+pub fn escaped(text: &str) -> String {
+    let one = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}
+
+async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<(StatusCode, Bytes), NoAnswer> {
+    let unreachable = |cause: String| NoAnswer::Unreachable { server: server.into(), cause };
+    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(access.connector());
+    let mut request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
+    if let Some(authorization) = &access.authorization {
+        request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+    }
+    let answer = client.request(request).await.map_err(|error| unreachable(deepest(&error)))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
+    let body = body.map_err(|error| unreachable(deepest(error.as_ref())))?;
+    Ok((status, body.to_bytes()))
+}
+
+/// The innermost cause: `Connection refused` rather than `client error`.
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_a_server_without_a_scheme_is_refused_and_values_are_escaped() {
+        let page = uri("http://h:1/", &format!("/v1/models?model={}", escaped("a/b&c?d"))).unwrap();
+        assert_eq!(page.to_string(), "http://h:1/v1/models?model=a/b%26c%3Fd");
+        assert!(matches!(uri("h:1", "/"), Err(NoAnswer::BadServer { .. })));
+    }
+}

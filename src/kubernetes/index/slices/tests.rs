@@ -1,0 +1,84 @@
+//! Slices as the watch brings them: relists, and what pods are told.
+
+use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::port::PodEventReason;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::service::Service;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use serde_json::json;
+
+fn node(name: &str) -> Node {
+    let labels = json!({
+        "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap()
+}
+
+fn pod(name: &str, on: &str) -> Pod {
+    let container = json!({ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } });
+    serde_json::from_value(json!({
+        "metadata": { "name": name, "namespace": "team", "uid": name,
+                      "annotations": { "stowage.dev/devices": "index-0" } },
+        "spec": { "nodeName": on, "containers": [container] },
+    }))
+    .unwrap()
+}
+
+fn slice(name: &str, node: &str) -> ResourceSlice {
+    serde_json::from_value(json!({
+        "metadata": { "name": name },
+        "spec": {
+            "driver": "gpu.nvidia.com", "nodeName": node,
+            "pool": { "name": name, "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "gpu-0" }],
+        },
+    }))
+    .unwrap()
+}
+
+fn kind(service: &Service, name: &str) -> NodeKind {
+    let name = crate::ids::NodeName::parse(name).unwrap();
+    service.cluster().node(&name).unwrap().kind
+}
+
+#[test]
+fn pods_on_a_node_that_a_driver_takes_are_told_once() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    index.reset_pods(&service, &[pod("engine", "a")]);
+    let events = index.apply_slice(&service, &slice("s", "a"));
+    let told: Vec<_> = events.iter().map(|event| (event.key.to_string(), event.kind)).collect();
+    assert_eq!(told, [("team/engine".to_owned(), PodEventReason::PublishedByDra)]);
+    assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
+    assert_eq!(index.standing(&service).len(), 1, "another leader tells it again");
+    assert!(index.apply_slice(&service, &slice("t", "b")).is_empty(), "no pod is there");
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+}
+
+#[test]
+fn slices_that_a_new_list_does_not_show_are_gone() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    index.apply_slice(&service, &slice("s", "a"));
+    index.begin_slices(&service);
+    index.apply_slice(&service, &slice("t", "b"));
+    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the list is not at its end");
+    index.end_slices(&service);
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+}
+
+#[test]
+fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a")]);
+    index.reset_pods(&service, &[]);
+    index.begin_budgets(&service);
+    index.end_budgets(&service);
+    assert_eq!(index.complete_since(), None, "a GPU is not promised before slices are known");
+    index.lack_slices();
+    assert_eq!(index.complete_since(), Some(0));
+    index.expect_slices(1);
+    assert_eq!(index.complete_since(), None, "another term asks again");
+}

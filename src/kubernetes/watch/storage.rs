@@ -1,0 +1,43 @@
+//! The watches of persistent volumes, claims and storage classes.
+
+use super::{PAGE, WatchEnd, WatchFeed, WatchHandler, after_refusal, watch};
+use crate::kubernetes::objects::StorageResource;
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Resource};
+
+/// The planner judges pods with volumes by these. Nothing waits for them: what is not known is not judged.
+pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)
+where
+    K: StorageResource
+        + Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
+{
+    let taking = WatchHandler {
+        take: WatchFeed::storage::<K>,
+        fails: storage_failed,
+        expect_list: |_, _| {},
+        page: PAGE,
+    };
+    watch(client, &feed, what, taking).await;
+}
+
+/// The failure itself is logged by the watch.
+fn storage_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
+    after_refusal(error).unwrap_or(WatchEnd::Retry)
+}
+
+impl WatchFeed {
+    fn storage<K: StorageResource>(&self, event: Event<K>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_storage(&self.service, K::KIND),
+            Event::InitApply(object) | Event::Apply(object) => index.apply_storage(&self.service, &object),
+            Event::Delete(object) => index.delete_storage(&self.service, &object),
+            Event::InitDone => index.end_storage(&self.service, K::KIND),
+        }
+    }
+}

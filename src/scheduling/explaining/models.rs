@@ -1,0 +1,345 @@
+//! Where models are: on which GPUs of which nodes they are loaded or asleep, where their files are, and how long until a pod of
+//! each answers. For routers, autoscalers and people, and never for a decision.
+//!
+//! It reads a copy of the ledger, so nobody waits for it, and answers a page at a time, so its size does not follow the
+//! cluster's. What an agent has not reported lately is not known, and is counted so.
+
+use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading};
+use crate::scheduling::vocabulary::model_tier::{
+    LoadingSpeeds, ModelTier, NodeModel, time_to_ready, time_to_wake,
+};
+use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::{Bytes, Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Which part of the answer: at most so many entries, after this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<K> {
+    pub limit: usize,
+    pub after: Option<K>,
+}
+
+/// One model, everywhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelLocations {
+    pub model: ModelId,
+    /// What its weights take; `None` if no node knows.
+    pub weights_bytes: Option<Bytes>,
+    /// Over all nodes, not only those of this page.
+    pub counts: ModelCounts,
+    /// Until a new pod would answer on a node that has nothing of it; `None` if it is unknown what its weights take.
+    pub absent_ready_in_millis: Option<Millis>,
+    /// In order of node.
+    pub places: Vec<ModelPlace>,
+    /// The node after which the next page begins; `None` if this is the last.
+    pub next: Option<NodeName>,
+}
+
+/// All models, in order of name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelList {
+    pub models: Vec<ModelSummary>,
+    /// The model after which the next page begins; `None` if this is the last.
+    pub next: Option<ModelId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSummary {
+    pub model: ModelId,
+    pub counts: ModelCounts,
+}
+
+/// In how many places a model is in which state: of engines each counts, of files each node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelCounts {
+    pub resident: u32,
+    pub asleep: u32,
+    pub loading: u32,
+    pub page_cache: u32,
+    pub disk: u32,
+    pub partial: u32,
+    /// Nodes that have nothing of it.
+    pub absent: u32,
+    /// Nodes whose agent has not reported lately.
+    pub unknown: u32,
+}
+
+/// The state of a model in one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelPlaceState {
+    Resident,
+    Asleep,
+    Loading,
+    PageCache,
+    Disk,
+    /// Some of its files are on disk.
+    Partial,
+}
+
+/// An engine with the model, or a node with its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelPlace {
+    pub node: NodeName,
+    pub state: ModelPlaceState,
+    /// The engine's GPUs; empty for files, or if it is unknown where the engine runs.
+    pub gpus: Vec<GpuUuid>,
+    /// The engine's pod.
+    pub pod: Option<PodKey>,
+    /// It is known even where the pod's name is not, because the pod asks for no GPU.
+    pub pod_uid: Option<PodUid>,
+    /// While it is asleep: 1 keeps the weights in host memory, 2 drops them.
+    pub sleep_level: Option<u8>,
+    /// While it is asleep: the namespace whose new pods may wake it, if any may.
+    pub reusable_in: Option<Arc<str>>,
+    /// Until it answers: after a wake if it is asleep, after the start of a new pod where only files are. `None` if it is unknown
+    /// what its weights take.
+    pub ready_in_millis: Option<Millis>,
+    /// The age of what was measured here.
+    pub age_millis: Millis,
+    // What lent memory means for a wake belongs here, beside the time it takes: `wakeable`.
+}
+
+/// Where one model is.
+pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelLocations {
+    let heaviest = ledger.all_node_states().filter_map(|node_state| {
+        Some(node_state.believed_reading()?.holdings.of(model)?.bytes).filter(|bytes| *bytes > Bytes::ZERO)
+    });
+    let weights = heaviest.max();
+    let policy = ledger.policy();
+    let mut located = ModelLocations {
+        model: model.clone(),
+        weights_bytes: weights,
+        counts: ModelCounts::default(),
+        absent_ready_in_millis: weights.map(|weights| time_to_ready(None, weights, &policy.loading)),
+        places: Vec::new(),
+        next: None,
+    };
+    let nodes = ledger.all_node_states().filter(|node_state| node_state.exists());
+    for node_state in nodes {
+        let name = &node_state.view().name;
+        let Some(reading) = node_state.believed_reading() else {
+            located.counts.unknown += 1;
+            continue;
+        };
+        let view = Sight { ledger, node: name, reading, weights, speeds: &policy.loading };
+        let places = view.places(model);
+        located.counts.add(&places);
+        if page.after.as_ref().is_none_or(|after| after < name) && !places.is_empty() {
+            if located.places.len() < page.limit {
+                located.places.extend(places);
+            } else if located.next.is_none() {
+                located.next = located.places.last().map(|last| last.node.clone());
+            }
+        }
+    }
+    located
+}
+
+/// Which models are anywhere, in how many places. Never more than a page of them is kept, whatever agents report.
+pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
+    let mut known: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
+    let mut is_more = false;
+    let nodes: Vec<_> = ledger.all_node_states().filter(|node_state| node_state.exists()).collect();
+    for reading in nodes.iter().filter_map(|node_state| node_state.believed_reading()) {
+        let here = reading.engines.iter().map(|engine| &engine.model);
+        for model in here.chain(reading.holdings.iter().map(|holding| &holding.model)) {
+            if page.after.as_ref().is_none_or(|after| after < model) {
+                known.entry(model).or_default();
+            }
+        }
+        // Of those that come after the page, none can be in it: only smaller names come.
+        while known.len() > page.limit {
+            known.pop_last();
+            is_more = true;
+        }
+    }
+    let (mut reported, mut unknown) = (0, 0);
+    // Until the last node is counted, `absent` is the number of nodes that have something.
+    for node_state in nodes {
+        let Some(reading) = node_state.believed_reading() else {
+            unknown += 1;
+            continue;
+        };
+        reported += 1;
+        for (model, states) in states_by_model(reading) {
+            if let Some(counts) = known.get_mut(model) {
+                counts.absent += 1;
+                states.into_iter().for_each(|state| *counts.of(state) += 1);
+            }
+        }
+    }
+    for counts in known.values_mut() {
+        (counts.absent, counts.unknown) = (reported - counts.absent, unknown);
+    }
+    let next = known.last_key_value().map(|(model, _)| (*model).clone()).filter(|_| is_more);
+    let models = known.into_iter().map(|(model, counts)| ModelSummary { model: model.clone(), counts });
+    ModelList { models: models.collect(), next }
+}
+
+/// What one node has, in states only.
+fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceState>> {
+    let mut states: BTreeMap<&ModelId, Vec<ModelPlaceState>> = BTreeMap::new();
+    for engine in &reading.engines {
+        states.entry(&engine.model).or_default().push(engine.state.into());
+    }
+    for holding in reading.holdings.iter() {
+        let here = states.entry(&holding.model).or_default();
+        // Of a model that an engine has, the engine says all.
+        if here.is_empty() {
+            here.push(holding.tier.into());
+        }
+    }
+    states
+}
+
+/// Since when a pod runs that is bound.
+fn started(pod_state: &PodState) -> Option<Moment> {
+    match &pod_state.phase {
+        PodPhase::Bound(bound) => Some(bound.started),
+        PodPhase::Waiting(_) | PodPhase::Assumed(_) => None,
+    }
+}
+
+/// What a node's agent sees of one model.
+struct Sight<'a> {
+    ledger: &'a Ledger,
+    node: &'a NodeName,
+    reading: &'a NodeReading,
+    weights: Option<Bytes>,
+    speeds: &'a LoadingSpeeds,
+}
+
+impl Sight<'_> {
+    fn places(&self, model: &ModelId) -> Vec<ModelPlace> {
+        let holding = self.reading.holdings.of(model);
+        let engines = self.reading.engines.iter().filter(|engine| engine.model == *model);
+        let mut places: Vec<ModelPlace> = engines.map(|engine| self.engine(engine, holding)).collect();
+        if places.is_empty() {
+            places.extend(holding.map(|holding| self.files(holding)));
+        }
+        places
+    }
+
+    fn engine(&self, engine: &EngineReading, holding: Option<&NodeModel>) -> ModelPlace {
+        let pod_state = self.ledger.pod_state(&engine.pod);
+        let level = match engine.state {
+            EngineModelState::Asleep(level) => Some(level),
+            _ => None,
+        };
+        let opened = || {
+            let pod_state = pod_state?;
+            let is_open = self.ledger.policy().class(pod_state.demand.class).reusable;
+            is_open.then(|| pod_state.key.namespace.clone())
+        };
+        let ready = |weights| match engine.state {
+            EngineModelState::Resident => Millis::default(),
+            EngineModelState::Asleep(level) => time_to_wake(level, holding, weights, self.speeds),
+            EngineModelState::Loading => {
+                let from_disk = holding
+                    .map(|holding| NodeModel { tier: holding.tier.min(ModelTier::Disk), ..holding.clone() });
+                let since = pod_state.and_then(started);
+                let ran = since.map_or(Millis::default(), |since| self.ledger.now().since(since));
+                let whole = time_to_ready(from_disk.as_ref(), weights, self.speeds);
+                Millis(whole.0.saturating_sub(ran.0))
+            }
+        };
+        ModelPlace {
+            node: self.node.clone(),
+            state: engine.state.into(),
+            gpus: engine.gpus.to_vec(),
+            pod: pod_state.map(|pod_state| pod_state.key.clone()),
+            pod_uid: Some(engine.pod.clone()),
+            sleep_level: level.map(|level| level.number()),
+            reusable_in: level.and_then(|_| engine.reusable_in.clone().or_else(opened)),
+            ready_in_millis: match engine.state {
+                EngineModelState::Resident => Some(Millis::default()),
+                _ => self.weights.map(ready),
+            },
+            age_millis: self.ledger.now().since(engine.seen),
+        }
+    }
+
+    fn files(&self, holding: &NodeModel) -> ModelPlace {
+        ModelPlace {
+            node: self.node.clone(),
+            state: holding.tier.into(),
+            gpus: Vec::new(),
+            pod: None,
+            pod_uid: None,
+            sleep_level: None,
+            reusable_in: None,
+            ready_in_millis: self.weights.map(|weights| time_to_ready(Some(holding), weights, self.speeds)),
+            age_millis: self.ledger.now().since(self.reading.sampled),
+        }
+    }
+}
+
+impl ModelCounts {
+    /// What one node has.
+    fn add(&mut self, places: &[ModelPlace]) {
+        places.iter().for_each(|place| *self.of(place.state) += 1);
+        self.absent += u32::from(places.is_empty());
+    }
+
+    fn of(&mut self, state: ModelPlaceState) -> &mut u32 {
+        match state {
+            ModelPlaceState::Resident => &mut self.resident,
+            ModelPlaceState::Asleep => &mut self.asleep,
+            ModelPlaceState::Loading => &mut self.loading,
+            ModelPlaceState::PageCache => &mut self.page_cache,
+            ModelPlaceState::Disk => &mut self.disk,
+            ModelPlaceState::Partial => &mut self.partial,
+        }
+    }
+
+    /// Each state with its number of places, the soonest to answer first.
+    pub fn by_state(&self) -> [(ModelPlaceState, u32); 6] {
+        [
+            (ModelPlaceState::Resident, self.resident),
+            (ModelPlaceState::Asleep, self.asleep),
+            (ModelPlaceState::Loading, self.loading),
+            (ModelPlaceState::PageCache, self.page_cache),
+            (ModelPlaceState::Disk, self.disk),
+            (ModelPlaceState::Partial, self.partial),
+        ]
+    }
+
+    /// Whether any node has anything of it.
+    pub fn is_anywhere(&self) -> bool {
+        self.by_state().iter().any(|(_, count)| *count > 0)
+    }
+}
+
+impl From<EngineModelState> for ModelPlaceState {
+    fn from(state: EngineModelState) -> Self {
+        match state {
+            EngineModelState::Loading => Self::Loading,
+            EngineModelState::Resident => Self::Resident,
+            EngineModelState::Asleep(_) => Self::Asleep,
+        }
+    }
+}
+
+impl From<ModelTier> for ModelPlaceState {
+    /// An engine that the agent names no GPUs of shows in the node's tier only.
+    fn from(tier: ModelTier) -> Self {
+        match tier {
+            ModelTier::Partial => Self::Partial,
+            ModelTier::Disk => Self::Disk,
+            ModelTier::PageCache => Self::PageCache,
+            ModelTier::Sleeping => Self::Asleep,
+            ModelTier::Loading => Self::Loading,
+            ModelTier::Resident => Self::Resident,
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Persistent volumes, claims and storage classes, and what they say of the nodes on which a pod may run.
+//!
+//! A bound claim is judged by its volume's node affinity and zone labels (VolumeBinding, VolumeZone), an unbound one whose class
+//! waits for the first consumer by the class's topologies. Not judged, and said to be so: volumes that exist already and wait for
+//! a claim, claims of one pod at a time, claims that are not bound although their class does not wait, and nodes that may have no
+//! attachment left. Storage capacity (CSIStorageCapacity) is not looked at.
+//!
+//! There may be a hundred thousand claims, and few of them are of pods that wait: what is kept of each is small, and in shards,
+//! so that a change while a plan reads the view copies one shard.
+
+use super::node::{FilterNode, NodeTerm};
+use super::requirements::{Requirements, UnsupportedRule};
+use crate::ids::NodeName;
+use rustc_hash::FxBuildHasher;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+/// So many that a shard of eighty thousand claims has some hundreds.
+const SHARDS: usize = 128;
+/// Places of volumes that new volumes are compared with: nearly all volumes of a cluster are in a few zones.
+const RECENT_PLACES: usize = 32;
+/// Every machine with GPUs that the large clouds rent out attaches as many volumes. How many more it does is not known here.
+pub(super) const ATTACHED_ANYWHERE: usize = 8;
+
+/// A PersistentVolumeClaim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeClaim {
+    pub binding: ClaimBinding,
+    /// `ReadWriteOncePod`: one pod at a time.
+    pub of_one_pod: bool,
+}
+
+/// How far a claim is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClaimBinding {
+    Bound {
+        volume: Arc<str>,
+    },
+    Unbound {
+        /// Its storage class.
+        class: Option<Arc<str>>,
+        /// For this node its volume is being provisioned.
+        selected_node: Option<NodeName>,
+    },
+    /// It is being deleted, has lost its volume, or is bound by hand and not yet completely: kube-scheduler waits.
+    Unusable,
+}
+
+/// Where a PersistentVolume can be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumePlace {
+    /// Terms of which a node must match one; `None` without a node affinity.
+    pub terms: Option<Vec<NodeTerm>>,
+    /// The zone and region labels of the volume, and the values that a node may have.
+    pub zones: BTreeMap<TopologyLabel, BTreeSet<String>>,
+    /// Its node affinity cannot be read.
+    pub unreadable: bool,
+}
+
+/// A label of nodes and volumes that names a part of a cloud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TopologyLabel {
+    Zone,
+    Region,
+}
+
+/// A StorageClass.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageClass {
+    /// `WaitForFirstConsumer`.
+    pub waits: bool,
+    /// Whether it makes volumes; `kubernetes.io/no-provisioner` does not.
+    pub provisions: bool,
+    /// Terms of which a node must match one; `None` for every node.
+    pub topologies: Option<Vec<NodeTerm>>,
+}
+
+/// Everything known of volumes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct VolumeIndex {
+    /// By `namespace/name`.
+    claims: Shards<VolumeClaim>,
+    volumes: Shards<Arc<VolumePlace>>,
+    classes: BTreeMap<Arc<str>, StorageClass>,
+    recent: Vec<Arc<VolumePlace>>,
+}
+
+/// What is stored of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct VolumeIndexState {
+    claims: BTreeMap<Arc<str>, VolumeClaim>,
+    volumes: BTreeMap<Arc<str>, Arc<VolumePlace>>,
+    classes: BTreeMap<Arc<str>, StorageClass>,
+}
+
+/// One kind of object of storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StorageKind {
+    Claim,
+    Volume,
+    Class,
+}
+
+/// An object of storage, as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StorageObject {
+    Claim(VolumeClaim),
+    Volume(VolumePlace),
+    Class(StorageClass),
+}
+
+#[derive(Debug, Clone)]
+struct Shards<V>(Box<[Arc<BTreeMap<Arc<str>, V>>]>);
+
+/// What the pod's volumes ask of a node.
+#[derive(Debug, Default)]
+pub(super) struct VolumeRules<'a> {
+    rules: Vec<VolumeRule<'a>>,
+    /// Of a volume it is unknown what it asks.
+    unjudged: Option<UnsupportedRule>,
+}
+
+#[derive(Debug)]
+enum VolumeRule<'a> {
+    Place(&'a VolumePlace),
+    OneOf(&'a [NodeTerm]),
+    Node(&'a NodeName),
+}
+
+impl StorageObject {
+    pub fn kind(&self) -> StorageKind {
+        match self {
+            Self::Claim(_) => StorageKind::Claim,
+            Self::Volume(_) => StorageKind::Volume,
+            Self::Class(_) => StorageKind::Class,
+        }
+    }
+}
+
+impl TopologyLabel {
+    /// The label's name, and the one it had before Kubernetes 1.17.
+    pub fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Zone => ["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"],
+            Self::Region => ["topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region"],
+        }
+    }
+
+    fn of(self, machine: &FilterNode) -> Option<&str> {
+        self.names().iter().find_map(|name| machine.labels.get(*name)).map(String::as_str)
+    }
+}
+
+impl VolumePlace {
+    fn takes(&self, machine: &FilterNode) -> bool {
+        let is_matched = |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.takes(machine));
+        // A node without any such label is in no zone, and no volume's zone excludes it.
+        let has_zones =
+            [TopologyLabel::Zone, TopologyLabel::Region].iter().any(|label| label.of(machine).is_some());
+        let mut zones = self.zones.iter();
+        self.terms.as_ref().is_none_or(is_matched)
+            && (!has_zones
+                || zones.all(|(label, values)| label.of(machine).is_some_and(|value| values.contains(value))))
+    }
+}
+
+impl VolumeRule<'_> {
+    fn takes(&self, machine: &FilterNode) -> bool {
+        match self {
+            Self::Place(place) => place.takes(machine),
+            Self::OneOf(terms) => terms.iter().any(|term| term.takes(machine)),
+            Self::Node(name) => **name == machine.name,
+        }
+    }
+}
+
+impl VolumeRules<'_> {
+    pub fn take(&self, machine: &FilterNode) -> bool {
+        self.rules.iter().all(|rule| rule.takes(machine))
+    }
+
+    pub fn unjudged(&self) -> Option<UnsupportedRule> {
+        self.unjudged
+    }
+}
+
+impl VolumeIndex {
+    pub fn set(&mut self, name: Arc<str>, object: StorageObject) {
+        match object {
+            StorageObject::Claim(claim) => self.claims.insert(name, claim),
+            StorageObject::Volume(place) => {
+                let place = self.shared(place);
+                self.volumes.insert(name, place);
+            }
+            StorageObject::Class(class) => drop(self.classes.insert(name, class)),
+        }
+    }
+
+    pub fn remove(&mut self, kind: StorageKind, name: &str) {
+        match kind {
+            StorageKind::Claim => self.claims.remove(name),
+            StorageKind::Volume => self.volumes.remove(name),
+            StorageKind::Class => drop(self.classes.remove(name)),
+        }
+    }
+
+    pub fn names(&self, kind: StorageKind) -> Vec<Arc<str>> {
+        match kind {
+            StorageKind::Claim => self.claims.names(),
+            StorageKind::Volume => self.volumes.names(),
+            StorageKind::Class => self.classes.keys().cloned().collect(),
+        }
+    }
+
+    pub fn export(&self) -> VolumeIndexState {
+        VolumeIndexState {
+            claims: self.claims.all(),
+            volumes: self.volumes.all(),
+            classes: self.classes.clone(),
+        }
+    }
+
+    pub fn load(state: VolumeIndexState) -> Self {
+        let mut index = Self { classes: state.classes, ..Self::default() };
+        state.claims.into_iter().for_each(|(name, claim)| index.claims.insert(name, claim));
+        for (name, place) in state.volumes {
+            index.set(name, StorageObject::Volume(Arc::unwrap_or_clone(place)));
+        }
+        index
+    }
+
+    /// What the volumes of such a pod ask of a node.
+    pub fn rules_of<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
+        let mut found = VolumeRules::default();
+        for claim in pod.claims.iter() {
+            match self.rules_of_claim(&pod.namespace, claim, &mut found.rules) {
+                Ok(()) => {}
+                Err(unjudged) => found.unjudged = found.unjudged.or(Some(unjudged)),
+            }
+        }
+        found
+    }
+
+    fn rules_of_claim<'a>(
+        &'a self,
+        namespace: &str,
+        name: &str,
+        rules: &mut Vec<VolumeRule<'a>>,
+    ) -> Result<(), UnsupportedRule> {
+        let claim = self.claims.get(&format!("{namespace}/{name}")).ok_or(UnsupportedRule::VolumeUnknown)?;
+        match &claim.binding {
+            ClaimBinding::Unusable => return Err(UnsupportedRule::VolumeUnbound),
+            ClaimBinding::Bound { volume } => {
+                let place = self.volumes.get(volume).ok_or(UnsupportedRule::VolumeUnknown)?;
+                rules.push(VolumeRule::Place(place));
+                if place.unreadable {
+                    return Err(UnsupportedRule::Unreadable);
+                }
+            }
+            ClaimBinding::Unbound { class, selected_node } => {
+                let class = class.as_ref().ok_or(UnsupportedRule::VolumeUnbound)?;
+                let class = self.classes.get(class).ok_or(UnsupportedRule::VolumeUnknown)?;
+                if !class.waits {
+                    return Err(UnsupportedRule::VolumeUnbound);
+                }
+                if !class.provisions {
+                    return Err(UnsupportedRule::VolumeNotProvisioned);
+                }
+                rules.extend(class.topologies.as_deref().map(VolumeRule::OneOf));
+                rules.extend(selected_node.as_ref().map(VolumeRule::Node));
+            }
+        }
+        if claim.of_one_pod { Err(UnsupportedRule::ReadWriteOncePod) } else { Ok(()) }
+    }
+
+    fn shared(&mut self, place: VolumePlace) -> Arc<VolumePlace> {
+        if let Some(known) = self.recent.iter().find(|known| ***known == place) {
+            return known.clone();
+        }
+        let place = Arc::new(place);
+        if self.recent.len() == RECENT_PLACES {
+            self.recent.remove(0);
+        }
+        self.recent.push(place.clone());
+        place
+    }
+}
+
+impl<V> Default for Shards<V> {
+    fn default() -> Self {
+        Self(std::iter::repeat_with(Arc::default).take(SHARDS).collect())
+    }
+}
+
+impl<V: Clone + PartialEq> Shards<V> {
+    fn get(&self, name: &str) -> Option<&V> {
+        self.0[shard_of(name)].get(name)
+    }
+
+    fn insert(&mut self, name: Arc<str>, value: V) {
+        let shard = &mut self.0[shard_of(&name)];
+        // Most events change what is not kept.
+        if shard.get(&name) != Some(&value) {
+            Arc::make_mut(shard).insert(name, value);
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        let shard = &mut self.0[shard_of(name)];
+        if shard.contains_key(name) {
+            Arc::make_mut(shard).remove(name);
+        }
+    }
+
+    fn names(&self) -> Vec<Arc<str>> {
+        self.0.iter().flat_map(|shard| shard.keys().cloned()).collect()
+    }
+
+    fn all(&self) -> BTreeMap<Arc<str>, V> {
+        let all = self.0.iter().flat_map(|shard| shard.iter());
+        all.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+}
+
+fn shard_of(name: &str) -> usize {
+    FxBuildHasher.hash_one(name) as usize % SHARDS
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,335 @@
+//! Devices that DRA drivers publish as ResourceSlices: kube-scheduler may allocate each of them to a claim at any time, so the
+//! GPUs of a node for which a GPU driver publishes one are not Stowage's.
+//!
+//! A node is published when a slice of a GPU driver that counts
+//! - names the node and has a device, whatever the device is; or
+//! - reaches it by a selector or as every node, and has a device that may be one of the node's: by its UUID, or because its UUID
+//!   or the node's own GPUs are not known yet.
+//!
+//! A slice counts unless its pool has a newer generation that is complete. While a newer one is incomplete both count: a device
+//! that moves from one slice to another is in no gap between them.
+//!
+//! A driver that restarts takes its slices away for a while, and pods keep the devices of their claims. So a node that was
+//! published stays it as long as pods with claims are bound there.
+//!
+//! Of a slice on one node only whether it has a device is kept, so that thousands of devices take no more than one.
+
+use super::Ledger;
+use super::node_state::NodeState;
+use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::kube_filters::node::NodeTerm;
+use crate::scheduling::policy::DraRules;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A ResourceSlice as far as placement depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSlice {
+    pub driver: Arc<str>,
+    pub pool: Arc<str>,
+    pub generation: i64,
+    /// How many slices its pool has in this generation.
+    pub slices_of_pool: i64,
+    /// Its devices, by the nodes that reach them. Without an entry it has no device.
+    pub devices: Vec<PublishedDevices>,
+}
+
+/// Devices that the same nodes reach.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PublishedDevices {
+    /// Those of one node, at least one.
+    OnNode(NodeName),
+    /// Those that nodes reach which match one of the terms; all nodes without terms.
+    Shared { terms: Option<Vec<NodeTerm>>, uuids: DeviceUuids },
+}
+
+/// Which devices they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceUuids {
+    /// All of them say which GPU they are, or are a part of.
+    Known(BTreeSet<GpuUuid>),
+    /// Some do not, or they are too many to compare.
+    Unknown,
+}
+
+/// Nodes that a slice made another kind while pods of Stowage are there, and those pods' VRAM still counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NewlyPublished {
+    pub nodes: Vec<NodeName>,
+}
+
+type PoolKey = (Arc<str>, Arc<str>);
+
+/// All slices, by name, and what follows from them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "StoredSlices", into = "StoredSlices")]
+pub(super) struct ResourceSlices {
+    slices: BTreeMap<Arc<str>, Arc<DeviceSlice>>,
+    pools: BTreeMap<PoolKey, SlicePool>,
+    on_node: BTreeMap<NodeName, BTreeSet<Arc<str>>>,
+    /// Slices with devices that are not of one node.
+    shared: BTreeSet<Arc<str>>,
+}
+
+/// What is stored; the rest follows.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct StoredSlices(BTreeMap<Arc<str>, Arc<DeviceSlice>>);
+
+/// The slices of one pool.
+#[derive(Debug, Clone, Default)]
+struct SlicePool {
+    names: BTreeSet<Arc<str>>,
+    generations: BTreeMap<i64, PoolGeneration>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct PoolGeneration {
+    slices: i64,
+    /// How many slices say that the pool has so many.
+    announced: BTreeMap<i64, u32>,
+}
+
+/// Where a change of slices may make a difference.
+#[derive(Debug, Default)]
+struct SliceChange {
+    nodes: BTreeSet<NodeName>,
+    shared: Vec<Arc<DeviceSlice>>,
+}
+
+impl SlicePool {
+    /// Slices of an older generation do not count.
+    fn oldest_that_counts(&self) -> i64 {
+        match self.generations.last_key_value() {
+            Some((newest, generation)) if generation.is_complete() => *newest,
+            _ => i64::MIN,
+        }
+    }
+
+    fn add(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
+        self.names.insert(name.clone());
+        let generation = self.generations.entry(slice.generation).or_default();
+        generation.slices += 1;
+        *generation.announced.entry(slice.slices_of_pool).or_default() += 1;
+    }
+
+    fn remove(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
+        self.names.remove(name);
+        let Some(generation) = self.generations.get_mut(&slice.generation) else { return };
+        generation.slices -= 1;
+        if let Some(count) = generation.announced.get_mut(&slice.slices_of_pool) {
+            *count -= 1;
+            if *count == 0 {
+                generation.announced.remove(&slice.slices_of_pool);
+            }
+        }
+        if generation.slices == 0 {
+            self.generations.remove(&slice.generation);
+        }
+    }
+}
+
+impl PoolGeneration {
+    fn is_complete(&self) -> bool {
+        self.announced.last_key_value().is_some_and(|(most, _)| self.slices >= *most)
+    }
+}
+
+impl PublishedDevices {
+    fn reaches(&self, node_state: &NodeState) -> bool {
+        match self {
+            Self::OnNode(name) => *name == node_state.view().name,
+            Self::Shared { terms, uuids } => {
+                let name = &node_state.view().name;
+                let is_selected =
+                    |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.matches(node_state.labels(), name));
+                terms.as_ref().is_none_or(is_selected) && uuids.may_be_on(node_state)
+            }
+        }
+    }
+}
+
+impl DeviceUuids {
+    fn may_be_on(&self, node_state: &NodeState) -> bool {
+        let Self::Known(uuids) = self else { return true };
+        // Until the agent reports, the node's GPUs have no UUIDs to compare.
+        let is_published = |uuid: &GpuUuid| uuid.index().is_some() || uuids.contains(uuid);
+        node_state
+            .devices()
+            .iter()
+            .any(|device| is_published(&device.uuid) || device.parent.as_ref().is_some_and(is_published))
+    }
+}
+
+impl ResourceSlices {
+    /// Puts a slice in the place of the one with its name, or takes that one out.
+    fn replace(&mut self, name: &Arc<str>, slice: Option<DeviceSlice>) -> SliceChange {
+        let mut change = SliceChange::default();
+        if self.slices.get(name).map(|known| &**known) == slice.as_ref() {
+            return change;
+        }
+        if let Some(known) = self.slices.remove(name) {
+            self.change_pool(&mut change, &known, |pool| pool.remove(name, &known));
+            self.unlink(name, &known);
+            change.add(&known);
+        }
+        if let Some(slice) = slice.map(Arc::new) {
+            self.slices.insert(name.clone(), slice.clone());
+            self.change_pool(&mut change, &slice, |pool| pool.add(name, &slice));
+            self.link(name, &slice);
+            change.add(&slice);
+        }
+        change
+    }
+
+    fn change_pool(&mut self, change: &mut SliceChange, of: &DeviceSlice, edit: impl FnOnce(&mut SlicePool)) {
+        let key = (of.driver.clone(), of.pool.clone());
+        let pool = self.pools.entry(key.clone()).or_default();
+        let before = pool.oldest_that_counts();
+        edit(pool);
+        if pool.oldest_that_counts() != before {
+            let others = pool.names.iter().filter_map(|name| self.slices.get(name));
+            others.for_each(|slice| change.add(slice));
+        }
+        if pool.names.is_empty() {
+            self.pools.remove(&key);
+        }
+    }
+
+    fn link(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
+        for devices in &slice.devices {
+            match devices {
+                PublishedDevices::OnNode(node) => {
+                    self.on_node.entry(node.clone()).or_default().insert(name.clone());
+                }
+                PublishedDevices::Shared { .. } => drop(self.shared.insert(name.clone())),
+            }
+        }
+    }
+
+    fn unlink(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
+        self.shared.remove(name);
+        for devices in &slice.devices {
+            let PublishedDevices::OnNode(node) = devices else { continue };
+            if let Some(names) = self.on_node.get_mut(node) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.on_node.remove(node);
+                }
+            }
+        }
+    }
+
+    /// Whether a slice of a GPU driver counts.
+    fn counts(&self, slice: &DeviceSlice, rules: &DraRules) -> bool {
+        let pool = self.pools.get(&(slice.driver.clone(), slice.pool.clone()));
+        rules.is_gpu_driver(&slice.driver)
+            && pool.is_none_or(|pool| slice.generation >= pool.oldest_that_counts())
+    }
+
+    fn publishes(&self, node_state: &NodeState, rules: &DraRules) -> bool {
+        let here = self.on_node.get(&node_state.view().name).into_iter().flatten();
+        here.chain(&self.shared).filter_map(|name| self.slices.get(name)).any(|slice| {
+            self.counts(slice, rules) && slice.devices.iter().any(|devices| devices.reaches(node_state))
+        })
+    }
+}
+
+impl SliceChange {
+    fn add(&mut self, slice: &Arc<DeviceSlice>) {
+        let mut is_shared = false;
+        for devices in &slice.devices {
+            match devices {
+                PublishedDevices::OnNode(node) => drop(self.nodes.insert(node.clone())),
+                PublishedDevices::Shared { .. } => is_shared = true,
+            }
+        }
+        self.shared.extend(is_shared.then(|| slice.clone()));
+    }
+
+    fn concerns(&self, node_state: &NodeState) -> bool {
+        let mut devices = self.shared.iter().flat_map(|slice| &slice.devices);
+        devices.any(|devices| devices.reaches(node_state))
+    }
+}
+
+impl From<StoredSlices> for ResourceSlices {
+    fn from(stored: StoredSlices) -> Self {
+        let mut slices = Self::default();
+        for (name, slice) in stored.0 {
+            slices.replace(&name, Some(Arc::unwrap_or_clone(slice)));
+        }
+        slices
+    }
+}
+
+impl From<ResourceSlices> for StoredSlices {
+    fn from(slices: ResourceSlices) -> Self {
+        Self(slices.slices)
+    }
+}
+
+impl Ledger {
+    /// A slice as the API server shows it, or `None` if it is gone.
+    pub(in crate::scheduling) fn set_slice(
+        &mut self,
+        name: &Arc<str>,
+        slice: Option<DeviceSlice>,
+    ) -> NewlyPublished {
+        let change = Arc::make_mut(&mut self.slices).replace(name, slice);
+        let mut nodes = change.nodes.clone();
+        if !change.shared.is_empty() {
+            let concerned = self.node_states.iter().filter(|(_, node_state)| change.concerns(node_state));
+            nodes.extend(concerned.map(|(name, _)| name.clone()));
+        }
+        let has_become = |node: &NodeName| self.note_published(node) && self.reserved_sum_on(node).0 > 0;
+        NewlyPublished { nodes: nodes.into_iter().filter(has_become).collect() }
+    }
+
+    /// Names of all slices, in order.
+    pub fn slice_names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.slices.slices.keys()
+    }
+
+    /// Brings a node's kind to the slices. Answers whether it has become published.
+    pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
+        let Some(node_state) = self.node_states.get(name) else { return false };
+        let stays = node_state.is_published() && node_state.claims_devices();
+        let is_published = stays || self.slices.publishes(node_state, &self.policy.dra);
+        if node_state.is_published() == is_published {
+            return false;
+        }
+        if let Some(node_state) = self.node_states.get_mut(name) {
+            node_state.set_published(is_published);
+        }
+        self.refresh(name);
+        if is_published {
+            self.drop_soft_reservations_on(name);
+            self.expire_reservations_on(name, |_, _| true);
+        }
+        is_published
+    }
+
+    /// Whether pods with ResourceClaims are bound to a node.
+    pub(in crate::scheduling) fn set_device_claims(&mut self, name: &NodeName, claims_devices: bool) {
+        // A state that a plan shares is copied only for a change.
+        let is_news = |node_state: &NodeState| node_state.claims_devices() != claims_devices;
+        if self.node_states.get(name).is_some_and(is_news) {
+            if let Some(node_state) = self.node_states.get_mut(name) {
+                node_state.set_device_claims(claims_devices);
+            }
+            self.note_published(name);
+        }
+    }
+
+    /// Brings all nodes to another list of GPU drivers.
+    pub(super) fn note_all_published(&mut self) {
+        let names: Vec<NodeName> = self.node_states.iter().map(|(name, _)| name.clone()).collect();
+        for name in &names {
+            self.note_published(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

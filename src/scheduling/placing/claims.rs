@@ -1,0 +1,88 @@
+//! Scores of nodes for pods whose devices kube-scheduler allocates by ResourceClaims. It knows which nodes have the devices; what
+//! it cannot see is how busy the engines there are, which models are near, and whether the GPUs are healthy.
+//!
+//! Which GPU the pod gets is known only when it is bound, so all of this is of whole nodes.
+
+use super::engine_load_cost::EngineLoadCost;
+use super::rank::{ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
+use super::start_model::StartModel;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::gpu::{Gpu, Health};
+use crate::scheduling::vocabulary::node::Node;
+
+/// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where
+/// no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
+pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> ScoreParts {
+    ScoreParts {
+        packing: unhealthy(node),
+        kv_headroom: kv_headroom(node, demand),
+        time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
+        spread: match &demand.model {
+            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            _ => 0,
+        },
+        ..ScoreParts::default()
+    }
+}
+
+fn healthy(node: &Node) -> impl Iterator<Item = &Gpu> {
+    node.gpus.iter().filter(|gpu| gpu.health == Health::Healthy)
+}
+
+fn unhealthy(node: &Node) -> u32 {
+    let (all, healthy) = (node.gpus.len() as u32, healthy(node).count() as u32);
+    ((all - healthy) * WHOLE_PART).checked_div(all).unwrap_or(0)
+}
+
+fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
+    let has_none = !node.gpus.is_empty() && healthy(node).next().is_none();
+    if has_none { WHOLE_PART } else { least_loaded(node, demand).part() }
+}
+
+/// The load of the healthy GPU with the least.
+pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+    healthy(node).map(|gpu| EngineLoadCost::of(gpu, demand)).min().unwrap_or(EngineLoadCost::UNKNOWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
+    use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node};
+    use crate::scheduling::verbs::observe::ReadingReported;
+    use crate::scheduling::vocabulary::demand::Sharing;
+    use crate::scheduling::vocabulary::device_plugin::Ask;
+    use crate::scheduling::vocabulary::gpu::Device;
+    use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+    use crate::units::{Bytes, Percent};
+
+    fn claims() -> Demand {
+        Demand { ask: Ask::Claims, per_gpu: Bytes::ZERO, gpus: 0, ..demand_of(1, 1, Sharing::Shared, 0) }
+    }
+
+    fn report(cluster: &mut LedgerCluster, name: &str, kv_cache: u8) {
+        let engine_load = EngineLoad::of(Percent::new(kv_cache), Some(0));
+        let gpu = GpuReading { uuid: gpu_at(name, 0), used: None, attributed: Vec::new(), engine_load };
+        let reading = NodeReading { gpus: [gpu].into(), sampled: cluster.now(), ..NodeReading::default() };
+        cluster.apply(ReadingReported { node: node(name), reading });
+    }
+
+    fn order(cluster: &mut LedgerCluster, names: &[&str]) -> Vec<String> {
+        let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
+        let attempt = ScheduleAttempt { limit: 9, ..ScheduleAttempt::unreserved(&policy) };
+        let list = shortlist(&snapshot, &claims(), names.iter().copied(), attempt);
+        assert!(list.refused.is_empty(), "fit is kube-scheduler's: {:?}", list.refused);
+        list.best.iter().map(|candidate| names[candidate.asked].to_owned()).collect()
+    }
+
+    #[test]
+    fn calm_nodes_come_before_busy_ones_and_nodes_without_a_healthy_gpu_last() {
+        let lost = Device { health: Health::Lost, ..h100("lost", 0) };
+        let mut cluster = LedgerCluster::new(&[("busy", 1), ("calm", 1)]).with_node("lost", vec![lost]);
+        report(&mut cluster, "busy", 89);
+        report(&mut cluster, "calm", 2);
+        assert_eq!(order(&mut cluster, &["busy", "calm", "lost"]), ["calm", "busy", "lost"]);
+    }
+}
