@@ -50,7 +50,7 @@ impl Planner {
         };
         let (leaving, failed) = (names(leaving), names(failed));
         let evictions = loans_to_end(&ledger, &leaving, &failed);
-        let wakes = ledger.wakes();
+        let wakes = ledger.open_wakes();
         evictions.into_iter().for_each(|eviction| self.end_loan(eviction));
         self.answer_wakes(wakes, now);
     }

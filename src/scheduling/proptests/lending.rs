@@ -304,7 +304,7 @@ impl World {
             assert!(record.borrows, "only borrowers are evicted: {pod}");
             record.leaving = true;
         }
-        for WakeStatus { uid, request, told, is_wakeable, .. } in self.cluster.wakes() {
+        for WakeStatus { uid, request, told, is_wakeable, .. } in self.cluster.open_wakes() {
             match (request, told) {
                 (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
                     self.writes.push_back((number(&uid), Some(request)));

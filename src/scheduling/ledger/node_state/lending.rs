@@ -465,7 +465,7 @@ impl Ledger {
     }
 
     /// The pods that have not been told what their request, or the end of it, asks for, in order of node and UID.
-    pub fn wakes(&self) -> Vec<WakeStatus> {
+    pub fn open_wakes(&self) -> Vec<WakeStatus> {
         let nodes = self.node_states.with_loans().filter_map(|name| self.node_states.get(name));
         nodes
             .flat_map(|node_state| node_state.wakes().map(move |resident| (node_state, resident)))
