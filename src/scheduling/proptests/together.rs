@@ -168,6 +168,7 @@ impl World {
         self.seen_asleep.remove(&pod);
         self.asked.remove(&pod);
         self.leaving.remove(&pod);
+        self.gated.remove(&pod);
     }
 
     fn publish(&mut self, node: u8, is_there: bool) {
@@ -293,5 +294,30 @@ proptest! {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
         assert_same(&mut world.cluster, &mut again);
+    }
+}
+
+/// The random histories above do what they are for.
+#[test]
+fn what_is_reserved_for_a_pod_that_cannot_borrow_is_not_lent() {
+    for is_reserved in [false, true] {
+        let mut world = World::new();
+        world.happens(&Step::Bind(0, 0, true));
+        world.happens(&Step::Bind(1, 0, true));
+        world.happens(&Step::Report(0, true));
+        if is_reserved {
+            world.happens(&Step::Plan(11));
+            let reservation = world.pod(11).unwrap().reservation().cloned().unwrap();
+            assert_eq!(
+                reservation.devices,
+                world.pod(0).unwrap().devices().cloned().unwrap(),
+                "30 B are free"
+            );
+        }
+        world.happens(&Step::Bind(7, 0, true));
+        world.check(&Step::Store);
+        assert_eq!(world.borrowed, usize::from(!is_reserved));
+        world.happens(&Step::Bind(11, 0, true));
+        assert!(world.pod(11).unwrap().node().is_some());
     }
 }

@@ -3,7 +3,7 @@
 use super::{CAPACITY, GPUS, NODES, PODS, demand, policy};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodState};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
@@ -37,6 +37,8 @@ pub(super) struct World {
     pub seen_asleep: BTreeSet<u8>,
     pub asked: BTreeMap<u8, Arc<str>>,
     pub leaving: BTreeSet<u8>,
+    /// Pods that came behind the planner's gate.
+    pub gated: BTreeSet<u8>,
     pub borrowed: usize,
 }
 
@@ -54,6 +56,7 @@ impl World {
             seen_asleep,
             asked,
             leaving,
+            gated: BTreeSet::new(),
             borrowed: 0,
         };
         world.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
@@ -92,7 +95,9 @@ impl World {
             }
             None => {
                 let reservation = known.as_ref().and_then(|known| known.reservation().cloned());
-                ObservedPhase::Waiting(ObservedWaiting { reservation, ..ObservedWaiting::default() })
+                let gate =
+                    if self.gated.contains(&pod) { SchedulingGate::Planned } else { SchedulingGate::Open };
+                ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated: None })
             }
         };
         let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
@@ -150,7 +155,13 @@ impl World {
     }
 
     pub fn plan(&mut self, pod: u8) {
-        self.filter(pod);
+        if self.pod(pod).is_none() {
+            self.gated.insert(pod);
+        }
+        match self.gated.contains(&pod) {
+            true => self.arrive(pod),
+            false => self.filter(pod),
+        }
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();
