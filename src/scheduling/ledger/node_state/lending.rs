@@ -205,8 +205,9 @@ impl NodeState {
     }
 
     /// Adds what lenders do not use to what pods that may borrow can have. Nothing, unless the figures are fresh and the node
-    /// advertises it: kube-scheduler would not bind a pod that it cannot see room for.
-    pub(super) fn add_lendable(&self, gpus: &mut [Gpu]) {
+    /// advertises it: kube-scheduler would not bind a pod that it cannot see room for. Nor where a GPU is reserved for a pod
+    /// that cannot borrow there: borrowers are charged in full, so that it would not find what was kept for it.
+    pub(super) fn add_lendable(&self, gpus: &mut [Gpu], pod_states: &PodStates, except: Option<&PodUid>) {
         if self.freshness != Freshness::Fresh || self.lending.lenders.is_empty() {
             return;
         }
@@ -216,12 +217,18 @@ impl NodeState {
         {
             return;
         }
+        let reserved = self.reserved_places(pod_states, except);
         for (place, gpu) in gpus.iter_mut().enumerate() {
             let lenders = self.lenders_on(place).filter(|(resident, _)| self.may_lend_more(resident));
             let (mut lendable, mut below) = (Bytes::ZERO, None);
             for (resident, kept) in lenders {
                 lendable += resident.per_gpu.minus(kept);
                 below = below.into_iter().chain([resident.priority]).min();
+            }
+            let needs_it =
+                |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
+            if reserved.iter().any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at)) {
+                continue;
             }
             let uuid = &self.devices[place].uuid;
             let hidden = self.lending.hidden.iter().find(|(gpu, _)| gpu == uuid);
