@@ -21,7 +21,8 @@ pub const MAX_IMAGES: usize = 32_768;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartModel {
     pull: LearnedFactors<()>,
-    /// By engine, in the order of [`EngineKind`]; shorter if the last ones have started nowhere.
+    /// By engine, in the order of [`EngineKind`](crate::scheduling::vocabulary::start_time::EngineKind); shorter if the last ones
+    /// have started nowhere.
     engines: Vec<LearnedFactors<(LoadPath, GpuModel)>>,
     images: Arc<ImageSizes>,
 }

@@ -3,7 +3,7 @@
 //! A lender's grant stays charged in full, and so does what a borrower has: for a pod that may not borrow nothing changes. For one
 //! that may, [`NodeState::add_lendable`] adds to each GPU what its lenders do not use. So of each GPU
 //!
-//! - the grants of all pods that do not borrow are at most its capacity, whoever sleeps or wakes;
+//! - the grants of all pods that do not borrow are at most its capacity, whichever of them sleep or wake;
 //! - when a pod borrows, all grants are at most its capacity, where a lender counts with what it keeps.
 //!
 //! An engine lends once reports have shown for a while that it sleeps and uses the same VRAM. It ends at once when it is to wake,
