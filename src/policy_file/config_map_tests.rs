@@ -29,7 +29,7 @@ fn f_the_files_of_a_config_map_mean_what_they_mean_by_themselves() {
     let alone = load(&[SourceText::new("a.yaml", POLICY)]).unwrap();
     for text in [
         config_map("|", POLICY),
-        config_map("|2+", POLICY).replace("    ", "    "),
+        config_map("|2+", POLICY),
         format!("kind: ConfigMap\ndata: {{p.yaml: {}}}\n", serde_json::json!(POLICY)),
         format!(
             "kind: ConfigMap\ndata: {{a.yml: 'mode: shadow', b.yaml: {}}}\n",

@@ -100,11 +100,11 @@ fn bombs_are_refused_and_end() {
     for level in 1..60 {
         anchors += &format!("a{level}: &a{level} [*a{0}, *a{0}]\n", level - 1);
     }
-    let strangers: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
+    let unknown: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
     let pools: String = (0..9_000).map(|n| format!("- {{name: p{n}}}\n")).collect();
     let neighbours = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
     for bomb in [
-        strangers,
+        unknown,
         format!("nodePools:\n{pools}"),
         neighbours,
         deep,

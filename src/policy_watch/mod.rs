@@ -84,7 +84,7 @@ pub struct PolicyWatch {
 #[derive(Debug)]
 struct AwaitingPolicy {
     texts: Vec<SourceText>,
-    /// How often it was looked for them in vain.
+    /// How often they were looked for and not found.
     looks: u32,
 }
 

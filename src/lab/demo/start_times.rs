@@ -114,7 +114,7 @@ thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Whoever plays advances it.
+/// It advances as the play does.
 const CLOCK: TimeSource = TimeSource {
     monotonic: || NOW.get(),
     wall: || jiff::Timestamp::UNIX_EPOCH.saturating_add(NOW.get()).expect("a duration since 1970 adds"),

@@ -5,8 +5,8 @@ use super::super::source::{PolicySources, Span};
 use super::source_spans::places;
 use super::{Value, YamlNode, read};
 
-/// As [`read`], of the text of the scalar at `outer`. Where the text cannot be laid beside what is written, every place is the
-/// whole scalar.
+/// As [`read`](super::read()), of the text of the scalar at `outer`. Where the text cannot be laid beside what is written, every
+/// place is the whole scalar.
 pub fn read_within(
     outer: Span,
     text: &str,

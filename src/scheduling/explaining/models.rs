@@ -1,16 +1,20 @@
 //! Where models are: on which GPUs of which nodes they are loaded or asleep, where their files are, and how long until a pod of
 //! each answers. For routers, autoscalers and people, and never for a decision.
 //!
+//! Times are those by which nodes are ranked: the policy's speeds, corrected by what was learned of engines that started before.
+//! Of which engine, its pod says; for a pod that is still to come, the pods that are there. Which images a new pod pulls is not
+//! known: no pull is counted.
+//!
 //! It reads a copy of the ledger, so nobody waits for it, and answers a page at a time, so its size does not follow the
 //! cluster's. What an agent has not reported lately is not known, and is counted so.
 
 use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
-use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading};
-use crate::scheduling::vocabulary::model_tier::{
-    LoadingSpeeds, ModelTier, NodeModel, time_to_ready, time_to_wake,
-};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, engine_start, time_to_wake};
+use crate::scheduling::vocabulary::node::Node;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::start_time::{EngineKind, StartTime};
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,7 +36,8 @@ pub struct ModelLocations {
     pub weights_bytes: Option<Bytes>,
     /// Over all nodes, not only those of this page.
     pub counts: ModelCounts,
-    /// Until a new pod would answer on a node that has nothing of it; `None` if it is unknown what its weights take.
+    /// Until a new pod would answer on a node that has nothing of it, where that is soonest; `None` if it is unknown what its
+    /// weights take.
     pub absent_ready_in_millis: Option<Millis>,
     /// In order of node.
     pub places: Vec<ModelPlace>,
@@ -117,24 +122,30 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
         Some(node_state.believed_reading()?.holdings.of(model)?.bytes).filter(|bytes| *bytes > Bytes::ZERO)
     });
     let weights = heaviest.max();
-    let policy = ledger.policy();
+    let usual = usual_engine(ledger, model);
+    let mut absent: Option<Millis> = None;
     let mut located = ModelLocations {
         model: model.clone(),
         weights_bytes: weights,
         counts: ModelCounts::default(),
-        absent_ready_in_millis: weights.map(|weights| time_to_ready(None, weights, &policy.loading)),
+        absent_ready_in_millis: None,
         places: Vec::new(),
         next: None,
     };
     let nodes = ledger.all_node_states().filter(|node_state| node_state.exists());
     for node_state in nodes {
-        let name = &node_state.view().name;
+        let node: &Node = node_state.view();
+        let name = &node.name;
         let Some(reading) = node_state.believed_reading() else {
             located.counts.unknown += 1;
             continue;
         };
-        let view = Sight { ledger, node: name, reading, weights, speeds: &policy.loading };
-        let places = view.places(model);
+        let sight = Sight { ledger, node, reading, weights, usual };
+        let places = sight.places(model);
+        if let Some(weights) = weights.filter(|_| places.is_empty()) {
+            let here = sight.start(None, weights, usual).total();
+            absent = Some(absent.map_or(here, |soonest| soonest.min(here)));
+        }
         located.counts.add(&places);
         if page.after.as_ref().is_none_or(|after| after < name) && !places.is_empty() {
             if located.places.len() < page.limit {
@@ -144,7 +155,24 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
             }
         }
     }
+    let by_policy = |weights| engine_start(None, weights, &ledger.policy().loading).total();
+    located.absent_ready_in_millis = absent.or(weights.map(by_policy));
     located
+}
+
+/// What a new pod of the model would run: what most of its pods run, or, if it has none, most pods; `None` if no pod runs any.
+fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<EngineKind> {
+    let mut counts = EngineKind::ALL.map(|engine| (0_usize, 0_usize, engine));
+    let readings = ledger.all_node_states().filter_map(|node_state| node_state.believed_reading());
+    for seen in readings.flat_map(|reading| &reading.engines) {
+        let Some(pod_state) = ledger.pod_state(&seen.pod) else { continue };
+        if let Some((own, all, _)) = counts.iter_mut().find(|(.., kind)| *kind == pod_state.demand.engine) {
+            *own += usize::from(seen.model == *model);
+            *all += 1;
+        }
+    }
+    let most = counts.into_iter().max_by_key(|(own, all, engine)| (*own, *all, std::cmp::Reverse(*engine)));
+    most.filter(|(_, all, _)| *all > 0).map(|(.., engine)| engine)
 }
 
 /// Which models are anywhere, in how many places. Never more than a page of them is kept, whatever agents report.
@@ -215,10 +243,11 @@ fn started(pod_state: &PodState) -> Option<Moment> {
 /// What a node's agent sees of one model.
 struct Sight<'a> {
     ledger: &'a Ledger,
-    node: &'a NodeName,
+    node: &'a Node,
     reading: &'a NodeReading,
     weights: Option<Bytes>,
-    speeds: &'a LoadingSpeeds,
+    /// The engine that a new pod would run.
+    usual: Option<EngineKind>,
 }
 
 impl Sight<'_> {
@@ -230,6 +259,56 @@ impl Sight<'_> {
             places.extend(holding.map(|holding| self.files(holding)));
         }
         places
+    }
+
+    /// What an engine takes to start here. Of an engine that is not known, nothing was learned.
+    fn start(&self, holding: Option<&NodeModel>, weights: Bytes, engine: Option<EngineKind>) -> StartTime {
+        let speeds = &self.ledger.policy().loading;
+        match engine {
+            Some(engine) => {
+                self.ledger.start_model().engine_start(self.node, engine, holding, weights, speeds)
+            }
+            None => engine_start(holding, weights, speeds),
+        }
+    }
+
+    /// Until an engine answers that loads now.
+    fn still_loading(
+        &self,
+        pod_state: Option<&PodState>,
+        holding: Option<&NodeModel>,
+        weights: Bytes,
+    ) -> Millis {
+        let now = self.ledger.now();
+        let left = |whole: Millis, since: Moment| Millis(whole.0.saturating_sub(now.since(since).0));
+        if let Some(start) = pod_state.and_then(|pod_state| pod_state.start.as_deref()) {
+            return left(start.expected.total(), start.since);
+        }
+        // Its own reading has brought the files into the page cache.
+        let from_disk =
+            holding.map(|holding| NodeModel { tier: holding.tier.min(ModelTier::Disk), ..holding.clone() });
+        let engine = pod_state.map(|pod_state| pod_state.demand.engine).or(self.usual);
+        let whole = self.start(from_disk.as_ref(), weights, engine).total();
+        left(whole, pod_state.and_then(started).unwrap_or(now))
+    }
+
+    /// Until an engine answers that sleeps and is woken now.
+    fn asleep(
+        &self,
+        level: SleepLevel,
+        pod_state: Option<&PodState>,
+        holding: Option<&NodeModel>,
+        weights: Bytes,
+    ) -> Millis {
+        let speeds = &self.ledger.policy().loading;
+        match level {
+            SleepLevel::WeightsOffloaded => time_to_wake(level, holding, weights, speeds),
+            // As long as engines have taken to read them.
+            SleepLevel::WeightsDiscarded => {
+                let engine = pod_state.map(|pod_state| pod_state.demand.engine).or(self.usual);
+                self.start(holding, weights, engine).transfer() + speeds.wake_init
+            }
+        }
     }
 
     fn engine(&self, engine: &EngineReading, holding: Option<&NodeModel>) -> ModelPlace {
@@ -245,18 +324,11 @@ impl Sight<'_> {
         };
         let ready = |weights| match engine.state {
             EngineModelState::Resident => Millis::default(),
-            EngineModelState::Asleep(level) => time_to_wake(level, holding, weights, self.speeds),
-            EngineModelState::Loading => {
-                let from_disk = holding
-                    .map(|holding| NodeModel { tier: holding.tier.min(ModelTier::Disk), ..holding.clone() });
-                let since = pod_state.and_then(started);
-                let ran = since.map_or(Millis::default(), |since| self.ledger.now().since(since));
-                let whole = time_to_ready(from_disk.as_ref(), weights, self.speeds);
-                Millis(whole.0.saturating_sub(ran.0))
-            }
+            EngineModelState::Asleep(level) => self.asleep(level, pod_state, holding, weights),
+            EngineModelState::Loading => self.still_loading(pod_state, holding, weights),
         };
         ModelPlace {
-            node: self.node.clone(),
+            node: self.node.name.clone(),
             state: engine.state.into(),
             gpus: engine.gpus.to_vec(),
             pod: pod_state.map(|pod_state| pod_state.key.clone()),
@@ -274,14 +346,16 @@ impl Sight<'_> {
 
     fn files(&self, holding: &NodeModel) -> ModelPlace {
         ModelPlace {
-            node: self.node.clone(),
+            node: self.node.name.clone(),
             state: holding.tier.into(),
             gpus: Vec::new(),
             pod: None,
             pod_uid: None,
             sleep_level: None,
             reusable_in: None,
-            ready_in_millis: self.weights.map(|weights| time_to_ready(Some(holding), weights, self.speeds)),
+            ready_in_millis: self
+                .weights
+                .map(|weights| self.start(Some(holding), weights, self.usual).total()),
             age_millis: self.ledger.now().since(self.reading.sampled),
             wakeable: None,
         }
@@ -347,3 +421,6 @@ impl From<ModelTier> for ModelPlaceState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

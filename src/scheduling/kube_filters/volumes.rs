@@ -111,8 +111,11 @@ pub enum StorageObject {
     Class(StorageClass),
 }
 
+/// Objects by name. A copy of the view shares those that do not change meanwhile.
+type Shard<V> = Arc<BTreeMap<Arc<str>, V>>;
+
 #[derive(Debug, Clone)]
-struct Shards<V>(Box<[Arc<BTreeMap<Arc<str>, V>>]>);
+struct Shards<V>(Box<[Shard<V>]>);
 
 /// What the pod's volumes ask of a node.
 #[derive(Debug, Default)]

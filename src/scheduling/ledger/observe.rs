@@ -201,8 +201,10 @@ impl Ledger {
     /// Brings the node to what the pod's disruption depends on now.
     pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
         let Some(pod_state) = self.pod_states.get(uid) else { return };
-        if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
-            node_state.note_disruption_info(uid, pod_state);
+        let Some(node) = pod_state.node() else { return };
+        let node_state = self.node_states.get_mut(node);
+        if node_state.is_some_and(|node_state| node_state.note_disruption_info(uid, pod_state)) {
+            self.node_states.refresh_view(node, &self.pod_states, &self.policy);
         }
     }
 

@@ -35,7 +35,7 @@ pub fn choose(
     }
 }
 
-/// The same with a packing model, on a node that it has not summarized yet.
+/// The same with a packing model, on a node that the model has not summarized yet.
 pub fn choose_at(
     packing_model: &PackingModel,
     node_gpus: NodeGpus<'_>,

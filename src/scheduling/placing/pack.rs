@@ -3,7 +3,6 @@
 
 use super::engine_load_cost::EngineLoadCost;
 use super::fit::usable;
-use super::learned::{NodeGpus, PackingModel};
 use super::packing::{EqualGpus, EvaluatedGpus, NodeEvaluation, NodePacking, Packing, PackingCost};
 use crate::scheduling::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet};
@@ -62,17 +61,6 @@ impl GpuChoice {
 /// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have enough free VRAM.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
     choose_by(&NodeEvaluation::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
-}
-
-/// The same with a packing model, on a node that it has not summarized yet.
-pub fn choose_at(
-    packing_model: &PackingModel,
-    node_gpus: NodeGpus<'_>,
-    demand: &Demand,
-    allowed: GpuSet,
-) -> Option<GpuSet> {
-    let node_summary = packing_model.node_summary(node_gpus);
-    choose_by(&NodeEvaluation::of(packing_model, &node_summary, demand), allowed).map(|choice| choice.gpus)
 }
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that

@@ -6,9 +6,9 @@
 use crate::ids::GpuModel;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
-use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, engine_start};
+use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start};
 use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::start_time::{LoadPath, StartFactors, StartKind, StartTime};
+use crate::scheduling::vocabulary::start_time::{EngineKind, LoadPath, StartFactors, StartKind, StartTime};
 use crate::units::{Bytes, Millis};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ pub const MAX_IMAGES: usize = 32_768;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartModel {
     pull: LearnedFactors<()>,
-    /// By engine, in the order of [`EngineKind`]; shorter if the last ones have started nowhere.
+    /// By engine, in the order of [`EngineKind`](crate::scheduling::vocabulary::start_time::EngineKind); shorter if the last ones
+    /// have started nowhere.
     engines: Vec<LearnedFactors<(LoadPath, GpuModel)>>,
     images: Arc<ImageSizes>,
 }
@@ -180,6 +181,21 @@ impl StartModel {
             }
         };
         known.copied()
+    }
+
+    /// How long an engine takes to start on a node that has `holding` of its model, without a pull; `weights` is what the model
+    /// weighs where the node cannot tell.
+    pub fn engine_start(
+        &self,
+        node: &Node,
+        engine: EngineKind,
+        holding: Option<&NodeModel>,
+        weights: Bytes,
+        speeds: &LoadingSpeeds,
+    ) -> StartTime {
+        let kind = StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)));
+        let learned = self.factors(node, kind).factors;
+        engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
     /// The sizes of images, to be changed.

@@ -12,14 +12,15 @@ use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
 use crate::scheduling::ledger::{PendingPod, PodGroup, WaitKind};
+use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::learned::{NodeGpus, PackingModel};
-use crate::scheduling::placing::pack;
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::GroupPlacement;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
 use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::Millis;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// A group that does not declare its size consists of the pods that have existed for this long, because controllers create the
@@ -191,11 +192,11 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let fits = |island: &GpuSet| {
-                gpu_candidates(node, snapshot.packing_model(), &pods, *island).len() == pods.len()
-            };
-            let Some(island) = islands(node).into_iter().find(fits) else { continue };
-            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), &pods, island);
+            let on = |island| gpu_candidates(node, snapshot.packing_model(), &pods, island);
+            let whole = islands(node).into_iter().map(on).filter(|chosen| chosen.len() == pods.len());
+            // Of equals the first.
+            let most_woken = whole.min_by_key(|chosen| Reverse(count_woken(node, &pods, chosen)));
+            let Some(gpu_candidates) = most_woken else { continue };
             let reserved: Vec<PlannedPlacement> = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
@@ -220,7 +221,12 @@ fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
     pods.iter().map(|pod| PlanStep::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
 }
 
-/// Places for as many of the pods as possible on these GPUs, one after the other.
+/// How many of the pods are placed where they may wake an engine.
+fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeGpuCandidates) -> usize {
+    chosen.iter().filter(|(pod, gpus)| node.reusable.on(*gpus, &pods[*pod].demand).is_some()).count()
+}
+
+/// Places for as many of the pods as possible on these GPUs, one after the other. Each takes the engine that it may wake there.
 fn gpu_candidates(
     node: &Node,
     packing_model: &PackingModel,
@@ -228,10 +234,13 @@ fn gpu_candidates(
     allowed: GpuSet,
 ) -> NodeGpuCandidates {
     let mut gpus = node.gpus.to_vec();
+    let mut reusable = node.reusable.clone();
     let mut gpu_candidates = NodeGpuCandidates::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
         let node_gpus = NodeGpus { gpus: &gpus, ..node.node_gpus() };
-        let Some(chosen) = pack::choose_at(packing_model, node_gpus, demand, allowed) else { continue };
+        let chosen = affinity::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
+        let Some(chosen) = chosen else { continue };
+        reusable = reusable.without_one_on(chosen, demand);
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;

@@ -4,7 +4,8 @@
 //! [`choices`]: one placement; [`engine_loads`]: the same among busy engines; [`affinity`]: the same beside engines that sleep;
 //! [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
 //! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps; [`stored`]:
-//! the same, with a ledger that is stored and loaded in between. [`lending`]: engines that sleep and wake while others have their VRAM.
+//! the same, with a ledger that is stored and loaded in between. [`lending`]: engines that sleep and wake while others have their
+//! VRAM. [`together`]: all of that at once.
 
 mod affinity;
 mod allowances;
@@ -15,6 +16,7 @@ mod lending;
 mod plans;
 mod stored;
 mod tenants;
+mod together;
 // Draws its clusters with the simulators' random numbers.
 #[cfg(feature = "lab")]
 mod victims;

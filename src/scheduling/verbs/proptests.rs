@@ -371,7 +371,7 @@ impl RecordedCluster {
                 ports: Arc::default(),
                 repels: Arc::default(),
                 volumes: 0,
-                claims_devices: pod % 3 == 0,
+                claims_devices: pod.is_multiple_of(3),
             };
             self.apply(FilterPodObserved {
                 uid: uid(pod),

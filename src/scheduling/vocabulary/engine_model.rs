@@ -124,6 +124,15 @@ impl ReusableEngineSet {
         self.suiting(demand).filter(|engine| engine.gpus == gpus).min_by_key(|engine| engine.level)
     }
 
+    /// The same set without the engine that a pod with this demand wakes on these GPUs, if it wakes one: it is that pod's.
+    pub fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
+        let woken = self.on(gpus, demand).and_then(|woken| self.list.iter().position(|one| one == woken));
+        let Some(woken) = woken else { return self };
+        let mut rest = self.list.to_vec();
+        rest.remove(woken);
+        rest.into()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

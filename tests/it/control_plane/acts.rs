@@ -16,7 +16,7 @@ use stowage::kubernetes::objects;
 use stowage::kubernetes::port::WriteTimes;
 use stowage::kubernetes::port::{
     ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
-    StatusChange,
+    StatusChange, WakeAnswer,
 };
 use stowage::kubernetes::{ApiControlPlane, CDI_KIND};
 use stowage::scheduling::policy::{Class, Policy, Protection};
@@ -170,6 +170,7 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     };
     let change = StatusChange {
         eviction: Some(EvictionCondition::Cancelled),
+        wake: Some(WakeAnswer::Reclaiming),
         ..StatusChange::reservation(reservation)
             .and_nominate(node.clone())
             .and_touch()

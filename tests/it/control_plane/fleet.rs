@@ -58,7 +58,7 @@ impl GpuNode {
     fn report(&self, sequence: u64, measured: &Measured) -> Value {
         let gpu = |index| {
             let uuid = self.uuid(index);
-            let used = measured.strangers.get(&uuid).copied().unwrap_or_default();
+            let used = measured.unaccounted.get(&uuid).copied().unwrap_or_default();
             let engine = measured.engines.get(&uuid);
             let by_engine = engine.map_or(0, |engine| engine["bytes"].as_u64().unwrap());
             let process =
@@ -95,7 +95,7 @@ impl GpuNode {
 #[derive(Debug, Clone, Default)]
 struct Measured {
     /// The VRAM that processes outside of pods use, in MiB.
-    strangers: BTreeMap<String, u64>,
+    unaccounted: BTreeMap<String, u64>,
     /// The share of its KV cache that the engine there uses.
     caches: BTreeMap<String, f64>,
     /// The one engine there: its pod, its state, and its bytes.
@@ -134,7 +134,7 @@ impl FleetAgents {
 
     /// From the next report on.
     pub fn occupy(&self, uuid: &str, mib: u64) {
-        self.measured.lock().strangers.insert(uuid.to_owned(), mib);
+        self.measured.lock().unaccounted.insert(uuid.to_owned(), mib);
     }
 
     /// From the next report on.

@@ -116,8 +116,8 @@ const REFUSED: usize = 200;
 async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_woken() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
-    let strangers = nodes[2].uuid(0);
-    world.occupy(&strangers, 60 << 10);
+    let unaccounted = nodes[2].uuid(0);
+    world.occupy(&unaccounted, 60 << 10);
     world.begin_scheduling().await;
 
     submit(
@@ -164,7 +164,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     })
     .await;
     let before = calls(&world, "filter").await;
-    world.occupy(&strangers, 0);
+    world.occupy(&unaccounted, 0);
     let freed = Instant::now();
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();

@@ -144,10 +144,10 @@ impl NodeState {
     }
 
     /// What is left of each GPU.
-    pub(super) fn gpus(&self, policy: &Policy) -> Vec<Gpu> {
+    pub(super) fn gpus(&self, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.charges.reserved.clone();
         self.add_measured(&policy.telemetry, &mut gpus);
-        self.add_lendable(&mut gpus);
+        self.add_lendable(&mut gpus, pod_states, None);
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -161,7 +161,7 @@ impl NodeState {
     ) -> Vec<Gpu> {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
-        self.add_lendable(&mut gpus);
+        self.add_lendable(&mut gpus, pod_states, Some(except));
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -285,14 +285,18 @@ impl NodeState {
         })
     }
 
-    /// What the pod's disruption depends on has changed, and nothing that it takes.
-    pub(in crate::scheduling::ledger) fn note_disruption_info(&mut self, uid: &PodUid, pod_state: &PodState) {
+    /// What the pod's disruption depends on has changed, and nothing that it takes. Answers whether it begins to leave, or stays
+    /// after all: an engine that leaves lends nothing more, and serves no other pod.
+    pub(in crate::scheduling::ledger) fn note_disruption_info(
+        &mut self,
+        uid: &PodUid,
+        pod_state: &PodState,
+    ) -> bool {
         let residents = &mut self.charges.residents;
-        if let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) {
-            let resident = &mut residents[found];
-            (resident.unsaved_since, resident.is_leaving) =
-                (pod_state.unsaved_since(), pod_state.is_leaving());
-        }
+        let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) else { return false };
+        let resident = &mut residents[found];
+        resident.unsaved_since = pod_state.unsaved_since();
+        std::mem::replace(&mut resident.is_leaving, pod_state.is_leaving()) != pod_state.is_leaving()
     }
 
     /// What device plugins offer here, beside what pods that are here or on their way use.
@@ -350,6 +354,20 @@ impl NodeState {
             // It will start as soon as the last victim has left: an engine that began to start now would be in its way.
             gpu.starting |= preemptor.demand.terms.engine;
         }
+    }
+
+    /// The GPUs that are reserved here for pods but `except`, each with the pod's priority if it may borrow.
+    pub(super) fn reserved_places(
+        &self,
+        pod_states: &PodStates,
+        except: Option<&PodUid>,
+    ) -> Vec<(GpuSet, Option<i32>)> {
+        let others = self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
+        let reserved = others.filter_map(|pod_state| {
+            let places = self.resolve(&self.reservation_here(pod_state)?.devices)?;
+            Some((places, pod_state.demand.terms.borrows.then_some(pod_state.demand.priority)))
+        });
+        reserved.collect()
     }
 
     fn reservation_here<'p>(&self, pod_state: &'p PodState) -> Option<&'p Reservation> {

@@ -3,7 +3,7 @@
 //! A lender's grant stays charged in full, and so does what a borrower has: for a pod that may not borrow nothing changes. For one
 //! that may, [`NodeState::add_lendable`] adds to each GPU what its lenders do not use. So of each GPU
 //!
-//! - the grants of all pods that do not borrow are at most its capacity, whoever sleeps or wakes;
+//! - the grants of all pods that do not borrow are at most its capacity, whichever of them sleep or wake;
 //! - when a pod borrows, all grants are at most its capacity, where a lender counts with what it keeps.
 //!
 //! An engine lends once reports have shown for a while that it sleeps and uses the same VRAM. It ends at once when it is to wake,
@@ -237,8 +237,9 @@ impl NodeState {
     }
 
     /// Adds what lenders do not use to what pods that may borrow can have. Nothing, unless the figures are fresh and the node
-    /// advertises it: kube-scheduler would not bind a pod that it cannot see room for.
-    pub(super) fn add_lendable(&self, gpus: &mut [Gpu]) {
+    /// advertises it: kube-scheduler would not bind a pod that it cannot see room for. Nor where a GPU is reserved for a pod
+    /// that cannot borrow there: borrowers are charged in full, so that it would not find what was kept for it.
+    pub(super) fn add_lendable(&self, gpus: &mut [Gpu], pod_states: &PodStates, except: Option<&PodUid>) {
         if self.freshness != Freshness::Fresh || self.lending.lenders.is_empty() {
             return;
         }
@@ -248,12 +249,18 @@ impl NodeState {
         {
             return;
         }
+        let reserved = self.reserved_places(pod_states, except);
         for (place, gpu) in gpus.iter_mut().enumerate() {
             let lenders = self.lenders_on(place).filter(|(resident, _)| self.may_lend_more(resident));
             let (mut lendable, mut below) = (Bytes::ZERO, None);
             for (resident, kept) in lenders {
                 lendable += resident.per_gpu.minus(kept);
                 below = below.into_iter().chain([resident.priority]).min();
+            }
+            let needs_it =
+                |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
+            if reserved.iter().any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at)) {
+                continue;
             }
             let uuid = &self.devices[place].uuid;
             let hidden = self.lending.hidden.iter().find(|(gpu, _)| gpu == uuid);

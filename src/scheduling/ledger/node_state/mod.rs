@@ -309,7 +309,7 @@ impl NodeState {
 
     /// The node as decisions are to see it, of the generation that it had.
     pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
-        let (known, gpus) = (&self.view, self.gpus(policy));
+        let (known, gpus) = (&self.view, self.gpus(pods, policy));
         let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
         let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
         Node {

@@ -46,6 +46,10 @@ impl NodeState {
         policy: &Policy,
     ) -> Option<ReusableEngine> {
         let EngineModelState::Asleep(level) = engine.state else { return None };
+        // It must ask before it wakes, and the pod that woke it would not: its borrowers would lose their VRAM.
+        if self.resident_of(&engine.pod).is_some_and(|resident| resident.lends) {
+            return None;
+        }
         let namespace =
             engine.reusable_in.clone().or_else(|| self.opened_by_class(&engine.pod, pods, policy))?;
         Some(ReusableEngine {

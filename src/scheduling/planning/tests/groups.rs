@@ -1,6 +1,11 @@
 //! A group is placed whole or not at all, where the policy wants it.
 
 use super::*;
+use crate::ids::ModelId;
+use crate::scheduling::testkit::{START, in_namespace};
+use crate::scheduling::verbs::observe::ReadingReported;
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::units::Bytes;
 
 #[test]
 fn a_group_is_placed_whole_or_not_at_all() {
@@ -77,4 +82,66 @@ fn a_group_evicts_for_all_its_members_or_for_none() {
         cluster.member(name, shared(50, 100), group("pair", Some(2)));
     }
     assert_eq!(cluster.plan(), ["a on m after k, b on n after j"]);
+}
+
+/// Engines of the model `m` sleep on these GPUs of the node, and new pods of it may wake them.
+fn asleep(cluster: &mut LedgerCluster, on: &str, gpus: &[u32]) {
+    let engine = |gpu: &u32| EngineReading {
+        pod: uid(&format!("asleep-{gpu}")),
+        model: ModelId::parse("m").unwrap(),
+        gpus: [gpu_at(on, *gpu)].into(),
+        state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+        reusable_in: Some("default".into()),
+        seen: START,
+    };
+    let gpu = |index| GpuReading {
+        uuid: gpu_at(on, index),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    };
+    let engines = gpus.iter().map(engine).collect();
+    let reading =
+        NodeReading { sampled: START, gpus: (0..8).map(gpu).collect(), engines, ..NodeReading::default() };
+    cluster.apply(ReadingReported { node: node(on), reading });
+}
+
+fn of_model(demand: Demand) -> Demand {
+    in_namespace(Demand { model: ModelId::parse("m").ok(), ..demand }, "default", &Policy::default())
+}
+
+/// The GPU of each pod, in the order in which the pods are placed.
+fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
+    let steps = steps(cluster, 64);
+    let places = steps.iter().flat_map(|step| match step {
+        PlanStep::Place(places) => places.as_slice(),
+        other => panic!("{other:?}"),
+    });
+    places.map(|place| place.reservation.devices[0].to_string()).collect()
+}
+
+#[test]
+fn a_pod_under_the_gate_is_placed_where_an_engine_of_its_model_sleeps() {
+    let mut cluster = LedgerCluster::new(&[("n", 8)]);
+    asleep(&mut cluster, "n", &[5]);
+    cluster.gated("p", of_model(job(60)));
+    cluster.gated("q", of_model(job(60)));
+    assert_eq!(gpus_of(&mut cluster), ["GPU-n-5", "GPU-n-0"], "one engine is promised to one pod");
+}
+
+#[test]
+fn each_pod_of_a_group_wakes_an_engine_of_its_own_as_far_as_there_are_any() {
+    for (placement, expected) in [
+        (GroupPlacement::Anywhere, ["GPU-n-5", "GPU-n-6", "GPU-n-0"]),
+        (GroupPlacement::FewestNodes, ["GPU-n-5", "GPU-n-6", "GPU-n-0"]),
+        // Of two islands the one in which more engines sleep.
+        (GroupPlacement::OneIsland, ["GPU-n-5", "GPU-n-6", "GPU-n-4"]),
+    ] {
+        let mut cluster = LedgerCluster::by(with_placement(placement), &[("n", 8)]);
+        asleep(&mut cluster, "n", &[5, 6]);
+        for name in ["a", "b", "c"] {
+            cluster.member(name, of_model(job(60)), group("trio", Some(3)));
+        }
+        assert_eq!(gpus_of(&mut cluster), expected, "{placement:?}");
+    }
 }

@@ -3,7 +3,7 @@
 use crate::ids::ModelId;
 use crate::scheduling::placing::affinity::{Wake, wake_on};
 use crate::scheduling::placing::rank::{Candidate, ScheduleAttempt, shortlist};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Policy, SleepingRule};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
@@ -131,13 +131,15 @@ fn a_gpu_without_room_is_not_chosen_for_its_engine() {
 #[test]
 fn a_class_opens_its_engines_and_none_does_by_default() {
     let closed = |pod: &str| EngineReading { reusable_in: None, ..engine(pod, "b", 3) };
-    let opened = {
+    let opened = |sleeping| {
         let policy = Policy::default();
         let mut classes = policy.classes().to_vec();
-        classes.iter_mut().for_each(|class| class.reusable = true);
+        classes.iter_mut().for_each(|class| (class.reusable, class.sleeping) = (true, sleeping));
         policy.with_classes(classes).unwrap()
     };
-    for (policy, is_open) in [(Policy::default(), false), (opened, true)] {
+    let (lends, keeps) = (opened(SleepingRule::Lend), opened(SleepingRule::Keep));
+    // An engine that lends must ask before it wakes.
+    for (policy, is_open) in [(Policy::default(), false), (lends, false), (keeps, true)] {
         let mut cluster = cluster(policy);
         cluster.run(
             "engine",
