@@ -1,7 +1,7 @@
 //! Metrics of VRAM that sleeping engines lend: how much, to how many pods, and how engines wake.
 
 use prometheus::core::Collector;
-use prometheus::{IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 pub struct LendingMetrics {
     /// VRAM that sleeping engines lend, used or not.
@@ -12,6 +12,8 @@ pub struct LendingMetrics {
     pub waiting: IntGauge,
     /// Engines that were told that they may wake, and engines that woke over their loans.
     pub wakes: IntCounterVec,
+    /// Sleeping engines that got back what they lent before they asked.
+    pub recalls: IntCounter,
     /// Evictions of borrowers, by outcome.
     pub evictions: IntCounterVec,
 }
@@ -37,7 +39,14 @@ impl LendingMetrics {
             values.iter().for_each(|value| drop(counters.with_label_values(&[*value])));
             counters
         };
+        let recalls = IntCounter::new(
+            "stowage_loan_recalls_total",
+            "Sleeping engines that got back what they lent before they asked, because their model was in demand.",
+        )
+        .expect("the name is valid");
+        keep(Box::new(recalls.clone()));
         Self {
+            recalls,
             lent: gauge("stowage_vram_lent_bytes", "VRAM that sleeping engines lend, used or not."),
             borrowers: gauge("stowage_borrowing_pods", "Pods whose VRAM is lent by sleeping engines."),
             waiting: gauge("stowage_waking_pods", "Pods that asked to wake and may not yet."),

@@ -11,7 +11,7 @@ use super::write::{EvictionTask, PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer};
 use crate::scheduling::ledger::WakeStatus;
-use crate::scheduling::planning::{LoanEviction, loans_to_end};
+use crate::scheduling::planning::{LoanEviction, RecallWatch, loans_to_end};
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +19,8 @@ use tracing::{info, warn};
 
 /// An engine waits for these evictions.
 const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+/// Agents report once a second: more often there is nothing new.
+const LOOK_FOR_LOAD_EVERY: Millis = Millis::seconds(1);
 /// How long a condition may take to appear in the watch before it is written again.
 const SHOWS_WITHIN: Millis = Millis::seconds(5);
 
@@ -26,6 +28,9 @@ const SHOWS_WITHIN: Millis = Millis::seconds(5);
 #[derive(Debug, Default)]
 pub(super) struct EndingLoans {
     evictions: BTreeMap<PodUid, LoanEnd>,
+    /// Which models' sleeping engines will be needed soon.
+    recall: RecallWatch,
+    check_load_at: Moment,
     /// What pods were told last, and when they are told again if it does not show.
     answers: BTreeMap<PodUid, (WakeAnswer, Moment)>,
 }
@@ -41,7 +46,18 @@ impl Planner {
     /// Evicts borrowers whose lenders wake, and answers those lenders.
     pub(super) fn end_loans(&mut self, now: Moment) {
         // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
-        let ledger = self.service.cluster().scratch();
+        let mut ledger = self.service.cluster().scratch();
+        if now >= self.loans.check_load_at {
+            self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
+            let recalls = self.loans.recall.look(&ledger);
+            if !recalls.is_empty() {
+                info!(recalled = recalls.begin.len(), ended = recalls.end.len(), "sleeping engines' loans");
+                self.service.metrics.lending.recalls.inc_by(recalls.begin.len() as u64);
+                let mut cluster = self.service.cluster();
+                cluster.apply(recalls);
+                ledger = cluster.scratch();
+            }
+        }
         self.loans.evictions.retain(|uid, _| ledger.pod_state(uid).is_some());
         let pending = self.loans.evictions.iter().filter(|(_, end)| !end.attempt.is_due(now));
         let (failed, leaving): (Vec<_>, Vec<_>) = pending.partition(|(_, end)| end.has_failed);
@@ -56,7 +72,7 @@ impl Planner {
     }
 
     fn end_loan(&mut self, eviction: LoanEviction) {
-        let LoanEviction { uid, key, lender, gpu } = eviction;
+        let LoanEviction { uid, key, lender, gpu, is_early } = eviction;
         let mut ledger = self.service.cluster();
         if !ledger.may_order(std::slice::from_ref(&uid)) {
             drop(ledger);
@@ -68,7 +84,7 @@ impl Planner {
         end.attempt.begin();
         end.has_failed = false;
         info!(pod = %key, %lender, %gpu, "its loan ends");
-        let why = EvictionReason::LoanEnded { lender, gpu };
+        let why = EvictionReason::LoanEnded { lender, gpu, is_early };
         self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::LoanEnd });
     }
 

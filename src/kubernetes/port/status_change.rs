@@ -23,8 +23,8 @@ pub enum EvictionReason {
     GroupEvicted { group: Arc<str>, by: PodKey },
     /// The rest of its group was not placed in time, and the policy keeps no part of one.
     GroupIncomplete { group: Arc<str> },
-    /// Its VRAM is lent by a sleeping engine, which wakes.
-    LoanEnded { lender: PodKey, gpu: GpuUuid },
+    /// Its VRAM is lent by a sleeping engine, which wakes; or, if that is early, will soon.
+    LoanEnded { lender: PodKey, gpu: GpuUuid, is_early: bool },
     /// Its GPU was allocated to another pod as well, and it has not started.
     Conflict { with: PodKey, gpu: GpuUuid },
     /// It used more VRAM than it was granted for longer than the policy allows.
@@ -76,7 +76,11 @@ impl fmt::Display for EvictionReason {
                 f,
                 "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
             ),
-            Self::LoanEnded { lender, gpu } => write!(
+            Self::LoanEnded { lender, gpu, is_early: true } => write!(
+                f,
+                "The engines beside that of pod {lender} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps."
+            ),
+            Self::LoanEnded { lender, gpu, is_early: false } => write!(
                 f,
                 "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
             ),
@@ -262,7 +266,11 @@ mod tests {
             (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
             (
-                EvictionReason::LoanEnded { lender: llama.clone(), gpu: GpuUuid::from_index(3) },
+                EvictionReason::LoanEnded {
+                    lender: llama.clone(),
+                    gpu: GpuUuid::from_index(3),
+                    is_early: false,
+                },
                 "team-a/llama",
             ),
             (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),

@@ -18,9 +18,11 @@ pub struct LoanEviction {
     /// A pod that needs the VRAM.
     pub lender: PodKey,
     pub gpu: GpuUuid,
+    /// That pod has not asked, and will be needed soon.
+    pub is_early: bool,
 }
 
-/// The borrowers to evict now. Those in `leaving` are being evicted, those in `not_now` could not be, a moment ago.
+/// The borrowers to evict now, those first that an engine waits for. Those in `leaving` are being evicted, those in `not_now` could not be, a moment ago.
 pub fn loans_to_end(
     ledger: &Ledger,
     leaving: &BTreeSet<PodUid>,
@@ -32,6 +34,7 @@ pub fn loans_to_end(
     for (name, node_state) in ledger.nodes_with_loans() {
         evict_on(ledger, name, node_state, &preemptor, (leaving, not_now), &mut evictions);
     }
+    evictions.sort_by_key(|eviction| eviction.is_early);
     evictions
 }
 
@@ -53,6 +56,7 @@ fn evict_on(
             continue;
         }
         let Some(lender) = node_state.lender_in_need(place) else { continue };
+        let is_early = !lender.is_waking && node_state.is_recalled(&lender.uid);
         let Some(lender) = ledger.pod_state(&lender.uid).map(|pod_state| pod_state.key.clone()) else {
             continue;
         };
@@ -83,7 +87,7 @@ fn evict_on(
             beyond = beyond.minus(per_gpu);
             chosen.insert(uid);
             let (uid, key) = (uid.clone(), pod_state.key.clone());
-            evictions.push(LoanEviction { uid, key, lender: lender.clone(), gpu: gpu.clone() });
+            evictions.push(LoanEviction { uid, key, lender: lender.clone(), gpu: gpu.clone(), is_early });
         }
     }
 }

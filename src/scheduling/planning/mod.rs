@@ -8,13 +8,15 @@
 //!
 //! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
 //! victims within the [`EvictionLimit`]s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
-//! together; [`relief`] finds pods to evict from the GPU of an engine under pressure.
+//! together; [`relief`] finds pods to evict from the GPU of an engine under pressure, [`loans`] those whose lenders wake, and
+//! [`recall`] lenders that will be needed soon.
 
 mod consolidation;
 mod groups;
 mod loans;
 mod node_ranking;
 mod preemption;
+mod recall;
 mod relief;
 mod state;
 mod step_budget;
@@ -23,6 +25,7 @@ mod step_budget;
 mod tests;
 
 pub use loans::{LoanEviction, loans_to_end};
+pub use recall::{LoansRecalled, RecallWatch};
 pub use relief::{PressureWatch, ReliefEviction};
 pub use step_budget::PlanBounds;
 

@@ -69,7 +69,7 @@ impl PressureWatch {
 }
 
 /// Unknown load is no pressure.
-fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pressed: bool) -> bool {
+pub(super) fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pressed: bool) -> bool {
     let (kv_cache, queue) = (engine_load.occupancy(), engine_load.queue);
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {

@@ -35,6 +35,8 @@ pub struct LendingRules {
     /// VRAM on each GPU that it keeps beyond what it uses.
     #[serde(with = "setting::MemoryQuantity")]
     pub margin: Bytes,
+    /// It gets back what it lent before it asks, when the engines that serve its model are as busy as `pressure` says.
+    pub reclaim_on_load: bool,
 }
 
 /// Pods that are useful only together.
@@ -132,7 +134,7 @@ impl Default for Planning {
 impl Default for LendingRules {
     /// An engine that sleeps for a minute will sleep for longer; a gibibyte is more than a CUDA context and its growth.
     fn default() -> Self {
-        Self { after: Millis::seconds(60), margin: Bytes::gib(1) }
+        Self { after: Millis::seconds(60), margin: Bytes::gib(1), reclaim_on_load: true }
     }
 }
 

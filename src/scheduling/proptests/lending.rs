@@ -4,10 +4,10 @@
 //! that learns of both late, is stored and loaded, or begins anew. Engines follow the protocol: they wake only after their pod
 //! showed that this very request was answered.
 
-use crate::ids::{GpuUuid, LeaderEpoch, NodeName};
+use crate::ids::{GpuUuid, LeaderEpoch, ModelId, NodeName};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
-use crate::scheduling::planning::loans_to_end;
+use crate::scheduling::planning::{RecallWatch, loans_to_end};
 use crate::scheduling::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
 use crate::scheduling::testkit::{START, classified, demand_of, unit_gpu};
@@ -21,9 +21,10 @@ use crate::scheduling::verbs::{Change, Cluster, ClusterState};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -62,6 +63,8 @@ enum Step {
     Restart,
     Store,
     Policy(bool),
+    /// All awake engines have so much of their KV caches in use.
+    Load(u8),
     Pass(u64),
 }
 
@@ -84,6 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restart),
         1 => Just(Step::Store),
         1 => any::<bool>().prop_map(Step::Policy),
+        2 => prop::sample::select(vec![20, 85, 97]).prop_map(Step::Load),
         3 => (1u64..3000).prop_map(Step::Pass),
     ]
 }
@@ -104,7 +108,9 @@ fn policy(lends: bool) -> Policy {
     };
     let others = Class { engine: false, ..Class::named("others") };
     let mut policy = Policy::default().with_classes(vec![engines, jobs, others]).unwrap();
-    policy.planning.lending = LendingRules { after: Millis::seconds(2), margin: Bytes(2) };
+    policy.planning.lending =
+        LendingRules { after: Millis::seconds(2), margin: Bytes(2), ..LendingRules::default() };
+    policy.planning.pressure.as_mut().unwrap().evict_after = Millis::seconds(2);
     policy
 }
 
@@ -153,6 +159,8 @@ struct World {
     /// The planner's writes that the API server has not taken yet.
     writes: VecDeque<(u8, Option<Arc<str>>)>,
     requests: u32,
+    kv_cache: u8,
+    recall: RecallWatch,
     borrowed: usize,
     woken_over: usize,
     wakes: usize,
@@ -172,6 +180,8 @@ impl World {
             reports: VecDeque::new(),
             writes: VecDeque::new(),
             requests: 0,
+            kv_cache: 0,
+            recall: RecallWatch::default(),
             borrowed: 0,
             woken_over: 0,
             wakes: 0,
@@ -187,6 +197,7 @@ impl World {
     /// A process that knows nothing begins to lead.
     fn begin(&mut self, now: Moment) {
         self.cluster = Cluster::new(Arc::new(policy(self.lends)));
+        self.recall = RecallWatch::default();
         self.apply(ClockAdvanced(now));
         self.apply(NodeObserved::new(node(), NodeKind::Stowage));
         let devices = (0..GPUS).map(|index| unit_gpu(0, index)).collect();
@@ -263,14 +274,28 @@ impl World {
                 here().map(|(pod, process)| (uid(*pod), Bytes(process.used()))).collect();
             attributed.sort_unstable();
             let used = Some(attributed.iter().map(|(_, bytes)| *bytes).sum());
-            GpuReading { uuid: uuid.clone(), used, attributed, engine_load: EngineLoad::NONE }
+            let engine_load = EngineLoad::of(Percent::new(self.kv_cache), Some(0));
+            GpuReading { uuid: uuid.clone(), used, attributed, engine_load }
         };
         let state = |process: &Process| if process.asleep { SleepState::Asleep } else { SleepState::Awake };
         let engines = self.processes.iter().filter(|(pod, _)| **pod < ENGINES);
         let mut sleep: Vec<_> = engines.map(|(pod, process)| (uid(*pod), state(process))).collect();
         sleep.sort_unstable();
         let gpus = (0..GPUS).map(gpu).collect();
-        let reading = NodeReading { sampled: self.cluster.now(), gpus, sleep, ..NodeReading::default() };
+        let engine = |(uid, state): &(_, SleepState)| EngineReading {
+            pod: crate::ids::PodUid::clone(uid),
+            model: ModelId::parse("m").unwrap(),
+            gpus: [self.processes[&number(uid)].gpu.clone()].into(),
+            state: match state {
+                SleepState::Awake => EngineModelState::Resident,
+                SleepState::Asleep => EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+            },
+            reusable_in: None,
+            seen: self.cluster.now(),
+        };
+        let engines = sleep.iter().map(engine).collect();
+        let sampled = self.cluster.now();
+        let reading = NodeReading { sampled, gpus, sleep, engines, ..NodeReading::default() };
         self.reports.push_back(reading);
     }
 
@@ -296,6 +321,8 @@ impl World {
     }
 
     fn plan(&mut self) {
+        let recalls = self.recall.look(&self.cluster);
+        self.apply(recalls);
         let going = self.records.iter().filter(|(_, record)| record.leaving);
         let going: BTreeSet<_> = going.map(|(pod, _)| uid(*pod)).collect();
         for eviction in loans_to_end(&self.cluster, &going, &BTreeSet::new()) {
@@ -393,6 +420,7 @@ impl World {
                 self.lends = lends;
                 self.apply(PolicySet { policy: policy(lends), classified: Default::default() });
             }
+            Step::Load(kv_cache) => self.kv_cache = kv_cache,
             Step::Pass(millis) => self.pass(millis),
         }
     }
@@ -541,4 +569,111 @@ fn an_engine_that_flaps_costs_its_borrowers_at_most_six_evictions_in_an_hour() {
         let within = evicted[first..].iter().filter(|at| at.since(evicted[first]) < Millis::seconds(3600));
         assert!(within.count() <= 6, "{evicted:?}");
     }
+}
+
+/// An engine sleeps, another of its model is awake, and pod 10 borrows.
+fn lent_out() -> World {
+    let mut world = World::new(true);
+    world.happens(&Step::Bind(0, true));
+    world.happens(&Step::Bind(1, true));
+    world.happens(&Step::Sleep(0));
+    world.settle();
+    world.settle();
+    world.happens(&Step::Bind(10, true));
+    assert!(world.records[&10].borrows);
+    world
+}
+
+#[test]
+fn a_full_model_takes_back_what_its_sleeping_engine_lent_and_tells_it_nothing() {
+    let mut world = lent_out();
+    world.kv_cache = 97;
+    world.settle();
+    world.plan();
+    assert!(!world.records[&10].leaving, "it may be a spike");
+    world.settle();
+    world.plan();
+    assert!(world.records[&10].leaving && world.writes.is_empty(), "it has not asked");
+    world.happens(&Step::End(10));
+    world.happens(&Step::Free(10));
+    // Not busy enough to begin, and not idle enough to end.
+    world.kv_cache = 85;
+    for _ in 0..10 {
+        world.settle();
+        world.plan();
+    }
+    world.happens(&Step::Bind(10, true));
+    assert!(!world.records.contains_key(&10), "nothing is lent meanwhile");
+    assert!(world.writes.is_empty());
+    // Its room is free when it asks.
+    world.happens(&Step::Ask(0));
+    world.watch(0);
+    world.plan();
+    assert_eq!(world.writes.len(), 1);
+}
+
+#[test]
+fn an_engine_lends_again_some_time_after_its_model_is_full_no_more() {
+    let mut world = lent_out();
+    world.kv_cache = 97;
+    for _ in 0..2 {
+        world.settle();
+        world.plan();
+    }
+    world.happens(&Step::Store);
+    world.kv_cache = 20;
+    world.settle();
+    world.plan();
+    world.happens(&Step::End(10));
+    world.happens(&Step::Free(10));
+    world.settle();
+    world.happens(&Step::Bind(10, true));
+    assert!(!world.records.contains_key(&10), "its next loan begins later than its first");
+    world.settle();
+    world.settle();
+    world.happens(&Step::Bind(10, true));
+    assert!(world.records[&10].borrows);
+}
+
+#[test]
+fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
+    let mut world = lent_out();
+    let mut policy = policy(true);
+    policy.planning.lending.after = Millis::seconds(60);
+    world.apply(PolicySet { policy, classified: Default::default() });
+    let mut evicted = Vec::new();
+    let begin = world.cluster.now();
+    while world.cluster.now().since(begin) < Millis::seconds(4 * 3600) {
+        // The load rises as soon as the VRAM is borrowed, and falls as soon as it is not.
+        world.kv_cache = if world.records.contains_key(&10) { 97 } else { 20 };
+        for _ in 0..2 {
+            world.settle();
+            world.plan();
+        }
+        if world.records.get(&10).is_some_and(|record| record.leaving) {
+            world.happens(&Step::End(10));
+            world.happens(&Step::Free(10));
+            evicted.push(world.cluster.now());
+        }
+        world.happens(&Step::Bind(10, true));
+    }
+    assert!(evicted.len() > 4, "{evicted:?}");
+    for (first, _) in evicted.iter().enumerate() {
+        let within = evicted[first..].iter().filter(|at| at.since(evicted[first]) < Millis::seconds(3600));
+        assert!(within.count() <= 6, "{evicted:?}");
+    }
+}
+
+#[test]
+fn a_policy_without_it_waits_until_the_engine_asks() {
+    let mut world = lent_out();
+    let mut policy = policy(true);
+    policy.planning.lending.reclaim_on_load = false;
+    world.apply(PolicySet { policy, classified: Default::default() });
+    world.kv_cache = 97;
+    for _ in 0..5 {
+        world.settle();
+        world.plan();
+    }
+    assert!(!world.records[&10].leaving);
 }

@@ -21,8 +21,8 @@ use super::tick::{
     ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PolicySet, TakeOveruse, Tick,
 };
 use super::wait::{
-    AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, NoPlacementFound, PodEvicted,
-    PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
+    AllMayBeRefused, EvictionFailed, EvictionsOrdered, ExtendReservation, LoansRecalled, NoPlacementFound,
+    PodEvicted, PodRequeued, PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
     TakeUnknownReservations,
 };
 use super::{Change, Cluster};
@@ -64,5 +64,5 @@ inputs! {
     BindAsked, BindingAnswered, BindingRead, SettlingAsked, SettlingEnded, BindingWritten, BindingFailed,
     TakePending, PutBack, PodRequeued, NoPlacementFound, AllMayBeRefused,
     Reserve, ReservePlaces, ReleaseReservation, ExtendReservation, TakeUnknownReservations,
-    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, TakeOveruse,
+    EvictionsOrdered, PodEvicted, EvictionFailed, ScopeReserved, LoansRecalled, TakeOveruse,
 }

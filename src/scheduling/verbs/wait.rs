@@ -5,6 +5,7 @@ use super::{Change, Cluster};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::eviction_allowance::ScopeKey;
 use crate::scheduling::ledger::{AssumeConflict, PendingPod};
+pub use crate::scheduling::planning::LoansRecalled;
 use crate::scheduling::planning::PlannedPlacement;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
@@ -195,6 +196,15 @@ impl Change for EvictionFailed {
 
     fn apply_to(self, cluster: &mut Cluster) {
         cluster.ledger.note_failed_eviction(&self.0);
+    }
+}
+
+impl Change for LoansRecalled {
+    type Output = ();
+
+    fn apply_to(self, cluster: &mut Cluster) {
+        cluster.ledger.set_recalled(&self.end, false);
+        cluster.ledger.set_recalled(&self.begin, true);
     }
 }
 

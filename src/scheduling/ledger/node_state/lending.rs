@@ -57,6 +57,9 @@ struct Lender {
     sleep: Option<Sleep>,
     /// The last reading that says it shows it awake.
     is_awake: bool,
+    /// It gets back what it lent, because it will be needed soon. It sleeps still, and has not asked.
+    #[serde(default)]
+    is_recalled: bool,
     /// When its latest loans ended, the oldest first.
     ended: Vec<Moment>,
 }
@@ -169,13 +172,16 @@ impl NodeState {
             match (state, used) {
                 (Some(SleepState::Awake), _) => {
                     let was_awake = std::mem::replace(&mut lender.is_awake, true);
+                    lender.is_recalled = false;
                     lender.end_loan();
                     if !was_awake && self.is_lent_out(resident) {
                         lending.woken_over_loans.push(resident.uid.clone());
                     }
                 }
                 (Some(SleepState::Asleep), Some(used))
-                    if !resident.is_waking && resident.sleeps_from <= reading.sampled =>
+                    if !resident.is_waking
+                        && !lender.is_recalled
+                        && resident.sleeps_from <= reading.sampled =>
                 {
                     lender.see_asleep(reading.sampled, &used, rules);
                 }
@@ -199,9 +205,35 @@ impl NodeState {
         for (uid, lender) in &mut lenders {
             if self.resident_of(uid).is_some_and(|resident| resident.is_waking) {
                 lender.end_loan();
+                lender.is_recalled = false;
             }
         }
         self.lending.lenders = lenders;
+    }
+
+    /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep anew. Answers whether that
+    /// is new.
+    fn set_recalled(&mut self, uid: &PodUid, is_recalled: bool) -> bool {
+        let is_waking = self.resident_of(uid).is_none_or(|resident| resident.is_waking);
+        let Some(lender) = self.lending.lenders.get_mut(uid) else { return false };
+        let may_begin = lender.sleep.is_some() && !is_waking;
+        if lender.is_recalled == is_recalled || is_recalled && !may_begin {
+            return false;
+        }
+        lender.end_loan();
+        lender.is_recalled = is_recalled;
+        true
+    }
+
+    /// The pods here whose engines sleep and lend, or may come to, and whether each is recalled.
+    pub(in crate::scheduling) fn sleeping_lenders(&self) -> impl Iterator<Item = (&PodUid, bool)> {
+        let sleeping = self.lending.lenders.iter();
+        let sleeping = sleeping.filter(|(_, lender)| lender.sleep.is_some() || lender.is_recalled);
+        sleeping.map(|(uid, lender)| (uid, lender.is_recalled))
+    }
+
+    pub(in crate::scheduling) fn is_recalled(&self, uid: &PodUid) -> bool {
+        self.lending.lenders.get(uid).is_some_and(|lender| lender.is_recalled)
     }
 
     /// Adds what lenders do not use to what pods that may borrow can have. Nothing, unless the figures are fresh and the node
@@ -309,11 +341,12 @@ impl NodeState {
         self.residents().iter().filter(|resident| resident.is_unanswered)
     }
 
-    /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that lends, or else any.
+    /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that is recalled, or else one that lends,
+    /// or else any.
     pub(in crate::scheduling) fn lender_in_need(&self, place: usize) -> Option<&ResidentPod> {
         let here =
             self.residents().iter().filter(|resident| resident.gpus.contains(place) && !resident.borrows);
-        here.max_by_key(|resident| (resident.is_waking, resident.lends))
+        here.max_by_key(|resident| (resident.is_waking, self.is_recalled(&resident.uid), resident.lends))
     }
 
     /// Whether the whole grant of a pod that is to wake is free, and stays so: each of its GPUs has room for what all its pods are
@@ -373,6 +406,9 @@ impl NodeState {
         let uuid = &self.devices[place].uuid;
         let lender = self.lending.lenders.get(&resident.uid);
         let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
+        if lender.is_some_and(|lender| lender.is_recalled) {
+            return whole;
+        }
         let sleep = lender.and_then(|lender| lender.sleep.as_ref());
         let kept = sleep.and_then(|sleep| Some((sleep.lends && is_believed, sleep.kept_of(uuid)?)));
         let is_awake = lender.is_some_and(|lender| lender.is_awake) && is_believed;
@@ -507,6 +543,19 @@ impl Ledger {
             is_wakeable: node_state.is_wakeable(resident, self.now),
             borrowers: node_state.borrowers_beside(resident),
         })
+    }
+
+    /// These pods get back what they lent before they ask for it, or need not any more.
+    pub(in crate::scheduling) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
+        for uid in pods {
+            let Some(name) = self.pod_states.get(uid).and_then(|pod_state| pod_state.node()).cloned() else {
+                continue;
+            };
+            let node_state = self.node_states.get_mut(&name);
+            if node_state.is_some_and(|node_state| node_state.set_recalled(uid, is_recalled)) {
+                self.node_states.refresh_view(&name, &self.pod_states, &self.policy);
+            }
+        }
     }
 
     /// VRAM that a node's sleeping engines lend, used or not: so much more than its GPUs have the node advertises.
