@@ -53,16 +53,24 @@ impl Play {
         let pod = self.setup.api.get(&path(engine)).context("the engine's pod is there")?;
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())?;
         self.until("jobs borrow from it", |play| play.borrowers(&uid) > 0).await?;
+        // What the screen shows comes a moment after what the API server has; memory is counted by what is shown.
+        self.until("they are shown beside it", |play| play.is_shown_with_borrowers(&uid)).await?;
         Ok(uid)
     }
 
     /// Pods that borrow from the pod, by what their Bindings say.
     fn borrowers(&self, lender: &PodUid) -> usize {
-        let borrows = |pod: &Value| {
-            let lenders = pod["metadata"]["annotations"][written::BORROWED_FROM].as_str().unwrap_or_default();
-            lenders.split(',').any(|uid| uid == lender.as_str())
-        };
-        self.setup.api.list("pods").iter().filter(|pod| borrows(pod)).count()
+        self.setup.api.list("pods").iter().filter(|pod| borrows(pod, lender)).count()
+    }
+
+    /// Whether all of them are on the GPUs that the screen shows.
+    fn is_shown_with_borrowers(&self, lender: &PodUid) -> bool {
+        let gpus = self.gpus();
+        let is_shown = |name: &str| gpus.iter().any(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == name));
+        let pods = self.setup.api.list("pods");
+        pods.iter()
+            .filter(|pod| borrows(pod, lender))
+            .all(|pod| is_shown(pod["metadata"]["name"].as_str().unwrap_or_default()))
     }
 
     fn is_told(&self, engine: &str, request: &str) -> bool {
@@ -78,6 +86,11 @@ impl Play {
         let patched = self.setup.api.patch(&path(pod), &patch);
         patched.map(drop).map_err(|error| anyhow::anyhow!("{pod} cannot be annotated: {error:?}"))
     }
+}
+
+fn borrows(pod: &Value, lender: &PodUid) -> bool {
+    let lenders = pod["metadata"]["annotations"][written::BORROWED_FROM].as_str().unwrap_or_default();
+    lenders.split(',').any(|uid| uid == lender.as_str())
 }
 
 fn path(pod: &str) -> String {
