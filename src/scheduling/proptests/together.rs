@@ -106,7 +106,7 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
     let sharing = if pod == 13 { Sharing::Exclusive } else { Sharing::Shared };
     let gpus = if pod == 3 || pod == 9 { 2 } else { 1 };
     let traits = PodTraits { priority, priority_class: class.into(), sharing, ..PodTraits::default() };
-    let model = (pod % 2 == 0).then(|| ModelId::parse("m").unwrap());
+    let model = pod.is_multiple_of(2).then(|| ModelId::parse("m").unwrap());
     classified(Demand { model, ..demand_of(vram, gpus, sharing, priority) }, traits, policy)
 }
 
