@@ -1,17 +1,21 @@
-//! The watches: bring every pod, node and disruption budget, every ResourceSlice where there are any, and, where a policy asks for
-//! them, the labels of every namespace into the index.
+//! The watches: bring every pod, node and disruption budget, every ResourceSlice where there are any, volumes and, where a policy
+//! asks for them, the labels of every namespace into the index.
 //!
 //! Nothing is decided here. A broken watch resumes where it was, or relists; the index accepts either. No object outlives its
 //! event.
 
+mod slices;
+mod storage;
+
+pub use slices::slices;
+pub use storage::storage;
+
 use super::index::ClusterIndex;
-use super::objects::StorageResource;
 use super::port::{ControlPlane, PodEvent};
 use crate::service::Service;
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -23,15 +27,8 @@ use tokio::sync::watch;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
 const PAGE: u32 = 250;
-/// A slice may have 128 devices, each with a kilobyte of attributes.
-const SLICES_PAGE: u32 = 50;
 /// The server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
 const WATCH_SECONDS: u32 = 60;
-
-/// An API server that does not serve ResourceSlices may do so after its next upgrade.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// After a look that was not answered.
-const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Permissions are restored by people; asking every few seconds is often enough.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
@@ -100,109 +97,6 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
                 }
             }
         }
-    }
-}
-
-/// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where
-/// it is served nothing is placed before all slices are known.
-pub async fn slices(client: Client, feed: WatchFeed) {
-    let taking = WatchHandler {
-        take: WatchFeed::slice,
-        fails: slices_failed,
-        expect_list: ClusterIndex::expect_slices,
-        page: SLICES_PAGE,
-    };
-    let mut terms = feed.service.gate.terms();
-    let (mut is_served, mut is_absence_known) = (false, false);
-    loop {
-        let term = *terms.borrow_and_update();
-        feed.index.lock().expect_slices(term);
-        let has_slices = if is_served { Ok(true) } else { has_slices(&client).await };
-        is_served = matches!(has_slices, Ok(true));
-        let end = match has_slices {
-            Ok(true) => one_watch(client.clone(), &feed, SLICES, &taking, &mut terms).await,
-            Ok(false) => WatchEnd::NotServed,
-            Err(error) => {
-                tracing::warn!(%error, "could not find out whether the API server has ResourceSlices");
-                drop(tokio::time::timeout(LOOK_PAUSE, terms.changed()).await);
-                continue;
-            }
-        };
-        match end {
-            WatchEnd::Leads => {
-                tracing::info!(what = SLICES, "listing anew: what was listed before does not count any more");
-            }
-            WatchEnd::NotServed => {
-                is_served = false;
-                if !std::mem::replace(&mut is_absence_known, true) {
-                    tracing::info!(
-                        "the API server does not serve resource.k8s.io/v1: GPUs that a DRA driver publishes in an older version are not seen"
-                    );
-                }
-                {
-                    let mut index = feed.index.lock();
-                    index.lack_slices();
-                    feed.note_sync(&index);
-                }
-                drop(tokio::time::timeout(LOOK_AGAIN, terms.changed()).await);
-            }
-            WatchEnd::ListAnew | WatchEnd::Retry | WatchEnd::Ended => {
-                drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await);
-            }
-        }
-    }
-}
-
-/// The planner judges pods with volumes by these. Nothing waits for them: what is not known is not judged.
-pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)
-where
-    K: StorageResource
-        + Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    let taking = WatchHandler {
-        take: WatchFeed::storage::<K>,
-        fails: storage_failed,
-        expect_list: |_, _| {},
-        page: PAGE,
-    };
-    watch(client, &feed, what, taking).await;
-}
-
-/// The failure itself is logged by the watch.
-fn storage_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
-    after_refusal(error).unwrap_or(WatchEnd::Retry)
-}
-
-const SLICES: &str = "resourceslices";
-const SLICES_VERSION: &str = "resource.k8s.io/v1";
-
-/// Whether the API server serves ResourceSlices, or does not let itself be asked that.
-async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
-    match client.list_api_group_resources(SLICES_VERSION).await {
-        Ok(served) => Ok(served.resources.iter().any(|resource| resource.name == SLICES)),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => Ok(true),
-        Err(error) => Err(error),
-    }
-}
-
-/// Without slices a GPU could be allocated twice: nothing is placed until they may be read.
-fn slices_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
-    match refusal_code(error) {
-        Some(404) => WatchEnd::NotServed,
-        Some(_) => {
-            tracing::error!(
-                %error,
-                "ResourceSlices may not be read: nothing is placed until they can be; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/stowage.yaml does"
-            );
-            after_refusal(error).unwrap_or(WatchEnd::Retry)
-        }
-        None => WatchEnd::Retry,
     }
 }
 
@@ -326,32 +220,6 @@ impl WatchFeed {
             Event::InitDone => index.end_budgets(&self.service),
         }
         self.note_sync(&index);
-    }
-
-    fn storage<K: StorageResource>(&self, event: Event<K>) {
-        let mut index = self.index.lock();
-        match event {
-            Event::Init => index.begin_storage(&self.service, K::KIND),
-            Event::InitApply(object) | Event::Apply(object) => index.apply_storage(&self.service, &object),
-            Event::Delete(object) => index.delete_storage(&self.service, &object),
-            Event::InitDone => index.end_storage(&self.service, K::KIND),
-        }
-    }
-
-    fn slice(&self, event: Event<ResourceSlice>) {
-        let mut index = self.index.lock();
-        let notices = match event {
-            Event::Init => {
-                index.begin_slices(&self.service);
-                Vec::new()
-            }
-            Event::InitApply(slice) | Event::Apply(slice) => index.apply_slice(&self.service, &slice),
-            Event::Delete(slice) => index.delete_slice(&self.service, &slice),
-            Event::InitDone => index.end_slices(&self.service),
-        };
-        self.note_sync(&index);
-        drop(index);
-        notices.into_iter().for_each(|notice| self.tell(notice));
     }
 
     /// Placement needs no budgets: if they may not be read it continues, and no pod is evicted.
@@ -524,9 +392,6 @@ mod tests {
             for event in [Event::Init, Event::InitDone] {
                 feed.budget(event);
             }
-            for event in [Event::Init, Event::InitDone] {
-                feed.slice(event);
-            }
             let gate = &feed.service.gate;
             assert_eq!(gate.is_synced(), !waits);
             feed.namespace(Event::Init);
@@ -551,77 +416,6 @@ mod tests {
         assert!(matches!(list(404), Some(WatchEnd::Retry)));
         assert!(list(500).is_none() && list(429).is_none());
         assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
-    }
-
-    const SLICES_SERVED: &str = r#"{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"resource.k8s.io/v1",
-        "resources":[{"name":"resourceslices","singularName":"","kind":"ResourceSlice","namespaced":false,"verbs":[]}]}"#;
-    const NO_SLICES: &str = r#"{"kind":"ResourceSliceList","apiVersion":"resource.k8s.io/v1",
-        "metadata":{"resourceVersion":"1"},"items":[]}"#;
-
-    /// A client of an API server that answers so: status and body, by path and query.
-    fn client_of(answer: impl Fn(&str) -> (u16, &'static str) + Clone + Send + 'static) -> Client {
-        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let (status, body) = answer(&request.uri().to_string());
-            let body = kube::client::Body::from(body.as_bytes().to_vec());
-            std::future::ready(Ok::<_, std::io::Error>(
-                http::Response::builder().status(status).body(body).unwrap(),
-            ))
-        });
-        Client::new(service, "default")
-    }
-
-    /// A feed in which everything is listed but slices, and the task that watches these.
-    fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
-        let service = Service::new(Policy::default());
-        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
-        for event in [Event::Init, Event::InitDone] {
-            feed.pod(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.node(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.budget(event);
-        }
-        assert!(!feed.service.gate.is_synced());
-        (feed.clone(), tokio::spawn(slices(client, feed)))
-    }
-
-    async fn is_synced_soon(feed: &WatchFeed) -> bool {
-        for _ in 0..600 {
-            if feed.service.gate.is_synced() {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        false
-    }
-
-    #[tokio::test]
-    async fn a_server_without_slices_holds_nothing_up() {
-        const NOT_FOUND: &str = "404 page not found";
-        let (feed, task) = waiting_for_slices(client_of(|_| (404, NOT_FOUND)));
-        assert!(is_synced_soon(&feed).await);
-        task.abort();
-    }
-
-    #[tokio::test]
-    async fn where_slices_are_served_nothing_is_placed_before_they_are_listed() {
-        const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","reason":"Forbidden","code":403}"#;
-        let is_allowed = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let allowed = is_allowed.clone();
-        let answer = move |path: &str| match (path, allowed.load(std::sync::atomic::Ordering::Relaxed)) {
-            (path, _) if path.ends_with("resource.k8s.io/v1") => (200, SLICES_SERVED),
-            (_, false) => (403, FORBIDDEN),
-            (path, true) if path.contains("watch=") => (200, ""),
-            (_, true) => (200, NO_SLICES),
-        };
-        let (feed, task) = waiting_for_slices(client_of(answer));
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert!(!feed.service.gate.is_synced(), "slices may not be read");
-        is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(is_synced_soon(&feed).await);
-        task.abort();
     }
 
     #[test]

@@ -1,3 +1,5 @@
+//! Starts that are timed, and what is learned from them: few or absurd ones, policies and nodes that change, tenants that flood.
+
 use super::*;
 use crate::scheduling::ledger::{ObservedPhase, PodPhase};
 use crate::scheduling::placing::score_cache::ScoreCache;
