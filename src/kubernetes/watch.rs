@@ -383,6 +383,7 @@ mod tests {
             assert_eq!(*service.namespaces_wanted().borrow(), waits);
             let feed =
                 WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+            feed.index.lock().lack_slices();
             for event in [Event::Init, Event::InitDone] {
                 feed.pod(event);
             }

@@ -250,6 +250,10 @@ impl ShadowSetup {
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let client = api.client("stowage").unwrap();
         let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
+        // A call that comes before is refused, and not recorded.
+        while !service.gate.is_synced() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -331,9 +335,7 @@ async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     assert_eq!(beside.all().await, alone);
 
     let seen = beside.scheduler.observations();
-    // Of the last pod, which is asked about again once its victim is gone, one call may not be counted: why is not known yet.
-    let unrecorded = seen.count(Verb::Filter) as u64 - beside.shadow("filter");
-    assert!(unrecorded <= 1, "{unrecorded}");
+    assert_eq!(beside.shadow("filter"), seen.count(Verb::Filter) as u64);
     assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
     assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
     assert_eq!(beside.shadow("bind"), 14);
@@ -342,7 +344,7 @@ async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
     assert!(differing > 0, "it would have packed them otherwise");
     let recorded = beside.extender.journal.records().len();
-    assert!(seen.calls().len() - recorded <= 1, "{recorded} of {}", seen.calls().len());
+    assert_eq!(recorded, seen.calls().len());
     // Of all that Stowage can write, it wrote Bindings, and they say nothing of GPUs.
     let calls = beside.api.calls();
     assert_eq!(calls.count_by("stowage", "create", "pods/binding"), 14);
