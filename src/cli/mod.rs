@@ -12,6 +12,7 @@ mod policy;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
+mod uninstall;
 
 use crate::extender::request::RequestLimits;
 use crate::extender::tls::TlsFiles;
@@ -42,6 +43,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
+use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
@@ -69,6 +71,8 @@ enum Command {
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
+    /// Take back what Stowage wrote on nodes and pods, after its manifests are deleted
+    Uninstall(UninstallArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -209,6 +213,10 @@ impl Cli {
                 runtime.block_on(args.run())
             }
             Command::Models(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Uninstall(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())
             }

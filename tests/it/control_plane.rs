@@ -16,6 +16,7 @@ mod manifests;
 mod planner;
 mod processes;
 mod recording;
+mod removal;
 mod shadow;
 mod world;
 
