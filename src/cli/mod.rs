@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod agents;
+mod cluster_credentials;
 mod connections;
 mod explain;
 mod models;

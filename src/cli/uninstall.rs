@@ -101,13 +101,11 @@ mod tests {
 
     #[test]
     fn what_goes_and_what_stays_is_said_with_its_numbers() {
-        let found = Leftovers {
-            nodes: vec![NodeName::parse("node-a").unwrap()],
-            leases: vec!["stowage-scheduler"],
-            running: [("team-a".to_owned(), 2), ("team-b".to_owned(), 1)].into(),
-            pending: [("team-b".to_owned(), 1)].into(),
-            ..Leftovers::default()
-        };
+        let mut found = Leftovers::default();
+        found.nodes = vec![NodeName::parse("node-a").unwrap()];
+        found.leases = vec!["stowage-scheduler"];
+        found.running = [("team-a".to_owned(), 2), ("team-b".to_owned(), 1)].into();
+        found.pending = [("team-b".to_owned(), 1)].into();
         assert_eq!(
             what_is_taken_off(&found, true),
             "Would remove:\n  stowage.dev/vram of 1 node\n  the Lease kube-system/stowage-scheduler\n"

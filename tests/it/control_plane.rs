@@ -18,6 +18,7 @@ mod processes;
 mod recording;
 mod removal;
 mod shadow;
+mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};
