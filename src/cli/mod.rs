@@ -15,6 +15,7 @@ mod serve_policy;
 mod simulate;
 mod uninstall;
 
+use crate::build_info;
 use crate::extender::request::RequestLimits;
 use crate::extender::tls::TlsFiles;
 use crate::kubernetes;
@@ -48,7 +49,7 @@ use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = build_info::text(), max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
