@@ -6,6 +6,7 @@ mod agent_auth;
 mod bind;
 mod client;
 mod cluster;
+mod command_line;
 mod concurrency;
 mod conflicts;
 mod control_plane;
