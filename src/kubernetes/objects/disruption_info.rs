@@ -113,7 +113,7 @@ pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
 fn loan(pod: &Pod) -> ObservedLoan {
     let request = annotation(pod, asked::WAKE_REQUESTED);
     ObservedLoan {
-        borrows: annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty()),
+        borrows: super::borrows(pod),
         wake_requested: request
             .map(|request| request.chars().take(LONGEST_WAKE_REQUEST).collect::<String>().into()),
         wakeable: wakeable_for(pod),

@@ -94,6 +94,9 @@ pub enum PodRead {
     Bound {
         node: NodeName,
         devices: Option<Arc<[GpuUuid]>>,
+        /// Its VRAM is lent by sleeping engines.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        borrows: bool,
     },
 }
 
@@ -169,7 +172,7 @@ impl Change for BindingRead {
                 cluster.ledger.release(&uid);
                 BindingStep::Failed(NotBound::Gone)
             }
-            (PodRead::Bound { node, devices }, _) => {
+            (PodRead::Bound { node, devices, borrows: _ }, _) => {
                 cluster.ledger.confirm(&uid, &node, devices);
                 match node == placement.node {
                     true => BindingStep::Bound,

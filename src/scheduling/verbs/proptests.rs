@@ -390,11 +390,12 @@ impl RecordedCluster {
         };
         let placement = assumed.placement;
         let (node, devices) = (placement.node.clone(), placement.recorded());
+        let borrows = !placement.borrowed_from.is_empty();
         let shown = match what {
             0 => PodRead::Failed,
             1 => PodRead::Gone,
             2 => PodRead::Unbound,
-            _ => PodRead::Bound { node, devices },
+            _ => PodRead::Bound { node, devices, borrows },
         };
         let read = BindingRead { uid: uid(pod), placement, stage: BindingStage::Settling, pod: shown };
         let step = self.apply(read);

@@ -575,3 +575,6 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
