@@ -3,7 +3,7 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::{annotation, asked, wakeable_for, written};
+use super::{annotation, asked, wakeable_for};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,

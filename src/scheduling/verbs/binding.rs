@@ -138,7 +138,8 @@ impl Change for BindingAnswered {
         cluster.bindings.end(&uid, begun, is_open);
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
-                cluster.ledger.confirm(&uid, &placement.node, placement.recorded());
+                let borrows = !placement.borrowed_from.is_empty();
+                cluster.ledger.confirm(&uid, &placement.node, placement.recorded(), borrows);
                 BindingStep::Bound
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
@@ -172,8 +173,8 @@ impl Change for BindingRead {
                 cluster.ledger.release(&uid);
                 BindingStep::Failed(NotBound::Gone)
             }
-            (PodRead::Bound { node, devices, borrows: _ }, _) => {
-                cluster.ledger.confirm(&uid, &node, devices);
+            (PodRead::Bound { node, devices, borrows }, _) => {
+                cluster.ledger.confirm(&uid, &node, devices, borrows);
                 match node == placement.node {
                     true => BindingStep::Bound,
                     false => BindingStep::Failed(NotBound::OnAnotherNode),
@@ -211,7 +212,7 @@ impl Change for BindingWritten {
     type Output = ();
 
     fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
+        cluster.ledger.confirm(&self.uid, &self.node, self.devices, false);
     }
 }
 
