@@ -1,12 +1,12 @@
 //! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
-use super::{ShownNodes, loans};
 use super::explanation::{
     CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
     RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
+use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::placing::affinity::{self, Wake};

@@ -263,6 +263,16 @@ impl Ledger {
         uid: &PodUid,
         node: &NodeName,
         devices: Option<Arc<[GpuUuid]>>,
+    ) {
+        self.confirm_loan(uid, node, devices, false);
+    }
+
+    /// The same of a Binding that says whether the pod borrows, which may be another than the one that was assumed.
+    pub(in crate::scheduling) fn confirm_loan(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
         borrows: bool,
     ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {

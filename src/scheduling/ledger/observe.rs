@@ -186,7 +186,8 @@ impl Ledger {
 
     /// Where GPUs are reserved for a pod, sleeping engines lend only if it may borrow there, which its disruption decides.
     fn note_right_to_borrow(&mut self, uid: &PodUid) {
-        let Some(pod_state) = self.pod_states.get(uid).filter(|pod_state| pod_state.demand.terms.borrows) else {
+        let Some(pod_state) = self.pod_states.get(uid).filter(|pod_state| pod_state.demand.terms.borrows)
+        else {
             return;
         };
         if let Some(reservation) = pod_state.reservation() {

@@ -34,7 +34,11 @@ impl Ledger {
     }
 
     /// The same if so many GPUs were free.
-    pub(in crate::scheduling) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
+    pub(in crate::scheduling) fn beside<'d>(
+        &self,
+        free: &SpareCounts,
+        demand: &'d Demand,
+    ) -> Cow<'d, Demand> {
         match self.kept_from_beside(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),
             kept => Cow::Owned(Demand { kept, ..demand.clone() }),

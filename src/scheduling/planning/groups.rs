@@ -175,7 +175,8 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let gpu_candidates = gpu_candidates(node, &self.ledger, snapshot.packing_model(), pods, GpuSet::ALL);
+            let gpu_candidates =
+                gpu_candidates(node, &self.ledger, snapshot.packing_model(), pods, GpuSet::ALL);
             if gpu_candidates.len() > best.as_ref().map_or(0, |(_, gpu_candidates)| gpu_candidates.len()) {
                 best = Some((place, gpu_candidates));
             }

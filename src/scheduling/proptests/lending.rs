@@ -7,8 +7,6 @@
 
 mod world;
 
-use crate::scheduling::policy::Policy;
-use crate::scheduling::testkit::unit_gpu;
 use crate::scheduling::verbs::tick::PolicySet;
 use crate::units::{Millis, Moment};
 use proptest::prelude::*;

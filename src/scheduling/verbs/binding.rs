@@ -139,7 +139,7 @@ impl Change for BindingAnswered {
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
-                cluster.ledger.confirm(&uid, &placement.node, placement.recorded(), borrows);
+                cluster.ledger.confirm_loan(&uid, &placement.node, placement.recorded(), borrows);
                 BindingStep::Bound
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
@@ -174,7 +174,7 @@ impl Change for BindingRead {
                 BindingStep::Failed(NotBound::Gone)
             }
             (PodRead::Bound { node, devices, borrows }, _) => {
-                cluster.ledger.confirm(&uid, &node, devices, borrows);
+                cluster.ledger.confirm_loan(&uid, &node, devices, borrows);
                 match node == placement.node {
                     true => BindingStep::Bound,
                     false => BindingStep::Failed(NotBound::OnAnotherNode),
@@ -212,7 +212,7 @@ impl Change for BindingWritten {
     type Output = ();
 
     fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.confirm(&self.uid, &self.node, self.devices, false);
+        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
     }
 }
 

@@ -30,7 +30,10 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
             format!("its engine sleeps and lends {bytes_per_gpu} of each GPU; {borrowed}")
         }
         LoanStage::Sleeps { lends_in_millis } => {
-            format!("its engine sleeps, and lends in {} at the earliest; {borrowed}", length(*lends_in_millis))
+            format!(
+                "its engine sleeps, and lends in {} at the earliest; {borrowed}",
+                length(*lends_in_millis)
+            )
         }
         LoanStage::Recalled => format!(
             "its engine sleeps, and lends nothing because the engines of its model are nearly full; {borrowed}"

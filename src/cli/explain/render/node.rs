@@ -230,8 +230,15 @@ fn remarks(gpus: &[GpuPart]) -> String {
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
-        let said: Vec<String> =
-            health.into_iter().chain(woken).chain(lent).chain(load).chain(against).chain(on_it).chain(stay).collect();
+        let said: Vec<String> = health
+            .into_iter()
+            .chain(woken)
+            .chain(lent)
+            .chain(load)
+            .chain(against)
+            .chain(on_it)
+            .chain(stay)
+            .collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }

@@ -3,13 +3,9 @@
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
 use crate::scheduling::planning::loans_to_end;
-use crate::scheduling::testkit::{
-    LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid,
-};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
-use crate::scheduling::verbs::binding::{
-    BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead,
-};
+use crate::scheduling::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};

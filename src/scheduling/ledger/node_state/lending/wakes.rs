@@ -39,7 +39,7 @@ impl Ledger {
 
     /// Whether a bound pod's engine that sleeps may wake now: nothing of its grant is lent, and nothing will be. A pod of a class
     /// that lends has to ask, and to be told. `None` for a pod that is not bound.
-    pub fn may_wake(&self, uid: &PodUid) -> Option<bool> {
+    pub(in crate::scheduling) fn may_wake(&self, uid: &PodUid) -> Option<bool> {
         let pod_state = self.pod_states.get(uid)?;
         let wake = &pod_state.bound()?.wake;
         let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
