@@ -49,6 +49,12 @@ impl LedgerCluster {
         self.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     }
 
+    fn ask_to_wake(&mut self) {
+        let loan = ObservedLoan { wake_requested: Some("1".into()), ..ObservedLoan::default() };
+        let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
+        self.run("engine", ("n", 0), shared(60, 0), None, asks);
+    }
+
     fn evicted(&self) -> Vec<PodUid> {
         let evictions = loans_to_end(self, &BTreeSet::new(), &BTreeSet::new());
         evictions.into_iter().map(|eviction| eviction.uid).collect()
@@ -93,9 +99,7 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     let pod = PodRead::Bound { node, devices, borrows: true };
     let stage = BindingStage::Request { is_new: true };
     cluster.apply(BindingRead { uid: uid("job"), placement, stage, pod });
-    let loan = ObservedLoan { wake_requested: Some("1".into()), ..ObservedLoan::default() };
-    let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
-    cluster.run("engine", ("n", 0), shared(60, 0), None, asks);
+    cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(!cluster.open_wakes()[0].is_wakeable, "the job has what the engine was granted");
     assert_eq!(cluster.evicted(), [uid("job")]);
@@ -123,4 +127,15 @@ fn an_agent_that_cannot_tell_whose_memory_it_is_ends_no_loan() {
     assert!(cluster.evicted().is_empty());
     (0..5).for_each(|_| cluster.report_use("n", &[("job", 30)], 4, &[]));
     assert!(cluster.evicted().is_empty(), "its memory is there");
+}
+
+#[test]
+fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_could_have() {
+    let mut cluster = asleep();
+    cluster.ask_to_wake();
+    cluster.report_use("n", &[("engine", 4), ("unknown", 30)], 0, &["engine"]);
+    assert!(!cluster.open_wakes()[0].is_wakeable, "it may have borrowed before this ledger began");
+    // As an MPS server has it, which stays.
+    cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
+    assert!(cluster.open_wakes()[0].is_wakeable);
 }
