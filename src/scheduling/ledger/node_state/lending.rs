@@ -41,6 +41,9 @@ const REPORTS: u32 = 3;
 /// Within this time each loan that ended makes the engine sleep twice as long before the next one.
 const REMEMBERED: Millis = Millis::seconds(3600);
 
+/// What is doubled, at least.
+const LEAST_PAUSE: Millis = Millis::seconds(1);
+
 /// More ended loans than that make no difference: the pause is longer than they are remembered.
 const MOST_REMEMBERED: usize = 16;
 
@@ -128,7 +131,11 @@ impl Lender {
     /// How long it sleeps before it lends.
     fn pause(&self, now: Moment, rules: &LendingRules) -> Millis {
         let recent = self.ended.iter().filter(|ended| now.since(**ended) < REMEMBERED).count();
-        rules.after.times(1 << recent)
+        match recent {
+            0 => rules.after,
+            // However short the policy's time is, an engine that flaps costs few evictions.
+            _ => rules.after.max(LEAST_PAUSE).times(1 << recent),
+        }
     }
 
     fn see_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {

@@ -56,14 +56,19 @@ impl NodeState {
 
     /// Whether the whole grant of a pod that is to wake is free, and stays so: each of its GPUs has room for what all its pods are
     /// owed, borrowers included, and no borrower that has ended may have memory there still.
-    pub(in crate::scheduling::ledger) fn is_wakeable(&self, pod: &ResidentPod, now: Moment) -> bool {
+    pub(in crate::scheduling::ledger) fn is_wakeable(
+        &self,
+        pod: &ResidentPod,
+        margin: Bytes,
+        now: Moment,
+    ) -> bool {
         self.knows_processes(pod, now)
             && pod.gpus.iter().all(|place| {
                 let lent = self.borrowed_on(place);
                 let is_within = self.owed(place, Unknown::Awake) + lent <= self.capacity_of(place);
                 (lent == Bytes::ZERO || is_within)
                     && !self.may_be_occupied_by_borrowers(&self.devices[place].uuid)
-                    && !self.has_strangers(place)
+                    && !self.has_strangers(place, margin)
             })
     }
 
@@ -134,12 +139,14 @@ impl NodeState {
         }
     }
 
-    /// Whether a pod that has nothing on a GPU is seen there.
-    fn has_strangers(&self, place: usize) -> bool {
+    /// Whether pods that have nothing on a GPU are seen to use more of it than a margin: so much as a borrower has that ended before
+    /// this ledger began, and not as little as an MPS server has, which stays.
+    fn has_strangers(&self, place: usize, margin: Bytes) -> bool {
         let Some(reading) = self.believed_reading() else { return false };
         let Some(observed) = observation(reading, place, &self.devices[place].uuid) else { return false };
         let is_resident =
             |uid: &PodUid| self.resident_of(uid).is_some_and(|resident| resident.gpus.contains(place));
-        observed.attributed.iter().any(|(uid, _)| !is_resident(uid))
+        let strangers = observed.attributed.iter().filter(|(uid, _)| !is_resident(uid));
+        strangers.map(|(_, bytes)| *bytes).sum::<Bytes>() > margin
     }
 }

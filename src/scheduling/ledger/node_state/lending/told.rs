@@ -60,7 +60,7 @@ impl Ledger {
             request: pod_state.bound().and_then(|bound| bound.wake.request.clone()),
             others: keys.collect(),
             borrowed: resident.gpus.iter().map(|place| node_state.borrowed_on(place)).sum(),
-            is_free: node_state.is_wakeable(resident, self.now),
+            is_free: node_state.is_wakeable(resident, self.policy.planning.lending.margin, self.now),
         })
     }
 

@@ -54,7 +54,7 @@ impl Ledger {
             key: pod_state.key.clone(),
             request: wake.request.clone(),
             told: wake.told.clone(),
-            is_wakeable: node_state.is_wakeable(resident, self.now),
+            is_wakeable: node_state.is_wakeable(resident, self.policy.planning.lending.margin, self.now),
             borrowers: node_state.borrowers_beside(resident),
         })
     }
