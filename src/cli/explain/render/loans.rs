@@ -39,7 +39,7 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
             "its engine sleeps, and lends nothing because the engines of its model are nearly full; {borrowed}"
         ),
         LoanStage::WaitsToWake if !others.is_empty() => {
-            format!("it asked to wake{asked}, and waits: {borrowed}, which are being evicted")
+            format!("it asked to wake{asked}, and waits for evictions: {borrowed}")
         }
         LoanStage::WaitsToWake if *is_free => {
             format!("it asked to wake{asked}, and its VRAM is free: it is being told")
