@@ -16,7 +16,10 @@ mod manifests;
 mod planner;
 mod processes;
 mod recording;
+mod removal;
 mod shadow;
+mod upgrade;
+mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};
