@@ -13,6 +13,7 @@
 mod classification;
 pub mod explanation;
 mod facts;
+mod loans;
 pub mod models;
 mod nodes;
 pub mod obstacle;
@@ -87,6 +88,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         class: classification::class(&facts),
         tenant: classification::tenant(&facts),
         spare: classification::spare(&facts),
+        borrowing: loans::borrowing(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
         counts: outline.counts,

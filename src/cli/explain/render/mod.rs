@@ -1,5 +1,6 @@
 //! Formats an explanation for a terminal of 100 columns: the pod and the remedies; [`node`] formats the rest.
 
+mod loans;
 mod node;
 
 use crate::scheduling::explaining::explanation::{
@@ -111,6 +112,10 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
         rows.remove(2);
     }
     rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
+    rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
+    if let PodStage::Bound { loan: Some(loan), .. } = &explanation.stage {
+        rows.push(("lending".into(), loans::of_pod(loan)));
+    }
     rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
     rows
 }
@@ -225,6 +230,7 @@ fn state(explanation: &Explanation) -> String {
             running_for_millis,
             start_gate_opens_in_millis,
             start,
+            ..
         } => {
             let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
