@@ -157,6 +157,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tag_beside_a_digest_means_nothing_as_on_the_node_that_lists_the_digest_alone() {
+        assert_eq!(id("vllm/vllm-openai:v0.33.0@sha256:00"), id("docker.io/vllm/vllm-openai@sha256:00"));
+        assert_eq!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:00"));
+        assert_eq!(id("engine:1@sha256:00"), id("docker.io/library/engine@sha256:00"));
+        assert_ne!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:01"));
+    }
+
+    #[test]
+    fn an_image_that_is_named_a_thousand_times_pushes_out_no_other() {
+        let image =
+            |n: u64, mib: u64| NodeImage { image: id(&format!("r.io/image-{n}:1")), bytes: Bytes::mib(mib) };
+        let repeated = (0..1000).map(|n| image(0, 1000 + n % 2));
+        let kept = largest_images(repeated.chain((1..10).map(|n| image(n, n))).collect());
+        assert_eq!(kept.len(), 10);
+        assert!(kept.contains(&image(0, 1001)), "by the largest size that was said");
+    }
+
+    #[test]
     fn of_ten_thousand_images_the_largest_are_kept_and_found() {
         let image = |n: u64| NodeImage { image: id(&format!("r.io/image-{n}:1")), bytes: Bytes::mib(n) };
         let kept = largest_images((0..10_000).map(image).collect());
