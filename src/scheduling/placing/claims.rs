@@ -43,7 +43,7 @@ fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
 
 /// The load of the healthy GPU with the least.
 pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
-    healthy(node).map(|gpu| EngineLoadCost::of(gpu, demand)).min().unwrap_or(EngineLoadCost::UNKNOWN)
+    EngineLoadCost::least(healthy(node), demand)
 }
 
 #[cfg(test)]
