@@ -130,7 +130,7 @@ fn a_class_with_a_window_for_every_minute_is_refused() {
     let minute = |n: usize| {
         let (begin, end) = (n, n + 1);
         let time = |minute: usize| format!("\"{:02}:{:02}\"", minute / 60, minute % 60);
-        format!("  - {{from: {}, to: {}, timeZone: UTC}}\n", time(begin), time(end))
+        format!("      - {{from: {}, to: {}, timeZone: UTC}}\n", time(begin), time(end))
     };
     let windows = |count: usize| (0..count).map(minute).collect::<String>();
     let class =
