@@ -42,6 +42,9 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
         println!("| {} | {without:.0} | {with:.0} | {:.2} | {reports:.0} |", pair + 1, with / without);
         ratios.push(with / without);
     }
+    // The server must answer the last reports before it ends.
+    fleet.pause();
+    scheduler.ask_for(SETTLE, server, &fleet.tally);
     ratios.sort_unstable_by(f64::total_cmp);
     let at = |percent: usize| ratios[(ratios.len() - 1) * percent / 100];
     println!(
