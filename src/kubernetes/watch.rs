@@ -322,6 +322,16 @@ fn refusal_code(error: &watcher::Error) -> Option<u16> {
 }
 
 #[cfg(test)]
+impl WatchFeed {
+    /// Empty lists of pods, nodes and disruption budgets come.
+    fn list_nothing(&self) {
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.pod(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.node(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.budget(event));
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::kubernetes::testing::Recorder;
@@ -384,15 +394,7 @@ mod tests {
             let feed =
                 WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
             feed.index.lock().lack_slices();
-            for event in [Event::Init, Event::InitDone] {
-                feed.pod(event);
-            }
-            for event in [Event::Init, Event::InitDone] {
-                feed.node(event);
-            }
-            for event in [Event::Init, Event::InitDone] {
-                feed.budget(event);
-            }
+            feed.list_nothing();
             let gate = &feed.service.gate;
             assert_eq!(gate.is_synced(), !waits);
             feed.namespace(Event::Init);

@@ -206,7 +206,7 @@ impl ControlPlane for ApiControlPlane {
     ) -> BoxFuture<'a, EvictionOutcome> {
         Box::pin(async move {
             let outcome = self.mark_and_evict(key, uid, why).await;
-            self.count("evict", evict::code(&outcome));
+            self.count("evict", outcome.code());
             outcome
         })
     }

@@ -63,7 +63,7 @@ impl Planner {
 
     pub(super) fn note_overuse_eviction(&self, key: &PodKey, outcome: &EvictionOutcome) {
         let evictions = &self.service.metrics.planner.overuse_evictions;
-        evictions.with_label_values(&[code(outcome)]).inc();
+        evictions.with_label_values(&[outcome.code()]).inc();
         match outcome {
             EvictionOutcome::Evicted => info!(pod = %key, "evicted: it used more VRAM than it was granted"),
             outcome => {
@@ -84,15 +84,4 @@ fn announcement(step: &OveruseStep, evicted_in: Millis) -> String {
         granted.0,
         evicted_in.0 / 1000
     )
-}
-
-/// As a label of metrics.
-fn code(outcome: &EvictionOutcome) -> &'static str {
-    match outcome {
-        EvictionOutcome::Evicted => "written",
-        EvictionOutcome::Gone => "gone",
-        EvictionOutcome::TryLater { .. } => "later",
-        EvictionOutcome::Refused { .. } => "refused",
-        EvictionOutcome::Unknown { .. } => "unknown",
-    }
 }

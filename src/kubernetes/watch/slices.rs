@@ -138,15 +138,7 @@ mod tests {
     fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
-        for event in [Event::Init, Event::InitDone] {
-            feed.pod(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.node(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.budget(event);
-        }
+        feed.list_nothing();
         assert!(!feed.service.gate.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
