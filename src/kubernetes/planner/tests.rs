@@ -6,6 +6,7 @@ mod gangs;
 mod limits;
 mod runs;
 mod told;
+mod volumes;
 
 use super::*;
 use crate::kubernetes::index::ClusterIndex;
