@@ -293,6 +293,8 @@ impl Ledger {
 
     /// Brings a node's kind to the slices. Answers whether it has become published.
     pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
+        #[cfg(test)]
+        tests::CHECKED.set(tests::CHECKED.get() + 1);
         let Some(node_state) = self.node_states.get(name) else { return false };
         let stays = node_state.is_published() && node_state.claims_devices();
         let is_published = stays || self.slices.publishes(node_state, &self.policy.dra);

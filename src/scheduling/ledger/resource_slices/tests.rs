@@ -12,6 +12,11 @@ use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::Bytes;
 use proptest::prelude::*;
 
+thread_local! {
+    /// How often a node was compared with the slices.
+    pub(super) static CHECKED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 const GPU_DRIVER: &str = "gpu.nvidia.com";
 
 fn slice(driver: &str, generation: i64, slices_of_pool: i64, devices: Vec<PublishedDevices>) -> DeviceSlice {
@@ -176,6 +181,19 @@ fn a_slice_of_thousands_of_devices_costs_what_one_costs() {
     assert_eq!(open(&mut ledger), ["a", "b"]);
     set(&mut ledger, "s", slice(GPU_DRIVER, 2, 1, shared(&[&named[..], &["GPU-a-1"]].concat())));
     assert_eq!(open(&mut ledger), ["b"]);
+}
+
+#[test]
+fn slices_of_other_drivers_that_every_node_reaches_compare_no_node() {
+    let mut ledger = two_nodes();
+    let before = CHECKED.get();
+    let devices = || vec![PublishedDevices::Shared { terms: None, uuids: DeviceUuids::Unknown }];
+    for number in 0..100 {
+        set(&mut ledger, &number.to_string(), slice("fabric.example.com", 1, 100, devices()));
+    }
+    set(&mut ledger, "7", slice("fabric.example.com", 2, 1, devices()));
+    delete(&mut ledger, "8");
+    assert_eq!(CHECKED.get() - before, 0, "there may be thousands of them, and of nodes");
 }
 
 /// A change of a cluster of three nodes, four slices in two pools and four pods.
