@@ -406,6 +406,25 @@ mod tests {
         }
     }
 
+    /// A watch announces a list before it asks for it.
+    #[tokio::test]
+    async fn a_list_that_is_not_answered_is_no_contact_with_the_api_server() {
+        let asked = Arc::new(tokio::sync::Notify::new());
+        let notify = asked.clone();
+        let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            notify.notify_one();
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("down")))
+        });
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let task = tokio::spawn(pods(Client::new(unreachable, "default"), feed.clone()));
+        for _ in 0..2 {
+            asked.notified().await;
+        }
+        task.abort();
+        assert_eq!(feed.service.contact.silence(feed.service.now()), None);
+    }
+
     fn refusal(code: u16) -> kube::Error {
         kube::Error::Api(Status::failure("no", "Forbidden").with_code(code).boxed())
     }
