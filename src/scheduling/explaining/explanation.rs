@@ -32,6 +32,9 @@ pub struct Explanation {
     pub spare: Vec<SparePart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
+    /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unjudged: Vec<UnjudgedPart>,
     pub counts: Counts,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
@@ -42,6 +45,16 @@ pub struct Explanation {
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<ConflictPart>,
+}
+
+/// A rule that the planner cannot judge: on these nodes it evicts no pod for this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnjudgedPart {
+    /// A short name, as in docs/planner.md.
+    pub rule: String,
+    pub text: String,
+    pub nodes: u32,
 }
 
 /// One GPU in conflict.
