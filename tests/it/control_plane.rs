@@ -16,7 +16,9 @@ mod manifests;
 mod planner;
 mod processes;
 mod recording;
+mod removal;
 mod shadow;
+mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};

@@ -28,6 +28,7 @@ mod process;
 mod publish;
 mod recorded;
 mod refusals;
+mod release;
 mod reload;
 mod reports;
 mod served;
