@@ -102,3 +102,25 @@ fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
     index.apply_slice(&service, &empty);
     assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
 }
+
+/// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
+#[test]
+fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a")]);
+    index.apply_slice(&service, &slice("s", "a"));
+    let container = json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
+    let by_resource = json!({
+        "metadata": { "name": "engine", "namespace": "team", "uid": "1" },
+        "spec": { "nodeName": "a", "containers": [container] },
+        "status": { "extendedResourceClaimStatus": {
+            "resourceClaimName": "engine-extended-resources-1",
+            "requestMappings": [{ "containerName": "engine", "resourceName": "nvidia.com/gpu", "requestName": "r" }],
+        } },
+    });
+    index.apply_pod(&service, &serde_json::from_value(by_resource.clone()).unwrap());
+    index.delete_slice(&service, &slice("s", "a"));
+    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the driver restarts, and the pod has its GPU");
+    index.delete_pod(&service, &serde_json::from_value(by_resource).unwrap());
+    assert_eq!(kind(&service, "a"), NodeKind::Stowage);
+}
