@@ -18,6 +18,7 @@ mod processes;
 mod recording;
 mod removal;
 mod shadow;
+mod upgrade;
 mod viewing;
 mod world;
 

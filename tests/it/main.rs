@@ -35,6 +35,7 @@ mod served;
 mod shadow;
 mod shipped_manifests;
 mod shipped_policies;
+mod skew;
 mod stand_in_api_server;
 mod stand_in_extender;
 mod stand_in_kubelet;

@@ -208,7 +208,12 @@ impl RealControlPlane {
     }
 
     pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        self.serve_by(Path::new(env!("CARGO_BIN_EXE_stowage")), name, ports, arguments)
+    }
+
+    /// The same by another version's binary.
+    pub fn serve_by(&self, binary: &Path, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
+        let mut command = Command::new(binary);
         command.arg("serve").arg("--kubeconfig").arg(self.service_account());
         command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
         command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
