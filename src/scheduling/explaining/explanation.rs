@@ -3,6 +3,7 @@
 
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
+pub use super::unjudged::UnjudgedPart;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
 use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
@@ -45,16 +46,6 @@ pub struct Explanation {
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<ConflictPart>,
-}
-
-/// A rule that the planner cannot judge: on these nodes it evicts no pod for this one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct UnjudgedPart {
-    /// A short name, as in docs/planner.md.
-    pub rule: String,
-    pub text: String,
-    pub nodes: u32,
 }
 
 /// One GPU in conflict.

@@ -1,11 +1,21 @@
 //! What the planner cannot judge of a pending pod: on such nodes it evicts no pod for it, and nominates none.
 
 use super::ClusterAccess;
-use super::explanation::UnjudgedPart;
 use super::facts::Facts;
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict};
 use crate::scheduling::ledger::PodPhase;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// A rule that the planner cannot judge: on these nodes it evicts no pod for this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnjudgedPart {
+    /// A short name, as in docs/planner.md.
+    pub rule: String,
+    pub text: String,
+    pub nodes: u32,
+}
 
 /// By rule, in order of their names.
 pub fn unjudged(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<UnjudgedPart> {
