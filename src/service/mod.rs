@@ -7,11 +7,13 @@ mod classifier;
 mod cluster_guard;
 mod leadership;
 mod policy_status;
+mod refused_reads;
 
 pub use api_server_contact::ApiServerContact;
 pub use cluster_guard::ClusterGuard;
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
+pub use refused_reads::RefusedReads;
 
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::Classifications;
@@ -40,6 +42,7 @@ pub struct Service {
     pub gate: Leadership,
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
+    pub refused_reads: RefusedReads,
     /// Whether the labels of namespaces are watched for a policy.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
@@ -79,6 +82,7 @@ impl Service {
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
+            refused_reads: RefusedReads::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
             clock,

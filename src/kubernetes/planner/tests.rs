@@ -7,6 +7,7 @@ mod limits;
 mod reservations_observed;
 mod runs;
 mod told;
+mod volumes;
 
 use super::*;
 use crate::kubernetes::index::ClusterIndex;
@@ -266,7 +267,7 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
 async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 50, 0);
-    pod["spec"]["volumes"] = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }]);
+    pod["spec"]["volumes"] = json!([{ "name": "data", "awsElasticBlockStore": { "volumeID": "disk" } }]);
     bench.show(pod);
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }

@@ -9,6 +9,7 @@ pub use starts::{BoundStartPart, CalibrationPart, StartPart};
 
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
+pub use super::unjudged::UnjudgedPart;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
 use crate::scheduling::ledger::{LoanStage, OccupantPhase, SchedulingGate};
@@ -40,6 +41,9 @@ pub struct Explanation {
     pub borrowing: Option<BorrowingPart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
+    /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unjudged: Vec<UnjudgedPart>,
     pub counts: Counts,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,

@@ -20,6 +20,7 @@ pub mod obstacle;
 mod pod_stage;
 pub mod remedy;
 pub mod units;
+mod unjudged;
 
 pub use explanation::Explanation;
 pub use remedy::sentence::lost;
@@ -91,6 +92,7 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         borrowing: loans::borrowing(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
+        unjudged: unjudged::unjudged(cluster, &facts),
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),

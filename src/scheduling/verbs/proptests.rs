@@ -267,6 +267,7 @@ impl RecordedCluster {
                     driver: "gpu.nvidia.com".into(),
                     pool: "pool".into(),
                     generation,
+                    scope: "".into(),
                     slices_of_pool,
                     devices: vec![devices],
                 };

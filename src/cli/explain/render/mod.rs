@@ -4,7 +4,8 @@ mod loans;
 mod node;
 
 use crate::scheduling::explaining::explanation::{
-    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart, TenantPart,
+    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
+    TenantPart, UnjudgedPart,
 };
 use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
@@ -111,6 +112,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(explanation.unjudged.iter().map(|part| ("planner".into(), unjudged(part, explanation))));
     rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
     rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
     if let PodStage::Bound { loan: Some(loan), .. } = &explanation.stage {
@@ -118,6 +120,16 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     }
     rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
     rows
+}
+
+fn unjudged(part: &UnjudgedPart, explanation: &Explanation) -> String {
+    format!(
+        "does not judge {} of {}: {} ({})",
+        part.nodes,
+        plural(explanation.counts.nodes, "node"),
+        part.text,
+        part.rule
+    )
 }
 
 fn requests(explanation: &Explanation) -> String {
