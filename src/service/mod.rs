@@ -40,6 +40,8 @@ pub struct Service {
     pub gate: Leadership,
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
+    /// Why the agents' address has no certificate yet; `None` if it has one, or needs none.
+    pub certificate: watch::Sender<Option<String>>,
     /// Whether the labels of namespaces are watched for a policy.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
@@ -79,6 +81,7 @@ impl Service {
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
+            certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
             clock,
