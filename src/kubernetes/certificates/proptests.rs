@@ -297,8 +297,19 @@ impl World {
     }
 }
 
+/// Which shows that the check can fail.
+#[test]
+#[should_panic(expected = "an agent refuses what is served")]
+fn without_the_publication_delay_an_agent_would_refuse_what_is_served() {
+    let mut world = World::new();
+    world.settings.publication_delay = Duration::ZERO;
+    for _ in 0..10 {
+        world.settle();
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_agent_accepts_what_every_replica_serves_whatever_happens(
