@@ -16,6 +16,7 @@
 //!  certificates ◄─► Secret, ConfigMap              (the agents' address' certificate)
 //!  token_review ─► authentication.k8s.io            (whose token: read only)
 //!  access_review ─► authorization.k8s.io            (access to a page: read only)
+//!  uninstall ─► pods, nodes                         (by the command of that name, when the service is gone)
 //! ```
 //!
 //! Nothing here decides where a pod goes, and nothing here is an HTTP server. The request path has no list, and no read except
@@ -40,6 +41,7 @@ pub mod port;
 pub(crate) mod testing;
 pub mod tick;
 pub mod token_review;
+pub mod uninstall;
 pub mod watch;
 
 pub use access_review::AccessReviews;

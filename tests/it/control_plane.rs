@@ -3,6 +3,7 @@
 
 mod acts;
 mod admission;
+mod certificates;
 mod dra;
 mod engine_load;
 mod fence;
@@ -16,7 +17,10 @@ mod manifests;
 mod planner;
 mod processes;
 mod recording;
+mod removal;
 mod shadow;
+mod upgrade;
+mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};
