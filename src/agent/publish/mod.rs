@@ -121,7 +121,8 @@ impl Publisher {
                 if self.look_at_trust() {
                     let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
                     let missed = replicas.filter(|replica| replica.is_unreachable());
-                    let again = missed.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                    let again =
+                        missed.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
                     join_all(again).await;
                 }
             }

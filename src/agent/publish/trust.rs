@@ -146,7 +146,10 @@ mod tests {
         assert!(matches!(waits_for, Some(TrustError::Read { .. })));
         assert!(matches!(trust.renew(), Err(TrustError::Read { .. })), "still");
         std::fs::write(&file, "").unwrap();
-        assert!(matches!(Trust::awaiting(Some(file.clone())), Ok((_, Some(TrustError::NoCertificate { .. })))));
+        assert!(matches!(
+            Trust::awaiting(Some(file.clone())),
+            Ok((_, Some(TrustError::NoCertificate { .. })))
+        ));
         let ca = || rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap().cert.pem();
         std::fs::write(&file, ca() + &ca()).unwrap();
         assert_eq!(trust.renew(), Ok(true), "a bundle of two");

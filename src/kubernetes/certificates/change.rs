@@ -62,7 +62,12 @@ impl Managed {
         }
     }
 
-    fn sign_with(&mut self, ca: Ca, now: Timestamp, settings: &CertificateSettings) -> Result<(), IssueError> {
+    fn sign_with(
+        &mut self,
+        ca: Ca,
+        now: Timestamp,
+        settings: &CertificateSettings,
+    ) -> Result<(), IssueError> {
         self.serving = Ok(new_serving(&ca, &settings.names, now, settings.lifetime)?);
         self.signing = Some(ca);
         Ok(())

@@ -82,7 +82,8 @@ impl Ca {
             0 => return Err(problem.unwrap_or_else(|| "it holds no certificate".into())),
             _ => return Err("it holds several certificates".into()),
         };
-        let key = private_key(key).ok().filter(|key| belongs(&certificate.der, key) && signs_as(&certificate, key));
+        let key =
+            private_key(key).ok().filter(|key| belongs(&certificate.der, key) && signs_as(&certificate, key));
         Ok(Self { certificate, key })
     }
 
@@ -121,7 +122,8 @@ impl ServingCertificate {
         let mut roots = rustls::RootCertStore::empty();
         roots.add_parsable_certificates(cas.iter().map(|ca| ca.der.clone()));
         let provider = Arc::new(ring::default_provider());
-        let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build() else {
+        let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()
+        else {
             return false;
         };
         // Whether it has expired is another question.

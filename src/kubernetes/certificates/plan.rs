@@ -91,9 +91,8 @@ fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -
 /// What is due where everything that is to be trusted is published.
 fn step_of_cas(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -> Option<SecretChange> {
     let delay = settings.publication_delay;
-    let is_good = |ca: &Ca| {
-        ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, look.now)
-    };
+    let is_good =
+        |ca: &Ca| ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, look.now);
     match &managed.next {
         Some(next) if !is_good(next) => return Some(SecretChange::AddNextCa),
         Some(_) => {
@@ -113,9 +112,11 @@ fn step_of_cas(managed: &Managed, look: &Look<'_>, settings: &CertificateSetting
         None => {}
     }
     let ended = |until: Timestamp| until <= look.now;
-    let all_ended = managed.previous.iter().all(|ca| ended(ca.not_after)) || managed.previous_until.is_some_and(ended);
+    let all_ended =
+        managed.previous.iter().all(|ca| ended(ca.not_after)) || managed.previous_until.is_some_and(ended);
     // By the other clock as well: where the wall clock has jumped, every replica has read the new certificate by then.
-    (!managed.previous.is_empty() && all_ended && look.unchanged_for >= delay).then_some(SecretChange::DropPrevious)
+    (!managed.previous.is_empty() && all_ended && look.unchanged_for >= delay)
+        .then_some(SecretChange::DropPrevious)
 }
 
 /// Whether the signing CA is to sign another certificate now.

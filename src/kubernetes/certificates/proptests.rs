@@ -137,10 +137,13 @@ impl World {
             // It starts again; what it had sent may still land.
             Happening::Crashes(replica) => {
                 let Replica { is_leading, clock_ahead, .. } = self.replicas[replica];
-                self.replicas[replica] = Replica { is_leading, clock_ahead, looked: self.now, ..Replica::default() };
+                self.replicas[replica] =
+                    Replica { is_leading, clock_ahead, looked: self.now, ..Replica::default() };
             }
             Happening::Leads(replica, leads) => self.replicas[replica].is_leading = leads,
-            Happening::Jumps(replica, minutes) => self.replicas[replica].clock_ahead = minutes * MINUTE as i64,
+            Happening::Jumps(replica, minutes) => {
+                self.replicas[replica].clock_ahead = minutes * MINUTE as i64
+            }
             Happening::Syncs(agent) => self.sync(agent),
             // Not both: then nothing says any more what agents trust.
             Happening::EmptySecret if !read_bundle(&self.config_map).is_empty() => {

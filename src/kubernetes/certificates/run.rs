@@ -122,8 +122,10 @@ impl CertificateKeeper {
 
     /// From the end of the first read that showed them so to the beginning of the latest.
     fn unchanged_for(&mut self, asked: Moment, secret: &Secret, map: Option<&ConfigMap>) -> Duration {
-        let versions =
-            [secret.metadata.resource_version.clone(), map.and_then(|map| map.metadata.resource_version.clone())];
+        let versions = [
+            secret.metadata.resource_version.clone(),
+            map.and_then(|map| map.metadata.resource_version.clone()),
+        ];
         match &self.seen {
             Some((seen, since)) if *seen == versions => Duration::from_millis(asked.since(*since).0),
             _ => {
@@ -157,7 +159,11 @@ impl CertificateKeeper {
         Ok(true)
     }
 
-    async fn publish(&self, config_map: ConfigMap, bundle: &[&CaCertificate]) -> Result<bool, CertificateError> {
+    async fn publish(
+        &self,
+        config_map: ConfigMap,
+        bundle: &[&CaCertificate],
+    ) -> Result<bool, CertificateError> {
         let (name, changed) = (&self.options.config_map.name, write_bundle(config_map, bundle));
         let written = limited(self.config_maps.replace(name, &PostParams::default(), &changed)).await;
         if self.counted(written, "ConfigMap", &self.options.config_map)? {
@@ -201,13 +207,17 @@ impl CertificateKeeper {
                 %secret,
                 "made another CA; it signs from {delay:?} after its publication on, when every agent has it"
             ),
-            SecretChange::Promote => info!(%secret, "the next CA signs from now on; made a certificate of it"),
+            SecretChange::Promote => {
+                info!(%secret, "the next CA signs from now on; made a certificate of it")
+            }
             SecretChange::Issue => info!(%secret, "made another certificate for the agents' address"),
             SecretChange::ForgetPublication => warn!(
                 config_map = %self.options.config_map,
                 "somebody has removed the next CA; it is published again, and its time counts anew"
             ),
-            SecretChange::DropPrevious => info!(%secret, "no certificate of an earlier CA is in use any more"),
+            SecretChange::DropPrevious => {
+                info!(%secret, "no certificate of an earlier CA is in use any more")
+            }
             SecretChange::CountPublication(_) => {}
         }
     }
@@ -242,18 +252,18 @@ struct ServedCertificate {
 }
 
 impl ServedCertificate {
-    fn new(
-        service: Arc<Service>,
-        secret: &ObjectName,
-        addresses: Vec<&'static str>,
-        serve: Serve,
-    ) -> Self {
+    fn new(service: Arc<Service>, secret: &ObjectName, addresses: Vec<&'static str>, serve: Serve) -> Self {
         let new = Self { service, secret: secret.clone(), addresses, serve, current: None, said: Vec::new() };
         new.awaits("the Secret was not read yet");
         new
     }
 
-    fn show(&mut self, state: &SecretState, published: Option<&[CaCertificate]>, options: &CertificateOptions) {
+    fn show(
+        &mut self,
+        state: &SecretState,
+        published: Option<&[CaCertificate]>,
+        options: &CertificateOptions,
+    ) {
         let found = serving(state, published, &options.settings.names);
         let mut problems = match state {
             SecretState::Managed(managed) => managed.problems.clone(),

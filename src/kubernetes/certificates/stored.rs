@@ -124,7 +124,10 @@ impl Managed {
             None => drop(annotations.remove(key)),
         };
         annotate(MANAGED, Some("managed".into()));
-        annotate(PUBLISHED_FOR, self.published_for.map(|time| duration_text(Millis(time.as_millis() as u64))));
+        annotate(
+            PUBLISHED_FOR,
+            self.published_for.map(|time| duration_text(Millis(time.as_millis() as u64))),
+        );
         annotate(PREVIOUS_UNTIL, self.previous_until.map(|until| until.to_string()));
         secret
     }

@@ -25,8 +25,12 @@ struct Cluster {
 impl Cluster {
     fn empty() -> Self {
         let names = service_names("stowage-agents", "kube-system");
-        let settings =
-            CertificateSettings { names, lifetime: 90 * DAY, ca_lifetime: 365 * DAY, publication_delay: DELAY };
+        let settings = CertificateSettings {
+            names,
+            lifetime: 90 * DAY,
+            ca_lifetime: 365 * DAY,
+            publication_delay: DELAY,
+        };
         let now = "2026-11-23T00:00:00Z".parse().unwrap();
         Self { secret: Secret::default(), config_map: Some(ConfigMap::default()), now, settings }
     }
@@ -57,8 +61,13 @@ impl Cluster {
 
     fn step(&self, is_leading: bool, unchanged_for: Duration) -> Step {
         let (secret, published) = (self.state(), self.config_map.as_ref().map(read_bundle));
-        let look =
-            Look { secret: &secret, published: published.as_deref(), is_leading, now: self.now, unchanged_for };
+        let look = Look {
+            secret: &secret,
+            published: published.as_deref(),
+            is_leading,
+            now: self.now,
+            unchanged_for,
+        };
         step(&look, &self.settings)
     }
 
@@ -68,7 +77,8 @@ impl Cluster {
         match step {
             Step::Nothing => {}
             Step::WriteSecret(change) => {
-                let changed = changed(&self.state(), &self.published(), change, self.now, &self.settings).unwrap();
+                let changed =
+                    changed(&self.state(), &self.published(), change, self.now, &self.settings).unwrap();
                 self.secret = changed.write(self.secret.clone());
             }
             Step::Publish => {
@@ -140,12 +150,20 @@ fn a_ca_signs_when_its_publication_is_old_enough_and_a_restart_counts_on() {
     let mut cluster = Cluster::filled();
     let first = signing(&cluster.managed()).certificate.clone();
     cluster.pass(250 * DAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue), "the certificate is due as well");
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue),
+        "the certificate is due as well"
+    );
     assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
     assert_eq!(cluster.act(true, Duration::ZERO), Step::Publish);
     assert_eq!(cluster.published().len(), 2);
     let counted = |time| Step::WriteSecret(SecretChange::CountPublication(time));
-    assert_eq!(cluster.act(true, 10 * DELAY), counted(Duration::ZERO), "it counts from where it was found published");
+    assert_eq!(
+        cluster.act(true, 10 * DELAY),
+        counted(Duration::ZERO),
+        "it counts from where it was found published"
+    );
     assert_eq!(cluster.step(true, DELAY / 5), Step::Nothing);
     assert_eq!(cluster.act(true, DELAY / 4), counted(DELAY / 4));
     assert_eq!(cluster.act(true, DELAY / 4), counted(DELAY / 2));
@@ -155,7 +173,10 @@ fn a_ca_signs_when_its_publication_is_old_enough_and_a_restart_counts_on() {
     assert_eq!(cluster.step(false, DELAY / 2), Step::Nothing, "the leader's");
     assert_eq!(cluster.act(true, DELAY / 2), Step::WriteSecret(SecretChange::Promote));
     let managed = cluster.managed();
-    assert_eq!((managed.next.as_ref(), managed.published_for, &managed.previous[..]), (None, None, &[first][..]));
+    assert_eq!(
+        (managed.next.as_ref(), managed.published_for, &managed.previous[..]),
+        (None, None, &[first][..])
+    );
     let served = cluster.served().unwrap().unwrap();
     assert!(served.is_of(&[&signing(&managed).certificate], &cluster.settings.names));
     assert_eq!((cluster.step(true, DELAY), cluster.published().len()), (Step::Nothing, 2));
@@ -178,7 +199,11 @@ fn a_next_ca_that_somebody_unpublishes_is_published_and_counted_anew() {
     }
     assert_eq!(cluster.managed().published_for, Some(DELAY / 4));
     cluster.config_map = Some(ConfigMap::default());
-    assert_eq!(cluster.step(false, Duration::ZERO), Step::Nothing, "its time is forgotten first, by the leader");
+    assert_eq!(
+        cluster.step(false, Duration::ZERO),
+        Step::Nothing,
+        "its time is forgotten first, by the leader"
+    );
     assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::ForgetPublication));
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
     let counted = Step::WriteSecret(SecretChange::CountPublication(Duration::ZERO));
@@ -233,7 +258,11 @@ fn a_secret_of_another_is_served_and_never_written() {
         ("tls.key", &key[..key.len() / 2], "tls.key cannot be read"),
         ("tls.key", "", "tls.key cannot be read"),
         ("tls.crt", "", "tls.crt holds no certificate"),
-        ("tls.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "tls.crt cannot be read"),
+        (
+            "tls.crt",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "tls.crt cannot be read",
+        ),
     ] {
         let before = cluster.text(key);
         cluster.set(key, text);

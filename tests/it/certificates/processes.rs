@@ -96,7 +96,11 @@ fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
     running.line_with("another replica has written the Secret kube-system/stowage-agents-tls meanwhile");
     running.line_with("made a CA and a certificate");
     // Nothing is served in the clear.
-    assert!(Client::connect(SocketAddr::from(([127, 0, 0, 1], running.operators.port()))).try_get("/healthz").is_err());
+    assert!(
+        Client::connect(SocketAddr::from(([127, 0, 0, 1], running.operators.port())))
+            .try_get("/healthz")
+            .is_err()
+    );
     let secret = cluster.api.get(SECRET).unwrap();
     assert_eq!(secret["metadata"]["annotations"]["stowage.dev/certificates"], "managed");
     let keys: Vec<&String> = secret["data"].as_object().unwrap().keys().collect();
