@@ -107,7 +107,7 @@ fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
     assert_eq!(keys, ["ca.crt", "ca.key", "tls.crt", "tls.key"]);
 
     // A second replica serves the same, and so does one that starts again.
-    let second = cluster.serve("127.0.0.1:0");
+    let second = cluster.serve("0.0.0.0:0");
     eventually("the second one serves it as well", || is_trusted(second.agents, &cas));
     assert_eq!(cluster.api.get(SECRET).unwrap(), secret);
 }
