@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
     /// The address to which the node agents post their reports
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9446")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9446", value_parser = super::address::address)]
     agents: SocketAddr,
 
     /// Certificate for --agents, PEM
