@@ -152,7 +152,7 @@ fn gathered(extender: &Extender, books: &Ledger) -> String {
     metrics.render()
 }
 
-/// Ready once the ledger is complete and while the API server answers. A replica that does not lead is ready too: it is up to
+/// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that does not lead is ready too: it is up to
 /// date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
@@ -164,11 +164,13 @@ async fn readyz(State(extender): State<Extender>) -> Response {
             silence.0 / 1000
         )
     });
-    let is_ready = gate.is_synced() && lost.is_none();
+    // Agents that would report to this replica could not.
+    let wrong = lost.or_else(|| service.certificate.borrow().clone());
+    let is_ready = gate.is_synced() && wrong.is_none();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let refused = service.refused_reads.describe().filter(|_| !gate.is_synced());
     let refused = refused.map(|refused| format!("the watches have not synced yet: {refused}"));
-    let text = lost.or(refused).unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
+    let text = wrong.or(refused).unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 

@@ -13,6 +13,7 @@
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: Events, never waited for)
 //!  leader ─► leadership                             (whether any of this may act)
+//!  certificates ◄─► Secret, ConfigMap              (the agents' address' certificate)
 //!  token_review ─► authentication.k8s.io            (whose token: read only)
 //!  access_review ─► authorization.k8s.io            (access to a page: read only)
 //!  uninstall ─► pods, nodes                         (by the command of that name, when the service is gone)
@@ -24,6 +25,7 @@
 pub mod access_review;
 pub mod api;
 pub mod capacity;
+pub mod certificates;
 pub mod conflict_audit;
 pub mod connect;
 pub mod dump;

@@ -43,6 +43,8 @@ pub struct Service {
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
     pub refused_reads: RefusedReads,
+    /// Why the agents' address has no certificate yet; `None` if it has one, or needs none.
+    pub certificate: watch::Sender<Option<String>>,
     /// Whether the labels of namespaces are watched for a policy.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
@@ -83,6 +85,7 @@ impl Service {
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
             refused_reads: RefusedReads::default(),
+            certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
             clock,

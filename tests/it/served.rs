@@ -35,7 +35,7 @@ use stowage::scheduling::ledger::{PodPhase, PodState};
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::wait::ReleaseReservation;
 use stowage::scheduling::vocabulary::placement::Reservation;
-use stowage::service::Service;
+use stowage::service::{Service, TimeSource};
 use stowage::units::{Bytes, Millis};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -155,6 +155,7 @@ pub struct ServedCluster {
     pub pods: Vec<Value>,
     pub policy: Policy,
     pub limits: RequestLimits,
+    pub time: TimeSource,
     /// Reviews tokens; without it every client may report.
     pub authority: Option<Arc<dyn AgentAuthority>>,
     /// Reviews access to pages; without it every client may read all.
@@ -170,6 +171,7 @@ impl ServedCluster {
             pods: Vec::new(),
             policy: without_engines(),
             limits: RequestLimits::default(),
+            time: TimeSource::SYSTEM,
             authority: None,
             pages: None,
             gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
@@ -184,7 +186,7 @@ impl ServedCluster {
     pub fn serve(self) -> Served {
         let items: Vec<&Value> = self.nodes.iter().chain(&self.pods).collect();
         let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("test"));
-        let service = Service::new(self.policy);
+        let service = Service::timed_by(self.time, self.policy);
         let mut index = ClusterIndex::default();
         let control_plane = Arc::new(Scripted {
             dump: DumpControlPlane::load(&dump, &service, &mut index).unwrap(),
