@@ -249,7 +249,7 @@ fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
     let mut client = served.client();
     let answer = client.post("/scheduler/score", "{}");
     assert_eq!(answer.status, 404);
-    assert!(answer.text().contains("there are filter, prioritize, prioritize-claims, preempt and bind"));
+    assert!(answer.text().contains("filter, prioritize, prioritize-claims, preempt and bind"));
     assert_eq!(client.get("/scheduler/filter").status, 405);
     assert_eq!(client.post("/", "{}").status, 404);
     assert_eq!(served.books(), books);

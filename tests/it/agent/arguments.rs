@@ -115,7 +115,7 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
         (2, &["--extender", "stowage:9446"], &["neither https:// nor http://", "such as https://"]),
         (2, &["--extender", "https://stowage/v1"], &["more than a host and a port"]),
         (1, &["--extender", "https://stowage"], &["https://stowage:9446", "give --ca FILE"]),
-        (1, &["--extender", "https://stowage", "--ca", nowhere], &[nowhere]),
+        (1, &["--once", "--extender", "https://stowage", "--ca", nowhere], &[nowhere]),
         (1, &["--extender", "http://10.0.0.1", "--token-file", nowhere], &["in the clear", "https://"]),
         (1, &["--once", "--node", "Node_A"], &["--node", "\"Node_A\"", "kubectl get nodes"]),
         (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
