@@ -112,13 +112,9 @@ pub fn start(
     run(Box::pin(watch::budgets(client.clone(), feed.clone())));
     run(Box::pin(watch::namespaces(client.clone(), feed.clone())));
     run(Box::pin(watch::slices(client.clone(), feed.clone())));
-    run(Box::pin(watch::storage::<PersistentVolumeClaim>(
-        client.clone(),
-        feed.clone(),
-        "persistentvolumeclaims",
-    )));
-    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), "persistentvolumes")));
-    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, "storageclasses")));
+    run(Box::pin(watch::storage::<PersistentVolumeClaim>(client.clone(), feed.clone(), watch::CLAIMS)));
+    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), watch::VOLUMES)));
+    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, watch::CLASSES)));
     run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
