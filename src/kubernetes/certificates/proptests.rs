@@ -312,7 +312,7 @@ fn without_the_publication_delay_an_agent_would_refuse_what_is_served() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_agent_accepts_what_every_replica_serves_whatever_happens(
