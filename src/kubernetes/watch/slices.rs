@@ -83,7 +83,7 @@ fn slices_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
         Some(_) => {
             tracing::error!(
                 %error,
-                "ResourceSlices may not be read: nothing is placed until they can be; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/stowage.yaml does"
+                "ResourceSlices may not be read: nothing is placed until they can be; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/base/rbac.yaml does"
             );
             after_refusal(error).unwrap_or(WatchEnd::Retry)
         }
