@@ -14,8 +14,10 @@ mod lending;
 mod load;
 mod manifests;
 mod planner;
+mod pod_defaults;
 mod processes;
 mod recording;
+mod rendered;
 mod shadow;
 mod world;
 
