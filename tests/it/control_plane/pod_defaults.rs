@@ -13,15 +13,13 @@ use std::path::Path;
 
 const DEVICES: &str = "metadata.annotations['stowage.dev/visible-devices']";
 const FRACTION: &str = "metadata.annotations['stowage.dev/gpu-memory-fraction']";
-const RUNTIME: &str =
-    "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
 
 /// With the folder that the README installs, and the defaults in force.
 async fn installed(runtime_class: bool) -> Option<RealControlPlane> {
     let world = RealControlPlane::start().await?;
     world.install_of("");
     if runtime_class {
-        assert!(world.apply(RUNTIME, &[]).ok);
+        world.create_runtime_class("nvidia");
     }
     eventually("the defaults are in force", async || {
         let made = made_of(&world, "default", asking()).await.ok()?;
@@ -126,7 +124,7 @@ async fn what_a_user_wrote_is_never_changed() {
         { "name": "GPU_MEMORY_FRACTION", "value": "0.5" },
     ]);
     said["spec"]["containers"][0]["env"] = own.clone();
-    assert!(world.apply(&RUNTIME.replace("{name: nvidia}", "{name: nvidia-cdi}"), &[]).ok);
+    world.create_runtime_class("nvidia-cdi");
     let kept = eventually("the other runtime class is known", async || {
         made_of(&world, "default", said.clone()).await.ok()
     });

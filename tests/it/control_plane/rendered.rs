@@ -64,6 +64,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
         combined(&world, &component);
     }
     world.install_of("");
+    world.create_runtime_class("nvidia");
     for example in std::fs::read_dir(manifest("examples")).unwrap() {
         let example = example.unwrap().path();
         let strict = ["apply", "--validate=strict", "--dry-run=server", "-f", example.to_str().unwrap()];

@@ -285,15 +285,21 @@ impl RealControlPlane {
     /// Without the defaults for pods: what a test's pod says is what there is.
     pub fn install(&self) {
         self.install_of("base");
+        self.create_runtime_class("nvidia");
     }
 
     /// One of the folders that `kubectl apply -k` takes.
     pub fn install_of(&self, folder: &str) {
         let applied = self.kubectl(&["apply", "-k", manifest(folder).to_str().unwrap()]);
         assert!(applied.ok, "{}", applied.said);
-        let runtime =
-            "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
-        let applied = self.apply(runtime, &[]);
+    }
+
+    /// As the GPU operator does.
+    pub fn create_runtime_class(&self, name: &str) {
+        let class = json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": { "name": name }, "handler": name,
+        });
+        let applied = self.apply(&class.to_string(), &[]);
         assert!(applied.ok, "{}", applied.said);
     }
 
