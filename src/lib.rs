@@ -3,7 +3,7 @@
 //! From the pure core outwards, in floors. A module imports from the floors above it in this list, never from its own or from
 //! one below; `tests/it/floors.rs` reads the list.
 //!
-//! - [`ids`], [`units`]: names and quantities, parsed once.
+//! - [`ids`], [`units`]: names and quantities, parsed once; [`build_info`]: which build this is.
 //! - [`scheduling`]: the decision core and the ledger. Pure; it has floors of its own.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
@@ -21,6 +21,8 @@
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.
 
+#[cfg(feature = "service")]
+pub mod build_info;
 pub mod engine_metrics;
 pub mod ids;
 pub mod policy_cases;

@@ -1,29 +1,37 @@
 //! The credentials of `stowage explain` and `stowage models` for a service that requires a token, and the certificates that they
-//! trust.
+//! trust. What is not given comes from the kubeconfig, for a server with TLS only.
 
+use super::cluster_credentials::{ClusterCredentials, SERVER_NAME};
 use crate::agent::publish::trust::{Trust, authorization};
 use anyhow::{Context, Result};
 use clap::Args;
-use http::HeaderValue;
+use http::{HeaderValue, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// A token for the API server to present to --server, such as `kubectl create token` prints
+    /// A token to present to --server, such as `kubectl create token` prints [default: the kubeconfig's token or exec plugin;
+    /// with a client certificate a token for the account kube-system/stowage-viewer]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// CA certificates to trust for --server, PEM
+    /// CA certificates to trust for --server, PEM [default: the ConfigMap kube-system/stowage-agents-ca]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// The name that --server's certificate is for, if it is reached under another, as through a port-forward
+    /// The name that --server's certificate is for, if it is reached under another, as through a port-forward [default there:
+    /// stowage-agents.kube-system.svc]
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
+
+    /// Kubeconfig for what is not given [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
 }
 
 /// The same, with the files read.
@@ -34,14 +42,36 @@ pub struct Access {
 }
 
 impl AccessArgs {
-    pub fn read(&self) -> Result<Access> {
-        let authorization =
-            self.token_file.as_deref().map(authorization).transpose().context("--token-file")?;
-        let trust = Trust::new(self.ca.clone()).context("--ca")?;
-        let name = self.tls_server_name.clone().map(ServerName::try_from).transpose();
+    /// What is needed to ask this server. Nothing is looked for in the cluster for a server without TLS: no token is sent there.
+    pub async fn read(&self, server: &str) -> Result<Access> {
+        let is_tls = server.starts_with("https://");
+        let lacks_any = self.token_file.is_none() || self.ca.is_none();
+        let cluster = match is_tls && lacks_any {
+            true => ClusterCredentials::find(self.kubeconfig.as_deref()).await?,
+            false => None,
+        };
+        let trust = match (&self.ca, &cluster) {
+            (None, Some(cluster)) => cluster.trust().await?,
+            (ca, _) => Trust::new(ca.clone()).context("--ca")?,
+        };
+        let authorization = match (&self.token_file, &cluster) {
+            (Some(file), _) => Some(authorization(file).context("--token-file")?),
+            (None, Some(cluster)) => Some(cluster.authorization().await?),
+            (None, None) => None,
+        };
+        let name = self.tls_server_name.as_deref().or((is_tls && is_loopback(server)).then_some(SERVER_NAME));
+        let name = name.map(str::to_owned).map(ServerName::try_from).transpose();
         let name = name.context("--tls-server-name")?;
         Ok(Access { authorization, tls: ClientConfig::clone(&trust.config), name })
     }
+}
+
+/// Whether the server is on this machine, and so behind a port-forward: no certificate of Stowage's own is for such an address.
+fn is_loopback(server: &str) -> bool {
+    let uri = server.parse::<Uri>().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 impl Access {
@@ -53,6 +83,21 @@ impl Access {
                 .enable_http1()
                 .build(),
             None => builder.enable_http1().build(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn a_port_forward_is_known_by_its_address() {
+        for own in ["https://127.0.0.1:9445", "https://localhost:9445/", "https://[::1]:9445"] {
+            assert!(is_loopback(own), "{own}");
+        }
+        for other in ["https://stowage.example:9445", "https://10.0.0.1:9445", "nonsense:::"] {
+            assert!(!is_loopback(other), "{other}");
         }
     }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod agents;
+mod cluster_credentials;
 mod connections;
 mod explain;
 mod models;
@@ -12,7 +13,9 @@ mod policy;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
+mod uninstall;
 
+use crate::build_info;
 use crate::extender::request::RequestLimits;
 use crate::extender::tls::TlsFiles;
 use crate::kubernetes;
@@ -42,10 +45,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
+use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = build_info::text(), max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -69,6 +73,8 @@ enum Command {
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
+    /// Take back what Stowage wrote on nodes and pods, after its manifests are deleted
+    Uninstall(UninstallArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -209,6 +215,10 @@ impl Cli {
                 runtime.block_on(args.run())
             }
             Command::Models(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Uninstall(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())
             }

@@ -23,25 +23,47 @@ use axum::Router;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use page_limits::streamed;
 use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
+/// What a client needs to see a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// Nothing: the kubelet's probes have no token.
+    None,
+    /// `get` of the page's path, as a non-resource URL.
+    Path,
+    /// `get pods` in the namespace of the pod that the page is about.
+    Pod,
+}
+
+/// Every page and its guard. The router has these and no others.
+fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 9] {
+    [
+        ("/healthz", Guard::None, get(|| async { "ok\n" })),
+        ("/readyz", Guard::None, get(readyz)),
+        ("/metrics", Guard::Path, get(metrics)),
+        ("/debug/snapshot", Guard::Path, get(snapshot)),
+        ("/debug/reports", Guard::Path, get(reports)),
+        ("/debug/policy", Guard::Path, get(policy)),
+        ("/debug/shadow", Guard::Path, get(shadow)),
+        ("/v1/models", Guard::Path, get(super::models::answer)),
+        ("/v1/explain", Guard::Pod, get(super::explain::answer)),
+    ]
+}
+
+/// Every page's path and its guard.
+pub fn guards() -> impl Iterator<Item = (&'static str, Guard)> {
+    pages().into_iter().map(|(path, guard, _)| (path, guard))
+}
+
 pub fn router(extender: Extender) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
-        .route("/debug/snapshot", get(snapshot))
-        .route("/v1/explain", get(super::explain::answer))
-        .route("/v1/models", get(super::models::answer))
-        .route("/debug/reports", get(reports))
-        .route("/debug/policy", get(policy))
-        .route("/debug/shadow", get(shadow))
-        .with_state(extender)
+    let routes = pages().into_iter().fold(Router::new(), |router, (path, _, page)| router.route(path, page));
+    routes.with_state(extender)
 }
 
 /// The client of a page: its source address and the head of its request.

@@ -46,11 +46,15 @@ const SILENCE: Duration = Duration::from_secs(75);
 /// A client for a kubeconfig's current context, or from the environment: `KUBECONFIG`, `~/.kube/config`, or the pod's service
 /// account.
 pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
-    let config = match kubeconfig {
-        Some(path) => from_file(path).await?,
-        None => Config::infer().await.map_err(|error| nowhere(&error))?,
-    };
-    Ok(client(config, times).map_err(Box::new)?)
+    Ok(client(config(kubeconfig).await?, times).map_err(Box::new)?)
+}
+
+/// Where the API server is, and the credentials for it.
+pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
+    match kubeconfig {
+        Some(path) => from_file(path).await,
+        None => Config::infer().await.map_err(|error| nowhere(&error)),
+    }
 }
 
 /// The client neither throttles nor repeats requests by itself: every caller handles its failures, and a write that is repeated

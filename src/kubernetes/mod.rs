@@ -15,6 +15,7 @@
 //!  leader ─► leadership                             (whether any of this may act)
 //!  token_review ─► authentication.k8s.io            (whose token: read only)
 //!  access_review ─► authorization.k8s.io            (access to a page: read only)
+//!  uninstall ─► pods, nodes                         (by the command of that name, when the service is gone)
 //! ```
 //!
 //! Nothing here decides where a pod goes, and nothing here is an HTTP server. The request path has no list, and no read except
@@ -38,6 +39,7 @@ pub mod port;
 pub(crate) mod testing;
 pub mod tick;
 pub mod token_review;
+pub mod uninstall;
 pub mod watch;
 
 pub use access_review::AccessReviews;

@@ -10,6 +10,7 @@ mod planner;
 mod policy;
 mod start_times;
 
+use crate::build_info;
 use crate::scheduling::ledger::Totals;
 use crate::scheduling::policy::SpareRule;
 use crate::units::Millis;
@@ -111,6 +112,9 @@ impl Metrics {
             keep(Box::new(gauges.clone()));
             gauges
         };
+        let build =
+            gauges("stowage_build_info", "1; the labels say which build this is.", &["version", "commit"]);
+        build.with_label_values(&[build_info::VERSION, build_info::COMMIT.unwrap_or("unknown")]).set(1);
         let options = |name: &str, help: &str| HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
         let verb_seconds = HistogramVec::new(
             options("stowage_verb_duration_seconds", "Time to answer the scheduler, by verb."),

@@ -17,8 +17,11 @@ mod planner;
 mod pod_defaults;
 mod processes;
 mod recording;
+mod removal;
 mod rendered;
 mod shadow;
+mod upgrade;
+mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};

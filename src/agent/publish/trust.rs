@@ -55,6 +55,11 @@ impl Trust {
         Ok(Self { path, text, config: config(roots) })
     }
 
+    /// Trusts certificates that the CA in this text has signed; `origin` is for errors.
+    pub fn of_text(text: &[u8], origin: &str) -> Result<Self, TrustError> {
+        Ok(Self { path: None, text: Vec::new(), config: config(roots(Path::new(origin), text)?) })
+    }
+
     /// Reads the file again; `true` if it has changed and connections must be made anew. A file that cannot be used changes
     /// nothing.
     pub fn renew(&mut self) -> Result<bool, TrustError> {

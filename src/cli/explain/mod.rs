@@ -34,7 +34,7 @@ pub struct ExplainArgs {
     access: AccessArgs,
 
     /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name", "kubeconfig"])]
     cluster: Option<PathBuf>,
 
     /// The policy for --cluster, a file or a directory; without it the default policy
@@ -72,7 +72,7 @@ impl ExplainArgs {
                 Err(_) => return Ok(NO_ANSWER.into()),
             },
             None => {
-                let access = self.access.read()?;
+                let access = self.access.read(&self.server).await?;
                 source::from_server(&self.server, &access, &pod, &options).await
             }
         };

@@ -56,7 +56,7 @@ impl ModelsArgs {
         if let Some(model) = &self.model {
             ModelId::parse(model).context("MODEL")?;
         }
-        let access = self.access.read()?;
+        let access = self.access.read(&self.server).await?;
         let printed = match &self.model {
             Some(_) => {
                 let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();

@@ -14,6 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -207,7 +208,12 @@ impl RealControlPlane {
     }
 
     pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        self.serve_by(Path::new(env!("CARGO_BIN_EXE_stowage")), name, ports, arguments)
+    }
+
+    /// The same by another version's binary.
+    pub fn serve_by(&self, binary: &Path, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
+        let mut command = Command::new(binary);
         command.arg("serve").arg("--kubeconfig").arg(self.service_account());
         command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
         command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
@@ -313,6 +319,12 @@ impl RealControlPlane {
         }
     }
 
+    /// A certificate and its key, in PEM, of a user in a group.
+    pub fn client_certificate(&self, user: &str, group: &str) -> (String, String) {
+        let key = std::fs::read_to_string(self.folder.path().join("clients.key")).unwrap();
+        ClientCa { key: KeyPair::from_pem(&key).unwrap() }.issue(user, group)
+    }
+
     /// A kubeconfig of the service account that the shipped manifests set up.
     pub fn service_account(&self) -> PathBuf {
         let token = self.kubectl(&["create", "token", "stowage", "--namespace", "kube-system"]);
@@ -335,6 +347,38 @@ impl RealControlPlane {
         let file = self.folder.path().join("kube-scheduler-config.json");
         std::fs::write(&file, config.to_string()).unwrap();
         file
+    }
+}
+
+/// Signs the certificates of users.
+struct ClientCa {
+    key: KeyPair,
+}
+
+impl ClientCa {
+    fn make() -> Self {
+        Self { key: KeyPair::generate().unwrap() }
+    }
+
+    fn params() -> CertificateParams {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "clients");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+    }
+
+    fn certificate(&self) -> String {
+        Self::params().self_signed(&self.key).unwrap().pem()
+    }
+
+    fn issue(self, user: &str, group: &str) -> (String, String) {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &Issuer::new(Self::params(), self.key)).unwrap();
+        (certificate.pem(), key.serialize_pem())
     }
 }
 
@@ -396,7 +440,7 @@ fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> Tes
 }
 
 fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -> TestProcess {
-    let key = rcgen::KeyPair::generate().unwrap();
+    let key = KeyPair::generate().unwrap();
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
         std::fs::write(&file, text).unwrap();
@@ -426,6 +470,9 @@ fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -
         "--allow-privileged=true",
         "--profiling=false",
     ]);
+    let ca = ClientCa::make();
+    command.arg("--client-ca-file").arg(write("clients.crt", &ca.certificate()));
+    write("clients.key", &ca.key.serialize_pem());
     TestProcess::start("kube-apiserver", &mut command, folder)
 }
 

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use stowage::extender::operators::{Guard, guards};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
 use stowage::kubernetes::AccessReviews;
@@ -108,21 +109,28 @@ impl GuardedPages {
     }
 }
 
-const PAGES: [&str; 7] = [
-    "/metrics",
-    "/debug/snapshot",
-    "/debug/reports",
-    "/debug/policy",
-    "/debug/shadow",
-    "/v1/models?model=llm",
-    "/v1/explain?pod=llm",
-];
+/// Every page that needs a token, as a client asks for it.
+fn guarded_pages() -> Vec<&'static str> {
+    let as_asked = |(path, guard): (&'static str, Guard)| match (path, guard) {
+        (_, Guard::None) => None,
+        ("/v1/models", Guard::Path) => Some("/v1/models?model=llm"),
+        (path, Guard::Path) => Some(path),
+        ("/v1/explain", Guard::Pod) => Some("/v1/explain?pod=llm"),
+        (path, Guard::Pod) => panic!("{path}: say here how a client asks for it"),
+    };
+    guards().filter_map(as_asked).collect()
+}
 
 #[test]
-fn s2_only_the_probes_are_open_without_a_token() {
+fn s2_every_page_has_its_guard() {
     let guarded = GuardedPages::start();
-    assert_eq!((guarded.status("/healthz", None).0, guarded.status("/readyz", None).0), (200, 200));
-    for page in PAGES {
+    for (path, guard) in guards().filter(|(_, guard)| *guard == Guard::None) {
+        assert!(["/healthz", "/readyz"].contains(&path), "{path} is open, {guard:?}");
+        let (status, text) = guarded.status(path, None);
+        assert_eq!(status, 200, "{path}");
+        assert!(!text.contains("llm"), "{path} names a pod: {text}");
+    }
+    for page in guarded_pages() {
         let (status, text) = guarded.status(page, None);
         assert_eq!(status, 401, "{page}: {text}");
         assert!(text.contains("--token-file") && !text.contains("llm"), "{text}");
@@ -136,13 +144,23 @@ fn s2_only_the_probes_are_open_without_a_token() {
 }
 
 #[test]
+fn s2_an_agents_token_is_for_reports_alone() {
+    let guarded = GuardedPages::start();
+    let agent = guarded.api.issue_token("kube-system/stowage-agent", None, "stowage.dev/reports");
+    for page in guarded_pages() {
+        let (status, text) = guarded.status(page, Some(&agent));
+        assert_eq!(status, 401, "{page}: {text}");
+    }
+}
+
+#[test]
 fn s2_access_to_one_page_grants_that_page_only() {
     let guarded = GuardedPages::start();
     let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
     guarded.api.allow(PROMETHEUS, "/metrics");
     guarded.api.allow(JANE, "default");
     let seen = |token: &str| -> Vec<&str> {
-        PAGES.into_iter().filter(|page| guarded.status(page, Some(token)).0 == 200).collect()
+        guarded_pages().into_iter().filter(|page| guarded.status(page, Some(token)).0 == 200).collect()
     };
     assert_eq!(seen(&prometheus), ["/metrics"]);
     assert_eq!(seen(&jane), ["/v1/explain?pod=llm"]);
@@ -179,6 +197,8 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
         let output = Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["explain", "llm"])
             .args(arguments)
+            // Of whoever runs the tests.
+            .env("KUBECONFIG", "/nonexistent")
             .output()
             .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

@@ -1,0 +1,117 @@
+//! `stowage uninstall`: takes back what Stowage wrote on nodes and pods, and says what still runs.
+//!
+//! Exit codes: 0 if nothing is left to be taken off (with `--dry-run`: even if there is), 1 otherwise.
+
+use crate::kubernetes;
+use crate::kubernetes::port::WriteTimes;
+use crate::kubernetes::uninstall::{self, Failure, Leftovers};
+use crate::units::plural;
+use anyhow::Result;
+use clap::Args;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
+    /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Show what would be taken off, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Failures that are printed one by one.
+const SHOWN: usize = 10;
+
+impl UninstallArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        let client = kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await?;
+        let found = uninstall::find(&client).await?;
+        let mut out = std::io::stdout().lock();
+        write!(out, "{}", what_is_taken_off(&found, self.dry_run))?;
+        let failures = if self.dry_run { Vec::new() } else { uninstall::remove(&client, &found).await };
+        write!(out, "{}", what_stays(&found))?;
+        for Failure { object, error } in failures.iter().take(SHOWN) {
+            eprintln!("error: {object}: {error}");
+        }
+        if failures.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let count = plural(failures.len(), "write");
+        eprintln!("error: {count} failed. What is left is found again: repeat the command.");
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+fn what_is_taken_off(found: &Leftovers, dry_run: bool) -> String {
+    if found.is_empty() {
+        return "Nothing of Stowage is left on nodes and pods.\n".into();
+    }
+    let verb = if dry_run { "Would remove" } else { "Removing" };
+    let mut lines = vec![format!("{verb}:")];
+    let mut line = |count: usize, of: &str, what: &str| {
+        if count > 0 {
+            lines.push(format!("  {what} of {}", plural(count, of)));
+        }
+    };
+    line(found.nodes.len(), "node", "stowage.dev/vram");
+    line(found.marked_pods(), "pod", "conditions stowage.dev/* and nominations");
+    line(found.gated_pods(), "pod", "the scheduling gate stowage.dev/plan");
+    lines.extend(found.leases.iter().map(|name| format!("  the Lease kube-system/{name}")));
+    lines.join("\n") + "\n"
+}
+
+fn what_stays(found: &Leftovers) -> String {
+    let mut lines = Vec::new();
+    if !found.running.is_empty() {
+        lines.push(format!("Running on GPUs that Stowage chose: {}.", by_namespace(&found.running)));
+        lines.push("  They keep their GPUs and their annotations until they end.".into());
+    }
+    if !found.pending.is_empty() {
+        lines.push(format!("Pending, and no scheduler will place them: {}.", by_namespace(&found.pending)));
+        lines.push(
+            "  Give their owners another schedulerName and nvidia.com/gpu in place of stowage.dev/vram."
+                .into(),
+        );
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// `3 pods (team-a: 2, team-b: 1)`.
+fn by_namespace(counts: &BTreeMap<String, usize>) -> String {
+    let each: Vec<String> = counts.iter().map(|(namespace, count)| format!("{namespace}: {count}")).collect();
+    format!("{} ({})", plural(counts.values().sum::<usize>(), "pod"), each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::NodeName;
+
+    #[test]
+    fn an_empty_cluster_needs_one_line() {
+        let found = Leftovers::default();
+        assert_eq!(what_is_taken_off(&found, false), "Nothing of Stowage is left on nodes and pods.\n");
+        assert_eq!(what_stays(&found), "");
+    }
+
+    #[test]
+    fn what_goes_and_what_stays_is_said_with_its_numbers() {
+        let mut found = Leftovers::default();
+        found.nodes = vec![NodeName::parse("node-a").unwrap()];
+        found.leases = vec!["stowage-scheduler"];
+        found.running = [("team-a".to_owned(), 2), ("team-b".to_owned(), 1)].into();
+        found.pending = [("team-b".to_owned(), 1)].into();
+        assert_eq!(
+            what_is_taken_off(&found, true),
+            "Would remove:\n  stowage.dev/vram of 1 node\n  the Lease kube-system/stowage-scheduler\n"
+        );
+        let stays = what_stays(&found);
+        assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
+        assert!(stays.contains("no scheduler will place them: 1 pod (team-b: 1)"), "{stays}");
+    }
+}

@@ -1,0 +1,216 @@
+//! Takes back what Stowage wrote on nodes and pods, so that a cluster without it has nothing left that waits for it.
+//!
+//! Runs with the rights of whoever removes Stowage, after its manifests are deleted. What it finds it takes off with one write
+//! each, each of which names the object's UID; it can be interrupted and run again. [`leftovers`] says what there is.
+
+mod leftovers;
+
+use super::objects;
+use crate::ids::{NodeName, PodKey};
+use futures::{StreamExt, stream};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, Client, Error, Resource};
+use leftovers::{PodLeftovers, Stays};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::future::ready;
+
+/// Objects in one answer of the API server.
+const PAGE: u32 = 500;
+/// A list whose pages expired before the last one was read is begun again.
+const ATTEMPTS: u32 = 3;
+/// Concurrent writes: tens of thousands of pods take minutes, and the load on the API server stays small.
+const WRITES: usize = 8;
+
+/// Leases of the shipped manifests, in `kube-system`: kube-scheduler's beside Stowage, and Stowage's own.
+const LEASES: [&str; 2] = ["stowage-scheduler", "stowage"];
+const LEASE_NAMESPACE: &str = "kube-system";
+
+/// Which pods are Stowage's own.
+const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
+
+#[derive(Debug, thiserror::Error)]
+pub enum UninstallError {
+    #[error(
+        "Stowage still runs: {}. It would write again what is taken off here. Delete its manifests first: kubectl delete -k manifests/base",
+        .0.iter().map(PodKey::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    StillRuns(Vec<PodKey>),
+    #[error("the API server did not list {what}: {error}")]
+    List { what: &'static str, error: Box<Error> },
+}
+
+/// What is left of Stowage in a cluster.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    pub nodes: Vec<NodeName>,
+    pods: Vec<PodLeftovers>,
+    pub leases: Vec<&'static str>,
+    /// Pods with GPUs that Stowage chose, by namespace. They run on.
+    pub running: BTreeMap<String, usize>,
+    /// Pods that ask for VRAM and wait, by namespace. No scheduler will place them.
+    pub pending: BTreeMap<String, usize>,
+}
+
+impl Leftovers {
+    /// Whether nothing is there to be taken off.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.pods.is_empty() && self.leases.is_empty()
+    }
+
+    pub fn gated_pods(&self) -> usize {
+        self.pods.iter().filter(|pod| pod.is_gated).count()
+    }
+
+    /// Pods with conditions of Stowage's, or nominated by it.
+    pub fn marked_pods(&self) -> usize {
+        self.pods.iter().filter(|pod| pod.has_status()).count()
+    }
+
+    fn note(&mut self, pod: &Pod) {
+        self.pods.extend(PodLeftovers::of(pod));
+        let Some(stays) = leftovers::stays(pod) else { return };
+        let by_namespace = match stays {
+            Stays::Running => &mut self.running,
+            Stays::Pending => &mut self.pending,
+        };
+        *by_namespace.entry(pod.metadata.namespace.clone().unwrap_or_default()).or_default() += 1;
+    }
+}
+
+/// One write that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Such as `pod team-a/llama`.
+    pub object: String,
+    pub error: String,
+}
+
+/// Looks and writes nothing.
+pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
+    refuse_while_running(client).await?;
+    let all = ListParams::default();
+    let nodes = fold(client, "nodes", &all, |names: &mut Vec<NodeName>, node: &Node| {
+        names.extend(leftovers::advertising_node(node));
+    });
+    let pods = fold(client, "pods", &all, Leftovers::note);
+    Ok(Leftovers { nodes: nodes.await?, leases: leases(client).await?, ..pods.await? })
+}
+
+/// Takes off what was found. What another has removed meanwhile is no failure.
+pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
+    // Nodes first, so that no scheduler counts on VRAM that nobody allocates. Of a pod the gate goes last: a pod without it has
+    // no mark of the planner left.
+    let nodes = found.nodes.iter().map(Write::Capacity);
+    let statuses = found.pods.iter().filter(|pod| pod.has_status()).map(Write::Status);
+    let gates = found.pods.iter().filter(|pod| pod.is_gated).map(Write::Gate);
+    let leases = found.leases.iter().copied().map(Write::Lease);
+    let mut failures = Vec::new();
+    for kind in [nodes.collect::<Vec<_>>(), statuses.collect(), gates.collect(), leases.collect()] {
+        let outcomes = stream::iter(kind).map(async |write| {
+            write.perform(client).await.err().map(|error| Failure { object: write.object(), error })
+        });
+        failures.extend(outcomes.buffered(WRITES).filter_map(ready).collect::<Vec<_>>().await);
+    }
+    failures
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Write<'a> {
+    Capacity(&'a NodeName),
+    Status(&'a PodLeftovers),
+    Gate(&'a PodLeftovers),
+    Lease(&'static str),
+}
+
+impl Write<'_> {
+    fn object(self) -> String {
+        match self {
+            Self::Capacity(node) => format!("node {node}"),
+            Self::Status(pod) | Self::Gate(pod) => format!("pod {}", pod.key),
+            Self::Lease(name) => format!("lease {LEASE_NAMESPACE}/{name}"),
+        }
+    }
+
+    async fn perform(self, client: &Client) -> Result<(), String> {
+        let params = PatchParams::default();
+        let pods = |pod: &PodLeftovers| Api::<Pod>::namespaced(client.clone(), &pod.key.namespace);
+        let written = match self {
+            Self::Capacity(node) => {
+                let patch = Patch::Merge(leftovers::capacity_patch());
+                Api::<Node>::all(client.clone()).patch_status(node.as_str(), &params, &patch).await.map(drop)
+            }
+            Self::Status(pod) => {
+                let patch = Patch::Strategic(pod.status_patch());
+                pods(pod).patch_status(&pod.key.name, &params, &patch).await.map(drop)
+            }
+            Self::Gate(pod) => {
+                let patch = Patch::Strategic(pod.gate_patch());
+                pods(pod).patch(&pod.key.name, &params, &patch).await.map(drop)
+            }
+            Self::Lease(name) => {
+                let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
+                leases.delete(name, &DeleteParams::default()).await.map(drop)
+            }
+        };
+        match written {
+            // It is gone, or (409) another object has its name and never had what was to be taken off.
+            Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            written => written.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
+    let own = ListParams::default().labels(OWN_PODS);
+    let running = fold(client, "Stowage's own pods", &own, |running: &mut Vec<PodKey>, pod: &Pod| {
+        let key = objects::identity(pod).map(|(_, key)| key);
+        running.extend(key.ok().filter(|_| !objects::is_finished(pod)));
+    });
+    let running = running.await?;
+    if running.is_empty() { Ok(()) } else { Err(UninstallError::StillRuns(running)) }
+}
+
+async fn leases(client: &Client) -> Result<Vec<&'static str>, UninstallError> {
+    let api = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
+    let mut found = Vec::new();
+    for name in LEASES {
+        let lease = api.get_opt(name).await;
+        let lease = lease.map_err(|error| UninstallError::List { what: "Leases", error: error.into() })?;
+        found.extend(lease.map(|_| name));
+    }
+    Ok(found)
+}
+
+/// Every object of a kind, a page at a time: a large cluster's pods would take a gigabyte at once.
+async fn fold<K, A>(
+    client: &Client,
+    what: &'static str,
+    which: &ListParams,
+    mut note: impl FnMut(&mut A, &K),
+) -> Result<A, UninstallError>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    A: Default,
+{
+    let api = Api::<K>::all(client.clone());
+    let (mut found, mut pages, mut attempts) = (A::default(), which.clone().limit(PAGE), 1);
+    loop {
+        match api.list(&pages).await {
+            Ok(page) => {
+                page.items.iter().for_each(|object| note(&mut found, object));
+                match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                    Some(next) => pages = pages.continue_token(&next),
+                    None => return Ok(found),
+                }
+            }
+            Err(Error::Api(status)) if status.code == 410 && attempts < ATTEMPTS => {
+                (found, pages, attempts) = (A::default(), which.clone().limit(PAGE), attempts + 1);
+            }
+            Err(error) => return Err(UninstallError::List { what, error: error.into() }),
+        }
+    }
+}
