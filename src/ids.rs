@@ -22,6 +22,11 @@ pub enum InvalidName {
     Unprintable { what: &'static str, text: String },
 }
 
+/// Several names in a sentence or a log line: `GPU-a, GPU-b`.
+pub fn listed<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
+    names.into_iter().map(|name| name.to_string()).collect::<Vec<_>>().join(", ")
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*

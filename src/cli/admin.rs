@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub struct AdminArgs {
     /// The operators' address: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow,
     /// /v1/explain, /v1/models
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445", value_parser = super::address::address)]
     admin: SocketAddr,
 
     /// Certificate for --admin, PEM

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
     /// The address to which the node agents post their reports
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9446")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9446", value_parser = super::address::address)]
     agents: SocketAddr,
 
     /// Certificate for --agents, PEM

@@ -1,15 +1,20 @@
 //! The command line: validates raw arguments, and turns errors into exit codes; the only place that does.
 
 mod access;
+mod address;
 mod admin;
 mod agents;
 mod cluster_credentials;
 mod connections;
 mod explain;
+mod log;
 mod models;
 mod node_agent;
 mod operators_client;
+mod output;
+mod pod_argument;
 mod policy;
+mod reference;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
@@ -32,19 +37,20 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
 use explain::ExplainArgs;
+use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
+use reference::{CompletionArgs, ManArgs};
 use serve_policy::ServePolicyArgs;
 #[cfg(feature = "lab")]
 use simulate::SimulateArgs;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
 use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
@@ -75,6 +81,10 @@ enum Command {
     Simulate(SimulateArgs),
     /// Take back what Stowage wrote on nodes and pods, after its manifests are deleted
     Uninstall(UninstallArgs),
+    /// Print a shell's completion script
+    Completion(CompletionArgs),
+    /// Write the man pages
+    Man(ManArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -102,7 +112,7 @@ struct ServeArgs {
     cluster: Option<PathBuf>,
 
     /// The address that kube-scheduler calls
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444", value_parser = address::address)]
     listen: SocketAddr,
 
     /// Certificate for --listen, PEM
@@ -158,6 +168,9 @@ struct ServeArgs {
 
     #[command(flatten)]
     connections: ConnectionArgs,
+
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -189,14 +202,14 @@ impl Cli {
         let runtime = runtime.enable_all().build().context("no threads")?;
         match self.command {
             Command::Serve(args) => {
-                log_to_stderr("info");
+                args.log.to_stderr("info");
                 let outcome = runtime.block_on(serve::serve(args.validate()?));
                 // All orderly work is finished. A thread that still runs does nothing that is needed.
                 runtime.shutdown_timeout(LEFT_TO_THREADS);
                 outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
-                log_to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
+                args.log.to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
                 let outcome = runtime.block_on(args.run());
                 // A driver or a name server that hangs has a thread of its own, and the exit does not wait for it.
                 runtime.shutdown_background();
@@ -204,24 +217,26 @@ impl Cli {
             }
             #[cfg(feature = "lab")]
             Command::Demo(args) => {
-                log_to_stderr("error");
+                LogArgs::default().to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
             #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
-                log_to_stderr("error");
+                LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
             Command::Models(args) => {
-                log_to_stderr("error");
+                LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
             Command::Uninstall(args) => {
-                log_to_stderr("error");
+                LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
+            Command::Completion(args) => args.run(),
+            Command::Man(args) => args.run(),
             Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
             Command::Schema { of: SchemaOf::Report } => {
                 let schema = schemars::schema_for!(NodeReport);
@@ -331,15 +346,4 @@ fn write_deadline(text: &str) -> Result<Duration, String> {
         true => Ok(deadline),
         false => Err("write a duration from 100ms to 1m, such as 5s".into()),
     }
-}
-
-/// `RUST_LOG` overrides the level.
-fn log_to_stderr(level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    // A second logger in one process (tests) keeps the first.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .try_init();
 }

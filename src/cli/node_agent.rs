@@ -1,5 +1,6 @@
 //! `stowage agent`: its arguments, and the sources that they name.
 
+use super::log::LogArgs;
 use crate::agent::models::images::NodeImages;
 use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
 use crate::agent::nvml::{Nvml, NvmlOptions};
@@ -79,6 +80,9 @@ pub struct AgentArgs {
     /// Print the report as JSON
     #[arg(long, requires = "once")]
     json: bool,
+
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

@@ -6,7 +6,7 @@
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, shadow};
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{NodeName, PodKey, PodUid, listed};
 use crate::kubernetes::port::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord, StatusChange};
 use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
@@ -179,7 +179,7 @@ impl BindTask {
 
     fn bound(&self, order: &BindOrder) {
         let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
-        info!(pod = %order.key, node = %placement.node, devices = ?placement.recorded(), policy = %order.policy, "bound");
+        info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
         if order.held {
             let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
             // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.

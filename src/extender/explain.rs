@@ -13,6 +13,7 @@ use crate::scheduling::explaining::explanation::ConflictPart;
 use crate::scheduling::explaining::{ClusterAccess, Explanation, ShownNodes, explain};
 use crate::scheduling::verbs::Cluster;
 use crate::service::Service;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -33,6 +34,8 @@ pub struct ExplainQuery {
 /// Why there is no explanation. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum ExplainError {
+    #[error("{0}; write /v1/explain?pod=NAMESPACE/NAME, with &all=true for every node or &node=NAME for one")]
+    Query(String),
     #[error("pod is {0:?}; write NAMESPACE/NAME")]
     Pod(String),
     #[error("node is {0:?}, which is no node's name")]
@@ -52,7 +55,7 @@ enum ExplainError {
 impl IntoResponse for ExplainError {
     fn into_response(self) -> Response {
         let status = match self {
-            Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
+            Self::Query(_) | Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
             Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnknownPod(_) => StatusCode::NOT_FOUND,
         };
@@ -73,8 +76,12 @@ pub async fn answer(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
-    Query(asked): Query<ExplainQuery>,
+    asked: Result<Query<ExplainQuery>, QueryRejection>,
 ) -> Response {
+    let Query(asked) = match asked {
+        Ok(asked) => asked,
+        Err(rejection) => return ExplainError::Query(rejection.body_text()).into_response(),
+    };
     let (key, options) = match pod(&asked).and_then(|key| Ok((key, options(&asked)?))) {
         Ok(understood) => understood,
         Err(unexplained) => return unexplained.into_response(),

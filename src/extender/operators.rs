@@ -14,6 +14,7 @@ use super::Extender;
 use super::reports::tidy;
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
+use crate::ids::listed;
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Digest, Policy};
@@ -63,7 +64,12 @@ pub fn guards() -> impl Iterator<Item = (&'static str, Guard)> {
 
 pub fn router(extender: Extender) -> Router {
     let routes = pages().into_iter().fold(Router::new(), |router, (path, _, page)| router.route(path, page));
-    routes.with_state(extender)
+    routes.fallback(no_such_page).with_state(extender)
+}
+
+async fn no_such_page() -> (StatusCode, String) {
+    let pages = listed(guards().map(|(path, _)| path));
+    (StatusCode::NOT_FOUND, format!("this is the operators' address (--admin), with the pages {pages}\n"))
 }
 
 /// The client of a page: its source address and the head of its request.

@@ -5,6 +5,7 @@ use super::filter::read_pod;
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
+use crate::ids::listed;
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::evicting::VictimSet;
@@ -121,7 +122,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         }
         let text = reserved_text(&reservation);
         let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
-        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "GPUs reserved");
+        info!(pod = %key, %node, victims = %listed(leaving.iter()), exact, %policy, "GPUs reserved");
         extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Reserved, text });
         true
     };

@@ -144,7 +144,17 @@ pub fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<B
 }
 
 pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BadRequest> {
-    serde_json::from_slice(body).map_err(|error| BadRequest::Malformed(error.to_string()))
+    serde_json::from_slice(body).map_err(|error| BadRequest::Malformed(with_path::<T>(body, &error)))
+}
+
+/// The error with the place in the document, such as `engines[0].engine`. Only a request that is refused pays for finding it.
+pub fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> String {
+    let found =
+        serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(body)).err();
+    match found.map(|found| found.path().to_string()).filter(|path| path != ".") {
+        Some(path) => format!("{path}: {error}"),
+        None => error.to_string(),
+    }
 }
 
 /// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.

@@ -87,7 +87,10 @@ pub fn scheduler_router(extender: Extender) -> Router {
             any(|| not_here("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
         )
         .fallback(|| {
-            not_here("no such verb: there are filter, prioritize, prioritize-claims, preempt and bind")
+            not_here(
+                "this is the scheduler's address (--listen), with POST /scheduler/filter, prioritize, prioritize-claims, \
+                 preempt and bind; the operators' pages are on --admin, by default 127.0.0.1:9445",
+            )
         })
         .layer(CatchPanicLayer::custom(on_panic(&extender, "any")))
         .with_state(extender)

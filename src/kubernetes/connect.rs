@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("{path}: {reason}")]
+    #[error("--kubeconfig {path}: {reason}")]
     Kubeconfig { path: String, reason: String },
     #[error(
         "there is no kubeconfig here, nor a pod's service account; name the cluster with --kubeconfig FILE"
@@ -142,7 +142,8 @@ mod tests {
         let (folder, times) = (tempfile::tempdir().unwrap(), WriteTimes::default());
         let path = folder.path().join("config");
         let missing = connect(Some(&path), times).await.err().unwrap();
-        assert!(missing.to_string().starts_with(path.to_str().unwrap()), "{missing}");
+        let names_it = format!("--kubeconfig {}: ", path.display());
+        assert!(missing.to_string().starts_with(&names_it), "{missing}");
         std::fs::write(&path, KUBECONFIG).unwrap();
         assert_eq!(connect(Some(&path), times).await.unwrap().default_namespace(), "team-a");
     }

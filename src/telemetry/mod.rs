@@ -86,6 +86,11 @@ pub struct Metrics {
     pub edge: EdgeMetrics,
 }
 
+/// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.
+pub fn wants_no_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 /// From 50 µs, below which latency does not matter, to 3 s, beyond which kube-scheduler has given up.
 const SECONDS: [f64; 12] = [50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0];
 

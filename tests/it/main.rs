@@ -7,6 +7,7 @@ mod bind;
 mod chart;
 mod client;
 mod cluster;
+mod command_line;
 mod concurrency;
 mod conflicts;
 mod control_plane;

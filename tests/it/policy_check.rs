@@ -92,7 +92,7 @@ fn each_shipped_policy_passes_the_check_without_findings() {
 
 #[test]
 fn ci_reads_findings_with_lines_and_columns() {
-    let output = stowage(&["check", "--format", "json", "tests/golden/policy/broken/conflict-between-files"]);
+    let output = stowage(&["check", "-o", "json", "tests/golden/policy/broken/conflict-between-files"]);
     let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let finding = &page["policies"][0]["findings"][0];
     assert_eq!((&finding["code"], &finding["severity"]), (&"conflict".into(), &"error".into()));

@@ -7,11 +7,14 @@ mod render;
 mod source;
 
 use super::access::AccessArgs;
+use super::output::OutputArgs;
+use super::pod_argument::PodArgument;
 use super::policy::policy_at;
-use crate::ids::{NodeName, PodKey};
+use crate::ids::NodeName;
 use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
+use crate::telemetry::wants_no_colour;
 use anyhow::{Context, Result};
 use clap::Args;
 use render::Paint;
@@ -22,9 +25,8 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The pod, as [NAMESPACE/]NAME
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[command(flatten)]
+    pod: PodArgument,
 
     /// The operators' address of a running `stowage serve` (--admin there)
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445", conflicts_with = "cluster")]
@@ -41,9 +43,8 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "PATH", requires = "cluster")]
     policy: Option<PathBuf>,
 
-    /// Print the explanation as one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Show every node in detail
     #[arg(long, conflicts_with = "node")]
@@ -60,7 +61,7 @@ const DOES_NOT_FIT: u8 = 1;
 
 impl ExplainArgs {
     pub async fn run(self) -> Result<ExitCode> {
-        let (pod, options) = (self.pod()?, self.options()?);
+        let (pod, options) = (self.pod.key()?, self.options()?);
         let answer = match &self.cluster {
             Some(dump) => match self
                 .policy
@@ -82,12 +83,6 @@ impl ExplainArgs {
         }
     }
 
-    fn pod(&self) -> Result<PodKey> {
-        let (namespace, name) = self.pod.split_once('/').unwrap_or(("default", &self.pod));
-        PodKey::parse(namespace, name)
-            .with_context(|| format!("the pod is {:?}; write NAME or NAMESPACE/NAME", self.pod))
-    }
-
     fn options(&self) -> Result<ShownNodes> {
         Ok(match (&self.node, self.all) {
             (Some(node), _) => ShownNodes::Node(NodeName::parse(node).context("--node")?),
@@ -98,13 +93,9 @@ impl ExplainArgs {
 
     fn print(&self, explanation: &Explanation) -> Result<ExitCode> {
         let mut out = std::io::stdout();
-        let text = if self.json {
-            serde_json::to_string_pretty(explanation)? + "\n"
-        } else {
-            let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-            let paint = if out.is_terminal() && !wants_none { Paint::Coloured } else { Paint::Plain };
-            render::text(explanation, paint)
-        };
+        let paint = if out.is_terminal() && !wants_no_colour() { Paint::Coloured } else { Paint::Plain };
+        let data = self.output.data(explanation)?;
+        let text = data.unwrap_or_else(|| render::text(explanation, paint));
         // The reader of the pipe, such as `head`, has read enough.
         match out.write_all(text.as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -7,10 +7,11 @@ mod table;
 
 use super::access::{Access, AccessArgs};
 use super::operators_client::{self, NoAnswer, escaped};
+use super::output::OutputArgs;
 use crate::ids::ModelId;
 use crate::scheduling::explaining::models::{ModelList, ModelLocations};
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write;
@@ -37,14 +38,8 @@ pub struct ModelsArgs {
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
 
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    output: Output,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Table,
-    Json,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The service cannot be reached.
@@ -90,12 +85,8 @@ impl ModelsArgs {
         is_anywhere: impl FnOnce(&T) -> bool,
     ) -> Result<(String, bool), NoAnswer> {
         let answer: T = operators_client::get(&self.server, access, &self.page(), what).await?;
-        let text = match self.output {
-            Output::Table => table(&answer),
-            Output::Json => {
-                serde_json::to_string_pretty(&answer).expect("what was read can be written") + "\n"
-            }
-        };
+        let data = self.output.data(&answer).expect("what was read can be written");
+        let text = data.unwrap_or_else(|| table(&answer));
         Ok((text, is_anywhere(&answer)))
     }
 

@@ -1,12 +1,13 @@
 //! `stowage policy check`: all problems of a policy, for people or for CI.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::output::OutputArgs;
 use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
 use crate::policy_file::diagnostic::{Diagnostic, has_errors};
 use crate::policy_file::{PolicySources, SourceText, load};
 use crate::policy_watch::read;
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,20 +20,8 @@ pub struct CheckArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    format: OutputFormat,
-
-    /// The same as --format json
-    #[arg(long, conflicts_with = "format")]
-    json: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OutputFormat {
-    /// For people
-    Text,
-    /// For CI: one object with all policies and their findings
-    Json,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 struct Checked {
@@ -66,9 +55,9 @@ impl CheckArgs {
                 Err(error) => return Ok(unreadable(&error)),
             }
         }
-        match self.format {
-            OutputFormat::Text if !self.json => checked.iter().try_for_each(print_text)?,
-            _ => print_json(&checked)?,
+        match as_data(&checked, &self.output)? {
+            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
+            None => checked.iter().try_for_each(print_text)?,
         }
         let refused = checked.iter().any(|one| has_errors(&one.found));
         Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -106,14 +95,13 @@ fn print_text(checked: &Checked) -> Result<()> {
     Ok(())
 }
 
-fn print_json(checked: &[Checked]) -> Result<()> {
+/// For CI: one object with all policies and their findings.
+fn as_data(checked: &[Checked], output: &OutputArgs) -> Result<Option<String>> {
     let sources: Vec<PolicySources<'_>> = checked.iter().map(|one| PolicySources::new(&one.files)).collect();
     let lines = checked.iter().zip(&sources).map(|(one, sources)| PolicyLine {
         path: one.name(),
         digest: one.digest.as_deref(),
         findings: findings(&one.found, sources),
     });
-    let page = CheckOutput { policies: lines.collect() };
-    writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&page)?)?;
-    Ok(())
+    output.data(&CheckOutput { policies: lines.collect() })
 }

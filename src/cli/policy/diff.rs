@@ -1,6 +1,7 @@
 //! `stowage policy diff`: how decisions for a cluster's pods differ between two policies.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::output::OutputArgs;
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
 use crate::kubernetes::index::ClusterIndex;
 use crate::policy_cases::{DecisionChange, PodDecision, PolicyComparison, compare};
@@ -32,9 +33,8 @@ pub struct DiffArgs {
     #[arg(long, value_name = "TIME")]
     at: Option<jiff::Timestamp>,
 
-    /// Print all changes as one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl DiffArgs {
@@ -51,9 +51,9 @@ impl DiffArgs {
         let services =
             policies.into_iter().map(|policy| service(&dump, policy)).collect::<Result<Vec<_>>>()?;
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
-        match self.json {
-            true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&comparison)?)?,
-            false => print(&comparison)?,
+        match self.output.data(&comparison)? {
+            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
+            None => print(&comparison)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -14,6 +14,7 @@ use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::{PolicySources, SourceText};
 use crate::policy_watch::read as source;
+use crate::telemetry::wants_no_colour;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -60,7 +61,7 @@ fn print_diagnostics(
     files: &[SourceText],
     to: &mut (impl Write + IsTerminal),
 ) -> Result<()> {
-    let plain = !to.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let plain = !to.is_terminal() || wants_no_colour();
     let colours = if plain { Colours::Off } else { Colours::On };
     write!(to, "{}", render(found, &PolicySources::new(files), colours))?;
     Ok(())

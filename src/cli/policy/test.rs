@@ -1,6 +1,7 @@
 //! `stowage policy test`: runs the test cases next to policies, each through the core that decides in production.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::output::OutputArgs;
 use crate::policy_cases;
 use crate::policy_cases::{CaseOutcome, Difference};
 use crate::policy_file::{Loaded, SourceText, load};
@@ -19,9 +20,8 @@ pub struct TestArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// Print every case and its differences as one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The cases of one document.
@@ -51,11 +51,11 @@ impl TestArgs {
             let has_cases = tried[before..].iter().any(|one: &Tried| !one.cases.is_empty());
             without_cases += usize::from(!has_cases);
         }
-        match self.json {
-            true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&tried)?)?,
+        match self.output.data(&tried)? {
+            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
             // What holds nothing is not said to hold.
-            false if tried.iter().all(|one| one.cases.is_empty()) => {}
-            false => print(&tried)?,
+            None if tried.iter().all(|one| one.cases.is_empty()) => {}
+            None => print(&tried)?,
         }
         let holds = tried.iter().flat_map(|one| &one.cases).all(|case| case.differences.is_empty());
         Ok(if holds && refused == 0 && without_cases == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -77,7 +77,9 @@ pub fn reports(
             Ok(report) => take(extender, sender, received, report, text)
                 .map_err(|error| (error.code(), error.to_string())),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
-            Err(error) => Err(("malformed", error.to_string())),
+            Err(error) => {
+                Err(("malformed", super::request::with_path::<NodeReport>(text.as_bytes(), &error)))
+            }
         };
         let label = result.note(place, outcome);
         extender.service.metrics.reports.with_label_values(&[label]).inc();

@@ -5,7 +5,7 @@ use super::Planner;
 use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use super::write::{PlannerWrite, StatusPurpose};
-use crate::ids::{PodKey, PodUid};
+use crate::ids::{PodKey, PodUid, listed};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
 use crate::scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
@@ -115,7 +115,7 @@ impl Planner {
     fn begin(&mut self, place: PlannedPlacement, now: Moment) {
         let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
         let node = &reservation.node;
-        info!(pod = %key, %node, victims = ?reservation.victims, ?price, exact, ?by, "place planned");
+        info!(pod = %key, %node, victims = %listed(reservation.victims.iter()), ?price, exact, ?by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
             let reservation_status = self.service.cluster().reservation_of(&uid);

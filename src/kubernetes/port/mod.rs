@@ -12,7 +12,7 @@ pub use status_change::{
     StatusChange, Touch, WakeAnswer,
 };
 
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, listed};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::{Placement, Reservation};
@@ -167,7 +167,7 @@ pub enum PodEventReason {
 
 /// The text of the Event [`PodEventReason::Reserved`].
 pub fn reserved_text(reservation: &Reservation) -> String {
-    let gpus = reservation.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
+    let gpus = listed(reservation.devices.iter());
     let victims = plural(reservation.victims.len(), "pod");
     format!("Reserved {gpus} on node {}; evicting {victims}.", reservation.node)
 }

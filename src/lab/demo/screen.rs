@@ -3,6 +3,7 @@
 use super::chronicle::{GpuView, News, PodView};
 use super::reported::ReportedEngines;
 use crate::report::EngineState;
+use crate::telemetry::wants_no_colour;
 use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
@@ -19,6 +20,8 @@ const READING_TIME: Duration = Duration::from_millis(1800);
 pub struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
+    /// `NO_COLOR` is not set.
+    paints: bool,
     /// The table at the bottom of the terminal.
     drawn: Vec<String>,
 }
@@ -27,6 +30,7 @@ impl Screen {
     pub fn stdout() -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
+            paints: std::io::stdout().is_terminal() && !wants_no_colour(),
             out: Box::new(std::io::stdout()),
             drawn: Vec::new(),
         }
@@ -36,6 +40,7 @@ impl Screen {
     pub fn stderr() -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
+            paints: std::io::stderr().is_terminal() && !wants_no_colour(),
             out: Box::new(std::io::stderr()),
             drawn: Vec::new(),
         }
@@ -157,7 +162,7 @@ impl Screen {
     }
 
     fn paint(&self, text: &str, style: Style) -> String {
-        if self.is_terminal { text.style(style).to_string() } else { text.to_owned() }
+        if self.paints { text.style(style).to_string() } else { text.to_owned() }
     }
 }
 

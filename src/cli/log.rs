@@ -1,0 +1,35 @@
+//! The log on standard error, and its format.
+
+use crate::telemetry::wants_no_colour;
+use clap::{Args, ValueEnum};
+use std::io::IsTerminal;
+use tracing_subscriber::EnvFilter;
+
+#[derive(Debug, Default, Args)]
+pub struct LogArgs {
+    /// How to write the log: lines for people, or one JSON object a line
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl LogArgs {
+    /// `RUST_LOG` overrides the level.
+    pub fn to_stderr(&self, level: &str) {
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A second logger in one process (tests) keeps the first.
+        let _ = match self.log_format {
+            LogFormat::Text => {
+                log.with_ansi(std::io::stderr().is_terminal() && !wants_no_colour()).try_init()
+            }
+            LogFormat::Json => log.json().flatten_event(true).try_init(),
+        };
+    }
+}

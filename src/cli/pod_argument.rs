@@ -1,0 +1,68 @@
+//! The pod that a command is about: `NAME`, `pod/NAME` or `NAMESPACE/NAME`, with `-n` as kubectl has it.
+
+use crate::ids::PodKey;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub struct PodArgument {
+    /// The pod, as NAME, pod/NAME or NAMESPACE/NAME
+    #[arg(value_name = "POD")]
+    pod: String,
+
+    /// The pod's namespace [default: the one in POD, otherwise default]
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+}
+
+/// What kubectl takes for the kind of object.
+const KINDS: [&str; 3] = ["pod", "pods", "po"];
+
+impl PodArgument {
+    pub fn key(&self) -> Result<PodKey> {
+        let (before, name) = self.pod.rsplit_once('/').unwrap_or(("", &self.pod));
+        let written = Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
+        let namespace = match (written, &self.namespace) {
+            (Some(written), Some(namespace)) if written != namespace => {
+                bail!("POD is {:?} and --namespace is {namespace:?}: name one namespace", self.pod)
+            }
+            (written, namespace) => written.or(namespace.as_deref()).unwrap_or("default"),
+        };
+        PodKey::parse(namespace, name)
+            .with_context(|| format!("the pod is {:?}; write NAME, pod/NAME or NAMESPACE/NAME", self.pod))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(pod: &str, namespace: Option<&str>) -> Result<String> {
+        let argument = PodArgument { pod: pod.into(), namespace: namespace.map(str::to_owned) };
+        argument.key().map(|key| key.to_string())
+    }
+
+    #[test]
+    fn a_pod_is_named_as_kubectl_names_it_or_with_its_namespace() {
+        for (pod, namespace, is) in [
+            ("small", None, "default/small"),
+            ("pod/small", None, "default/small"),
+            ("pods/small", Some("team-b"), "team-b/small"),
+            ("small", Some("team-b"), "team-b/small"),
+            ("team-b/small", None, "team-b/small"),
+            ("team-b/small", Some("team-b"), "team-b/small"),
+        ] {
+            assert_eq!(key(pod, namespace).unwrap(), is);
+        }
+    }
+
+    #[test]
+    fn two_namespaces_and_names_that_are_none_say_what_to_write() {
+        let error = key("team-a/small", Some("team-b")).unwrap_err().to_string();
+        assert!(error.contains("team-a/small") && error.contains("team-b"), "{error}");
+        for mistake in ["", "a/b/c", "/", "UPPER CASE"] {
+            let error = format!("{:#}", key(mistake, None).unwrap_err());
+            assert!(error.contains("NAMESPACE/NAME"), "{mistake:?}: {error}");
+        }
+    }
+}
