@@ -133,6 +133,13 @@ async fn what_a_user_wrote_is_never_changed() {
     assert_eq!(kept["spec"]["runtimeClassName"], "nvidia-cdi");
     assert_eq!(kept["spec"]["containers"][0]["env"], own);
 
+    // An engine's image alone makes no server of a batch job.
+    let mut batch = asking();
+    batch["spec"]["containers"][0]["image"] = json!("vllm/vllm-openai");
+    assert_eq!(made(batch.clone()).await["metadata"]["labels"], Value::Null);
+    batch["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 9000 }]);
+    assert_eq!(made(batch).await["metadata"]["labels"], json!({ "llm-d.ai/engine-type": "vllm" }));
+
     // Each by itself: one that is there does not keep the others away.
     let mut one = asking();
     one["spec"]["containers"][0]["env"] = json!([{ "name": "GPU_MEMORY_FRACTION", "value": "0.5" }]);
