@@ -27,6 +27,12 @@ async fn installed(runtime_class: bool) -> Option<RealControlPlane> {
         (made["spec"]["schedulerName"] == "stowage" && has_class == runtime_class).then_some(())
     })
     .await;
+    let mut others = asking();
+    others["spec"]["schedulerName"] = json!("volcano");
+    eventually("the admission rules are in force", async || {
+        made_of(&world, "default", others.clone()).await.is_err().then_some(())
+    })
+    .await;
     Some(world)
 }
 
