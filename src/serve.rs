@@ -6,9 +6,10 @@ use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::RequestLimits;
 use crate::extender::server::limits::raise_descriptors;
 use crate::extender::server::{Endpoint, Endpoints};
-use crate::extender::tls::{ServerFiles, Tls, TlsFiles};
+use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::kubernetes;
+use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
@@ -22,6 +23,7 @@ use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -53,18 +55,34 @@ pub struct PolicyOptions {
 #[derive(Debug)]
 pub struct AgentsOptions {
     pub listen: SocketAddr,
-    pub tls: Option<ServerFiles>,
+    pub tls: Option<AgentsTls>,
     /// The service account whose tokens are admitted; without one, every client is admitted.
     pub account: Option<AgentAccount>,
+}
+
+/// Where the certificate of the agents' address is.
+#[derive(Debug)]
+pub enum AgentsTls {
+    Files(ServerFiles),
+    /// In a Secret, which Stowage fills and renews if it is empty.
+    Secret(CertificateOptions),
 }
 
 /// The operators' address and its access.
 #[derive(Debug)]
 pub struct AdminOptions {
     pub listen: SocketAddr,
-    pub tls: Option<ServerFiles>,
+    pub tls: Option<AdminTls>,
     /// Whether pages require a token that the API server allows to see the page; otherwise every client is admitted.
     pub asks_for_tokens: bool,
+}
+
+/// Where the certificate of the operators' address is.
+#[derive(Debug)]
+pub enum AdminTls {
+    Files(ServerFiles),
+    /// It is the agents' address'.
+    Agents,
 }
 
 /// The source of the cluster's state.
@@ -90,11 +108,11 @@ struct Connected {
 
 pub async fn serve(mut options: ServeOptions) -> Result<()> {
     fit_descriptors(&mut options.limits);
-    let (doors, renewals) = doors(&options)?;
+    let (doors, renewals, kept) = doors(&options)?;
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
     let stop_cluster = CancellationToken::new();
-    let connected = connect(&options, &service, &stop_cluster).await?;
+    let connected = connect(&options, &service, kept, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
     if let Some(watch) = watch {
         let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
@@ -103,6 +121,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth);
 
+    first_certificate(&service).await;
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
     info!(policy = %service.cluster().policy().digest, "the policy in force");
@@ -133,8 +152,36 @@ fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
     Ok((policy, Some(watch)))
 }
 
-/// The addresses, and the certificates to reload.
-fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>)> {
+/// Waits a moment for the certificate that is read from the API server: agents that connect before are not answered. Without
+/// one, everything else is served all the same.
+async fn first_certificate(service: &Service) {
+    let mut certificate = service.certificate.subscribe();
+    let _ = tokio::time::timeout(FIRST_CERTIFICATE, certificate.wait_for(Option::is_none)).await;
+}
+
+/// Several times what two reads take; a probe of the kubelet waits no longer.
+const FIRST_CERTIFICATE: Duration = Duration::from_secs(3);
+
+/// A certificate that the API server has: where it is served.
+struct KeptCertificate {
+    options: CertificateOptions,
+    tls: Tls,
+    addresses: Vec<&'static str>,
+}
+
+impl KeptCertificate {
+    fn run(self, client: kube::Client, service: Arc<Service>) -> impl Future<Output = ()> + Send {
+        let Self { options, tls, addresses } = self;
+        certificates::run(client, service, options, addresses, move |found| {
+            let loaded = tls::from_pem(&found.chain, &found.key.0).map_err(|error| error.to_string())?;
+            tls.replace(&loaded);
+            Ok(())
+        })
+    }
+}
+
+/// The addresses, the certificates to reload, and the one that the API server has.
+fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
     let operators = listen("--admin", options.admin.listen)?;
@@ -146,16 +193,34 @@ fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>)> {
         Ok(Some(tls))
     };
     let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(CertificateFiles::Mutual))?;
-    let agents_tls =
-        tls("agents", "--agents-tls-cert", options.agents.tls.clone().map(CertificateFiles::Server))?;
-    let operators_tls =
-        tls("operators", "--admin-tls-cert", options.admin.tls.clone().map(CertificateFiles::Server))?;
+    let mut kept = None;
+    let agents_tls = match &options.agents.tls {
+        None => None,
+        Some(AgentsTls::Files(files)) => {
+            tls("agents", "--agents-tls-cert", Some(CertificateFiles::Server(files.clone())))?
+        }
+        Some(AgentsTls::Secret(options)) => {
+            let (options, tls) = (options.clone(), Tls::awaiting()?);
+            kept = Some(KeptCertificate { options, tls: tls.clone(), addresses: vec!["agents"] });
+            Some(tls)
+        }
+    };
+    let operators_tls = match &options.admin.tls {
+        None => None,
+        Some(AdminTls::Files(files)) => {
+            tls("operators", "--admin-tls-cert", Some(CertificateFiles::Server(files.clone())))?
+        }
+        Some(AdminTls::Agents) => {
+            kept.iter_mut().for_each(|kept| kept.addresses.push("operators"));
+            agents_tls.clone()
+        }
+    };
     let doors = Endpoints {
         scheduler: Endpoint { listener: scheduler, tls: scheduler_tls },
         agents: Endpoint { listener: agents, tls: agents_tls },
         operators: Endpoint { listener: operators, tls: operators_tls },
     };
-    Ok((doors, renewals))
+    Ok((doors, renewals, kept))
 }
 
 /// Raises the limit of descriptors, and reduces the connection limits to fit.
@@ -181,6 +246,7 @@ fn say(who: &str, door: &Endpoint) -> Result<()> {
 async fn connect(
     options: &ServeOptions,
     service: &Arc<Service>,
+    kept: Option<KeptCertificate>,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     match &options.source {
@@ -204,8 +270,14 @@ async fn connect(
             let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
-            let (control_plane, tasks) =
-                kubernetes::start(client, service.clone(), options, shutdown.clone());
+            let (control_plane, mut tasks) =
+                kubernetes::start(client.clone(), service.clone(), options, shutdown.clone());
+            if let Some(kept) = kept {
+                // Until then there is none, whoever asks first.
+                service.certificate.send_replace(Some("the Secret was not read yet".into()));
+                let keeping = kept.run(client, service.clone());
+                tasks.spawn(shutdown.clone().run_until_cancelled_owned(keeping).map(drop));
+            }
             Ok(Connected { control_plane, tasks, agent_auth, page_auth })
         }
     }

@@ -14,6 +14,10 @@ impl Samples {
         self.0.append(&mut others.0);
     }
 
+    pub fn of_both(one: &Self, other: &Self) -> Self {
+        Self(one.0.iter().chain(&other.0).copied().collect())
+    }
+
     /// In microseconds; no number if nothing was measured.
     pub fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();

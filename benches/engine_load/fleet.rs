@@ -1,7 +1,8 @@
 //! Nodes of eight GPUs with an engine on each, and the pods that join them.
 
+use crate::gpu::h100;
 use std::sync::Arc;
-use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::ledger::{ObservedPhase, PodObservation};
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::Cluster;
@@ -10,7 +11,6 @@ use stowage::scheduling::verbs::observe::{
 };
 use stowage::scheduling::verbs::tick::ClockAdvanced;
 use stowage::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use stowage::scheduling::vocabulary::gpu::{Device, Health};
 use stowage::scheduling::vocabulary::node::NodeKind;
 use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::units::{Bytes, Millis, Moment};
@@ -32,7 +32,7 @@ impl Fleet {
             (0..nodes).map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name")).collect();
         for (n, name) in nodes.iter().enumerate() {
             cluster.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
-            let devices = (0..GPUS).map(|gpu| device(n, gpu)).collect();
+            let devices = (0..GPUS).map(|gpu| h100(uuid(n, gpu), gpu, None)).collect();
             cluster.apply(DevicesReported { node: name.clone(), devices }).expect("the node exists");
         }
         let mut fleet = Self { cluster, policy, nodes };
@@ -96,17 +96,4 @@ pub fn uid(name: &str) -> PodUid {
 
 fn uuid(node: usize, gpu: usize) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-{node}-{gpu}")).expect("a UUID")
-}
-
-fn device(node: usize, gpu: usize) -> Device {
-    Device {
-        uuid: uuid(node, gpu),
-        index: gpu as u32,
-        model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").expect("a model"),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
 }

@@ -6,6 +6,8 @@
 //!   comparable between machines.
 
 mod fleet;
+#[path = "../common/gpu.rs"]
+mod gpu;
 mod jitter;
 mod placements;
 

@@ -1,9 +1,10 @@
 //! A cluster in a ledger, made by a fixed rule from a seed: nodes of eight GPUs, services that may not be evicted, and jobs that
 //! may, some in groups, with models, checkpoints and budgets.
 
+use crate::gpu::h100;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
+use stowage::ids::{GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
 use stowage::lab::simulate::random::Random;
 use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{EvictionRates, Policy};
@@ -17,7 +18,6 @@ use stowage::scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use stowage::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
-use stowage::scheduling::vocabulary::gpu::{Device, Health};
 use stowage::scheduling::vocabulary::label_selector::{Requirement, Selector};
 use stowage::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use stowage::scheduling::vocabulary::node::NodeKind;
@@ -64,7 +64,7 @@ impl FullCluster {
             ledger
                 .apply(DevicesReported {
                     node: name.clone(),
-                    devices: (0..GPUS).map(|g| device(n, g)).collect(),
+                    devices: (0..GPUS).map(|g| h100(uuid(n, g), g as usize, Some(0))).collect(),
                 })
                 .expect("eight GPUs");
         }
@@ -224,19 +224,6 @@ impl FullCluster {
                 allowed: 1,
             }));
         }
-    }
-}
-
-fn device(node: usize, gpu: u64) -> Device {
-    Device {
-        uuid: uuid(node, gpu),
-        index: gpu as u32,
-        model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").expect("a name"),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: Some(0),
     }
 }
 

@@ -8,6 +8,8 @@
 #[cfg(feature = "service")]
 mod beside;
 mod cluster;
+#[path = "../common/gpu.rs"]
+mod gpu;
 mod limits;
 mod queues;
 #[path = "../common/samples.rs"]

@@ -14,7 +14,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// All agents, on a thread of their own.
 pub struct Fleet {
-    reporting: watch::Sender<bool>,
+    reporting: watch::Sender<Option<Caches>>,
     pub tally: Arc<ReportTally>,
 }
 
@@ -30,7 +30,7 @@ pub struct ReportTally {
 impl Fleet {
     /// Connects them; none reports before [`Fleet::report`].
     pub fn connect(nodes: usize, address: String) -> Self {
-        let (reporting, is_reporting) = watch::channel(false);
+        let (reporting, is_reporting) = watch::channel(None);
         let tally = Arc::new(ReportTally::default());
         let (of_agents, (ready, connected)) = (tally.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
@@ -57,12 +57,12 @@ impl Fleet {
         Self { reporting, tally }
     }
 
-    pub fn report(&self) {
-        self.reporting.send_replace(true);
+    pub fn report(&self, caches: Caches) {
+        self.reporting.send_replace(Some(caches));
     }
 
     pub fn pause(&self) {
-        self.reporting.send_replace(false);
+        self.reporting.send_replace(None);
     }
 }
 
@@ -74,22 +74,28 @@ struct FleetAgent {
 
 impl FleetAgent {
     /// Until the fleet is dropped.
-    async fn run(mut self, place: usize, mut reporting: watch::Receiver<bool>, tally: Arc<ReportTally>) {
+    async fn run(
+        mut self,
+        place: usize,
+        mut reporting: watch::Receiver<Option<Caches>>,
+        tally: Arc<ReportTally>,
+    ) {
         let phase =
             Duration::from_micros(Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64);
-        while reporting.wait_for(|reporting| *reporting).await.is_ok() {
+        while reporting.wait_for(Option::is_some).await.is_ok() {
             let mut due = Instant::now() + phase;
-            while *reporting.borrow() {
+            while reporting.borrow().is_some() {
                 sleep_until(due).await;
-                self.report(&tally).await;
+                let Some(caches) = *reporting.borrow() else { break };
+                self.report(caches, &tally).await;
                 // One that is late does not make up for it, as the real one does not.
                 due = (due + PERIOD).max(Instant::now());
             }
         }
     }
 
-    async fn report(&mut self, tally: &ReportTally) {
-        let body = self.node.next(Caches::Mixed);
+    async fn report(&mut self, caches: Caches, tally: &ReportTally) {
+        let body = self.node.next(caches);
         let mut request = format!(
             "POST /v1/reports HTTP/1.1\r\nhost: stowage\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()

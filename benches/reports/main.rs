@@ -1,4 +1,5 @@
-//! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`.
+//! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`; or filters beside reports whose KV
+//! caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
 //! one run, so that other load on the machine affects both; filter requests come at a steady pace all the while, in turn about
@@ -14,6 +15,7 @@ mod connection;
 #[path = "../common/cores.rs"]
 mod cores;
 mod fleet;
+mod jitter;
 mod node;
 mod phase;
 #[path = "../common/samples.rs"]
@@ -41,15 +43,20 @@ const SETTLE: Duration = Duration::from_secs(2);
 const FADE: Duration = Duration::from_secs(7);
 
 fn main() {
-    let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(5000);
+    let is_jitter = std::env::args().any(|arg| arg == "jitter");
+    let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    let nodes = nodes.unwrap_or(if is_jitter { jitter::NODES } else { 5000 });
     let cluster = BenchCluster::new(nodes, 0);
     let folder = tempfile::tempdir().expect("a folder for the dump");
     let dump = folder.path().join("cluster.json");
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
     let cores = OneCore::take();
     println!("{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}", cores.say());
-    alone::print(&cluster);
     let server = start(&cores, &dump);
+    if is_jitter {
+        return jitter::print(&cluster, &server);
+    }
+    alone::print(&cluster);
     decides_by_reports(&cluster, &server);
 
     let fleet = Fleet::connect(nodes, server.addresses[1].clone());
@@ -59,7 +66,7 @@ fn main() {
     scheduler.ask_for(SETTLE, &server, &fleet.tally);
     without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
     for _ in 0..TURNS {
-        fleet.report();
+        fleet.report(Caches::Mixed);
         scheduler.ask_for(SETTLE, &server, &fleet.tally);
         with.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "with");
         fleet.pause();

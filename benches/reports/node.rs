@@ -18,11 +18,15 @@ pub struct ReportingNode {
 }
 
 /// What a node's engines have in use of their KV caches.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub enum Caches {
     /// Each engine its own, from idle to full; a node's eight differ, so that each node has a GPU that fits.
     Mixed,
     Full,
+    /// Each engine its own, the same in every report; so is all else.
+    Steady,
+    /// Around the same figures, by up to six points and one request. All else is the same in every report.
+    Jittering,
 }
 
 impl ReportingNode {
@@ -51,25 +55,47 @@ impl ReportingNode {
         report.age_millis = Millis(3 + random.below(9) as u64);
         for gpu in report.gpus.iter_mut().flatten() {
             gpu.utilization_percent = Some(random.below(101) as u8);
+            let churn = if matches!(caches, Caches::Mixed | Caches::Full) { CHURN } else { 1 };
             let processes = gpu.processes.iter_mut().flatten();
             let grown = processes.map(|process| {
                 let used = process
                     .used_bytes
-                    .map(|used| Bytes(used.0 / CHURN * CHURN + random.below(CHURN as usize) as u64));
+                    .map(|used| Bytes(used.0 / CHURN * CHURN + random.below(churn as usize) as u64));
                 process.used_bytes = used;
                 used.unwrap_or_default()
             });
             gpu.used_bytes = Some(grown.sum());
         }
         for (place, engine) in report.engines.iter_mut().enumerate() {
-            let mixed = (place * 1250 + random.below(1250)).max(1) as f64 / 1e4;
-            engine.kv_cache_usage = Some(if matches!(caches, Caches::Full) { 0.99 } else { mixed });
-            engine.waiting = Some(random.below(9) as u64);
+            let (usage, waiting) = load(caches, self.place * GPUS + place, &mut random);
+            engine.kv_cache_usage = Some(usage);
+            engine.waiting = Some(waiting);
             engine.running = Some(random.below(200) as u64);
             engine.age_millis = Millis(random.below(40) as u64);
         }
         serde_json::to_vec(report).expect("a report is plain data")
     }
+}
+
+/// The KV cache in use of one engine, and the requests that wait for it.
+fn load(caches: Caches, engine: usize, random: &mut Random) -> (f64, u64) {
+    let hundredths = match caches {
+        Caches::Full => 9900,
+        Caches::Mixed => (engine % GPUS * 1250 + random.below(1250)).max(1),
+        Caches::Steady => mean(engine),
+        Caches::Jittering => mean(engine) - 600 + random.below(1201),
+    };
+    let waiting = match caches {
+        Caches::Full | Caches::Mixed => random.below(9),
+        Caches::Steady => 1,
+        Caches::Jittering => random.below(3),
+    };
+    (hundredths as f64 / 1e4, waiting as u64)
+}
+
+/// In hundredths of a point: from 6 to 85 points.
+fn mean(engine: usize) -> usize {
+    100 * (6 + engine * 37 % 80)
 }
 
 /// What a process has grows and shrinks within this.

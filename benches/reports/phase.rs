@@ -90,11 +90,20 @@ impl Measured {
         self.micros += other.micros;
     }
 
+    /// Of all filters, in microseconds.
+    pub fn filter_p50(&self) -> f64 {
+        Samples::of_both(&self.filters.some, &self.filters.all).percentile(50)
+    }
+
+    pub fn reports_per_second(&self) -> f64 {
+        self.reports as f64 / self.took.as_secs_f64()
+    }
+
     fn print(&self, name: &str) {
         let seconds = self.took.as_secs_f64();
         println!(
             "{name:<10}{:>11.0}{:>9.1}{:>11.0}{:>8.1}{:>11.0}{:>9.0}{:>11.0}{:>9.0}",
-            self.reports as f64 / seconds,
+            self.reports_per_second(),
             self.bytes as f64 / seconds / 1e6,
             self.micros as f64 / self.reports as f64,
             100.0 * self.cpu.as_secs_f64() / seconds,
@@ -133,6 +142,5 @@ pub fn conclude(without: &Measured, with: &Measured) {
         ratio(|m| &m.filters.all, 99)
     );
     let share = |m: &Measured| m.cpu.as_secs_f64() / m.took.as_secs_f64();
-    let reports_per_second = with.reports as f64 / with.took.as_secs_f64();
-    println!("CPU a report: {:.1} µs", (share(with) - share(without)) / reports_per_second * 1e6);
+    println!("CPU a report: {:.1} µs", (share(with) - share(without)) / with.reports_per_second() * 1e6);
 }

@@ -1,7 +1,7 @@
 //! The part of `stowage serve`'s command line about the operators' address and access to it.
 
 use crate::extender::tls::ServerFiles;
-use crate::serve::AdminOptions;
+use crate::serve::{AdminOptions, AdminTls};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ pub struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445", value_parser = super::address::address)]
     admin: SocketAddr,
 
-    /// Certificate for --admin, PEM
+    /// Certificate for --admin, PEM [default: with --agents-tls-secret, and other than on loopback, that one]
     #[arg(long, value_name = "FILE", requires = "admin_tls_key")]
     admin_tls_cert: Option<PathBuf>,
 
@@ -36,7 +36,8 @@ pub enum AdminAuth {
 }
 
 impl AdminArgs {
-    pub fn validate(self, from_dump: bool, insecure: bool) -> Result<AdminOptions> {
+    /// `agents_certificate`: whether the agents' address has a certificate that this one may serve as well.
+    pub fn validate(self, from_dump: bool, insecure: bool, agents_certificate: bool) -> Result<AdminOptions> {
         let (listen, loopback) = (self.admin, self.admin.ip().is_loopback());
         let auth = self.admin_auth.unwrap_or(if loopback { AdminAuth::None } else { AdminAuth::Token });
         if auth == AdminAuth::Token && from_dump {
@@ -51,11 +52,13 @@ impl AdminArgs {
                  out --admin-auth none, or listen on 127.0.0.1"
             );
         }
-        let tls = self.admin_tls_cert.zip(self.admin_tls_key).map(|(cert, key)| ServerFiles { cert, key });
+        let files = self.admin_tls_cert.zip(self.admin_tls_key);
+        let files = files.map(|(cert, key)| AdminTls::Files(ServerFiles { cert, key }));
+        let tls = files.or_else(|| (agents_certificate && !loopback).then_some(AdminTls::Agents));
         if auth == AdminAuth::Token && tls.is_none() && !insecure {
             bail!(
                 "--admin {listen} takes tokens, and they would go there in the clear: give --admin-tls-cert and \
-                 --admin-tls-key, or listen on 127.0.0.1 with --admin-auth none, or say --insecure"
+                 --admin-tls-key, or --agents-tls-secret, or listen on 127.0.0.1 with --admin-auth none, or say --insecure"
             );
         }
         Ok(AdminOptions { listen, tls, asks_for_tokens: auth == AdminAuth::Token })

@@ -2,11 +2,14 @@
 
 use crate::extender::tls::ServerFiles;
 use crate::kubernetes::AgentAccount;
-use crate::serve::AgentsOptions;
+use crate::kubernetes::certificates::{self, CertificateOptions, CertificateSettings, ObjectName};
+use crate::policy_file::format;
+use crate::serve::{AgentsOptions, AgentsTls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
@@ -22,6 +25,9 @@ pub struct AgentsArgs {
     #[arg(long, value_name = "FILE", requires = "agents_tls_cert")]
     agents_tls_key: Option<PathBuf>,
 
+    #[command(flatten)]
+    kept: KeptCertificateArgs,
+
     /// Authentication of reports: agents by their service account's token, each for its own node, or none (on loopback only)
     /// [default: token, or none with --cluster]
     #[arg(long, value_enum, value_name = "HOW")]
@@ -34,6 +40,47 @@ pub struct AgentsArgs {
     /// The agents' service account, as NAMESPACE/NAME
     #[arg(long, value_name = "ACCOUNT", default_value = "kube-system/stowage-agent")]
     agents_service_account: String,
+}
+
+/// The certificate that Stowage keeps in a Secret.
+#[derive(Debug, Args)]
+struct KeptCertificateArgs {
+    /// The Secret that has the certificate for --agents, as NAMESPACE/NAME. Stowage fills and renews it if it is empty, and only
+    /// reads it if it has another's tls.crt and tls.key
+    #[arg(
+        long, value_name = "SECRET", requires = "agents_ca_config_map",
+        conflicts_with_all = ["agents_tls_cert", "agents_tls_key", "cluster"],
+    )]
+    agents_tls_secret: Option<ObjectName>,
+
+    /// The ConfigMap that has the CA for agents under ca.crt, as NAMESPACE/NAME. Written together with that Secret
+    #[arg(long, value_name = "CONFIGMAP", requires = "agents_tls_secret")]
+    agents_ca_config_map: Option<ObjectName>,
+
+    /// The Service by which agents reach --agents, in the Secret's namespace: the certificate has its DNS names
+    #[arg(long, value_name = "NAME", default_value = "stowage-agents", requires = "agents_tls_secret")]
+    agents_service: String,
+
+    /// How long that certificate lasts; it is renewed after two thirds
+    #[arg(
+        long, value_name = "DURATION", default_value = certificates::LIFETIME, value_parser = lifetime,
+        requires = "agents_tls_secret",
+    )]
+    agents_certificate_lifetime: Duration,
+
+    /// How long its CA lasts; it is replaced after two thirds
+    #[arg(
+        long, value_name = "DURATION", default_value = certificates::CA_LIFETIME, value_parser = lifetime,
+        requires = "agents_tls_secret",
+    )]
+    agents_ca_lifetime: Duration,
+
+    /// How long a new CA is published before it signs: the time in which every kubelet has brought it to its agent
+    #[arg(
+        long, value_name = "DURATION", default_value = certificates::PUBLICATION_DELAY, value_parser = lifetime,
+        requires = "agents_tls_secret",
+    )]
+    ca_publication_delay: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -57,11 +104,15 @@ impl AgentsArgs {
                  any node: leave out --agents-auth none, or listen on 127.0.0.1"
             );
         }
-        let tls = self.agents_tls_cert.zip(self.agents_tls_key).map(|(cert, key)| ServerFiles { cert, key });
+        let files = self.agents_tls_cert.zip(self.agents_tls_key);
+        let tls = match files.map(|(cert, key)| ServerFiles { cert, key }) {
+            Some(files) => Some(AgentsTls::Files(files)),
+            None => self.kept.validate()?.map(AgentsTls::Secret),
+        };
         if tls.is_none() && !loopback && !insecure {
             bail!(
                 "--agents {listen} can be reached from elsewhere, and agents' tokens would go there in the clear: give \
-                 --agents-tls-cert and --agents-tls-key, or listen on 127.0.0.1, or say --insecure"
+                 --agents-tls-secret and --agents-ca-config-map, or --agents-tls-cert and --agents-tls-key, or listen on 127.0.0.1, or say --insecure"
             );
         }
         let account = match auth {
@@ -69,6 +120,42 @@ impl AgentsArgs {
             Auth::Token => Some(account(&self.agents_audience, &self.agents_service_account)?),
         };
         Ok(AgentsOptions { listen, tls, account })
+    }
+}
+
+impl KeptCertificateArgs {
+    fn validate(self) -> Result<Option<CertificateOptions>> {
+        let (Some(secret), Some(config_map)) = (self.agents_tls_secret, self.agents_ca_config_map) else {
+            return Ok(None);
+        };
+        let (lifetime, ca_lifetime) = (self.agents_certificate_lifetime, self.agents_ca_lifetime);
+        let delay = self.ca_publication_delay;
+        if ca_lifetime < lifetime {
+            bail!(
+                "--agents-ca-lifetime {ca_lifetime:?} is shorter than --agents-certificate-lifetime {lifetime:?}, and no \
+                 certificate outlasts its CA: write a longer one"
+            );
+        }
+        // Of the last third, one half is for whatever delays the next CA.
+        if ca_lifetime < delay * 6 {
+            bail!(
+                "--agents-ca-lifetime {ca_lifetime:?} is shorter than six times --ca-publication-delay {delay:?}: a CA could \
+                 expire before the next one may sign; write a longer lifetime or a shorter delay"
+            );
+        }
+        let names = certificates::service_names(&self.agents_service, &secret.namespace);
+        let settings = CertificateSettings { names, lifetime, ca_lifetime, publication_delay: delay };
+        let look_every = certificates::LOOK_EVERY;
+        Ok(Some(CertificateOptions { secret, config_map, settings, look_every }))
+    }
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    match Duration::from_millis(millis.0) {
+        short if short < Duration::from_secs(1) => Err("write at least 1s".into()),
+        duration => Ok(duration),
     }
 }
 

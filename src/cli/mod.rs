@@ -30,7 +30,7 @@ use crate::kubernetes::{LeadWith, LeaseName};
 use crate::lab::demo::{self, Show};
 use crate::policy_file::format;
 use crate::report::NodeReport;
-use crate::serve::{self, ClusterSource, ServeOptions};
+use crate::serve::{self, AgentsTls, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
@@ -279,7 +279,8 @@ impl ServeArgs {
             );
         }
         let agents = self.agents.validate(self.cluster.is_some(), self.insecure)?;
-        let admin = self.admin.validate(self.cluster.is_some(), self.insecure)?;
+        let is_kept = matches!(agents.tls, Some(AgentsTls::Secret(_)));
+        let admin = self.admin.validate(self.cluster.is_some(), self.insecure, is_kept)?;
         let identity = self.identity.filter(|name| !name.is_empty());
         let source = match self.cluster {
             Some(dump) => ClusterSource::Dump(dump),

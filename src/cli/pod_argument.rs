@@ -28,8 +28,11 @@ impl PodArgument {
             }
             (written, namespace) => written.or(namespace.as_deref()).unwrap_or("default"),
         };
-        PodKey::parse(namespace, name)
-            .with_context(|| format!("the pod is {:?}; write NAME, pod/NAME or NAMESPACE/NAME", self.pod))
+        let form = || format!("the pod is {:?}; write NAME, pod/NAME or NAMESPACE/NAME", self.pod);
+        if namespace.contains('/') {
+            bail!(form());
+        }
+        PodKey::parse(namespace, name).with_context(form)
     }
 }
 

@@ -205,8 +205,8 @@ impl BindTask {
 fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
     match record {
         Err(_) => PodRead::Failed,
-        Ok(Some(PodOnRecord { uid: found, node, devices, .. })) if found == *uid => match node {
-            Some(node) => PodRead::Bound { node, devices },
+        Ok(Some(PodOnRecord { uid: found, node, devices, borrows, .. })) if found == *uid => match node {
+            Some(node) => PodRead::Bound { node, devices, borrows },
             None => PodRead::Unbound,
         },
         Ok(_) => PodRead::Gone,

@@ -152,7 +152,7 @@ fn gathered(extender: &Extender, books: &Ledger) -> String {
     metrics.render()
 }
 
-/// Ready once the ledger is complete and while the API server answers. A replica that does not lead is ready too: it is up to
+/// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that does not lead is ready too: it is up to
 /// date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
@@ -164,9 +164,13 @@ async fn readyz(State(extender): State<Extender>) -> Response {
             silence.0 / 1000
         )
     });
-    let is_ready = gate.is_synced() && lost.is_none();
+    // Agents that would report to this replica could not.
+    let wrong = lost.or_else(|| service.certificate.borrow().clone());
+    let is_ready = gate.is_synced() && wrong.is_none();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let text = lost.unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
+    let refused = service.refused_reads.describe().filter(|_| !gate.is_synced());
+    let refused = refused.map(|refused| format!("the watches have not synced yet: {refused}"));
+    let text = wrong.or(refused).unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 
@@ -308,6 +312,23 @@ mod tests {
         let (text, snapshot) = outcome.expect("a page waits for the lock of the ledger");
         assert!(text.contains("\nstowage_nodes 1\n"), "{text}");
         assert!(snapshot.contains(r#""violations":[]"#), "{snapshot}");
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_may_not_read_says_what_and_how_that_ends() {
+        let extender = extender();
+        let text = async || {
+            let answer = readyz(State(extender.clone())).await;
+            let body = axum::body::to_bytes(answer.into_body(), 1 << 16).await.unwrap();
+            String::from_utf8(body.to_vec()).unwrap()
+        };
+        extender.service.refused_reads.note("resourceslices", 403);
+        assert_eq!(text().await, "ok\n", "it has listed them before");
+        extender.service.gate.list_anew();
+        let said = text().await;
+        assert!(said.contains("does not show resourceslices (403); let Stowage's service account"), "{said}");
+        extender.service.refused_reads.note_shown("resourceslices");
+        assert_eq!(text().await, "the watches have not synced yet\n");
     }
 
     #[tokio::test]

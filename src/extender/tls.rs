@@ -19,13 +19,21 @@ impl Tls {
         Self(Arc::new(RwLock::new(Arc::new(config))))
     }
 
+    /// A certificate that no client trusts, until there is another: the kubelet's probes verify none, and every other client is
+    /// refused by its own side before it sends a word.
+    pub fn awaiting() -> Result<Self, TlsError> {
+        let made = rcgen::generate_simple_self_signed(["stowage-has-no-certificate-yet".to_owned()]);
+        let made = made.map_err(|error| TlsError::Unusable(rustls::Error::General(error.to_string())))?;
+        from_pem(&made.cert.pem(), &made.signing_key.serialize_pem())
+    }
+
     /// For a handshake that begins now.
     pub fn current(&self) -> Arc<ServerConfig> {
         self.0.read().clone()
     }
 
     /// Used for every handshake from now on. Existing connections continue, and earlier sessions are not resumed.
-    pub(super) fn replace(&self, by: &Self) {
+    pub fn replace(&self, by: &Self) {
         *self.0.write() = by.current();
     }
 }
@@ -79,6 +87,18 @@ pub fn load_server(files: &ServerFiles) -> Result<Tls, TlsError> {
     finish(builder.with_no_client_auth(), files)
 }
 
+/// TLS with only a server certificate, from two texts.
+pub fn from_pem(certificate: &str, key: &str) -> Result<Tls, TlsError> {
+    let unreadable =
+        |error: rustls::pki_types::pem::Error| TlsError::Unusable(rustls::Error::General(error.to_string()));
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unreadable)?;
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth();
+    serving(builder, certificates.map_err(unreadable)?, key)
+}
+
 fn finish(
     builder: ConfigBuilder<ServerConfig, WantsServerCert>,
     files: &ServerFiles,
@@ -88,7 +108,15 @@ fn finish(
         path: files.key.clone(),
         error,
     })?;
-    let mut config = builder.with_single_cert(certificates("the certificate", &files.cert)?, key)?;
+    serving(builder, certificates("the certificate", &files.cert)?, key)
+}
+
+fn serving(
+    builder: ConfigBuilder<ServerConfig, WantsServerCert>,
+    certificates: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Tls, TlsError> {
+    let mut config = builder.with_single_cert(certificates, key)?;
     // kube-scheduler's client speaks HTTP/1.1 to extenders, and so do agents.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Tls::new(config))

@@ -245,7 +245,8 @@ fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
     }
     let (uid, key) = objects::identity(pod).ok()?;
     let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
-    Some((key, PodOnRecord { uid, node, devices: objects::recorded_devices(pod), refusal: None }))
+    let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
+    Some((key, PodOnRecord { uid, node, devices, borrows, refusal: None }))
 }
 
 impl ControlPlane for DumpControlPlane {

@@ -13,6 +13,7 @@
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: Events, never waited for)
 //!  leader ─► leadership                             (whether any of this may act)
+//!  certificates ◄─► Secret, ConfigMap              (the agents' address' certificate)
 //!  token_review ─► authentication.k8s.io            (whose token: read only)
 //!  access_review ─► authorization.k8s.io            (access to a page: read only)
 //!  uninstall ─► pods, nodes                         (by the command of that name, when the service is gone)
@@ -24,6 +25,7 @@
 pub mod access_review;
 pub mod api;
 pub mod capacity;
+pub mod certificates;
 pub mod conflict_audit;
 pub mod connect;
 pub mod dump;
@@ -110,13 +112,9 @@ pub fn start(
     run(Box::pin(watch::budgets(client.clone(), feed.clone())));
     run(Box::pin(watch::namespaces(client.clone(), feed.clone())));
     run(Box::pin(watch::slices(client.clone(), feed.clone())));
-    run(Box::pin(watch::storage::<PersistentVolumeClaim>(
-        client.clone(),
-        feed.clone(),
-        "persistentvolumeclaims",
-    )));
-    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), "persistentvolumes")));
-    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, "storageclasses")));
+    run(Box::pin(watch::storage::<PersistentVolumeClaim>(client.clone(), feed.clone(), watch::CLAIMS)));
+    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), watch::VOLUMES)));
+    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, watch::CLASSES)));
     run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));

@@ -8,7 +8,7 @@ mod slices;
 mod storage;
 
 pub use slices::slices;
-pub use storage::storage;
+pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
 use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
@@ -90,6 +90,7 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
             ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
                 let mut index = feed.index.lock();
                 index.forget_namespaces(&feed.service);
+                feed.note_shown("namespaces");
                 // A policy without selectors does not wait for them.
                 feed.note_sync(&index);
                 if ended {
@@ -164,13 +165,20 @@ where
             Ok(()) = terms.changed() => return WatchEnd::Leads,
             event = events.next() => match event {
                 Some(Ok(event)) => {
-                    feed.service.contact.heard(feed.service.now());
+                    // The beginning of a list is told before it is asked for.
+                    if !matches!(event, Event::Init) {
+                        feed.service.contact.heard(feed.service.now());
+                        feed.note_shown(what);
+                    }
                     (taking.take)(feed, event);
                 }
-                Some(Err(error)) => match (taking.fails)(feed, &error) {
-                    WatchEnd::Retry => {}
-                    after => return after,
-                },
+                Some(Err(error)) => {
+                    feed.note_refused(what, &error);
+                    match (taking.fails)(feed, &error) {
+                        WatchEnd::Retry => {}
+                        after => return after,
+                    }
+                }
                 None => return WatchEnd::Ended,
             },
         }
@@ -259,6 +267,21 @@ impl WatchFeed {
         after
     }
 
+    /// A resource that is not there is not refused.
+    fn note_refused(&self, what: &'static str, error: &watcher::Error) {
+        if let Some(status) = refusal_code(error).filter(|code| *code != 404)
+            && self.service.refused_reads.note(what, status)
+        {
+            self.service.metrics.refused_watches.with_label_values(&[what]).set(1);
+        }
+    }
+
+    fn note_shown(&self, what: &'static str) {
+        if self.service.refused_reads.note_shown(what) {
+            self.service.metrics.refused_watches.with_label_values(&[what]).set(0);
+        }
+    }
+
     fn note_sync(&self, index: &ClusterIndex) {
         let gate = &self.service.gate;
         if gate.is_synced() {
@@ -319,6 +342,16 @@ fn refusal_code(error: &watcher::Error) -> Option<u16> {
         _ => return None,
     };
     matches!(code, 401 | 403 | 404).then_some(code)
+}
+
+#[cfg(test)]
+impl WatchFeed {
+    /// Empty lists of pods, nodes and disruption budgets come.
+    fn list_nothing(&self) {
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.pod(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.node(event));
+        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.budget(event));
+    }
 }
 
 #[cfg(test)]
@@ -384,15 +417,7 @@ mod tests {
             let feed =
                 WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
             feed.index.lock().lack_slices();
-            for event in [Event::Init, Event::InitDone] {
-                feed.pod(event);
-            }
-            for event in [Event::Init, Event::InitDone] {
-                feed.node(event);
-            }
-            for event in [Event::Init, Event::InitDone] {
-                feed.budget(event);
-            }
+            feed.list_nothing();
             let gate = &feed.service.gate;
             assert_eq!(gate.is_synced(), !waits);
             feed.namespace(Event::Init);
@@ -404,6 +429,25 @@ mod tests {
             feed.namespace(Event::Delete(namespace("chat", "a")));
             assert!(feed.service.cluster().namespaces().is_empty());
         }
+    }
+
+    /// A watch announces a list before it asks for it.
+    #[tokio::test]
+    async fn a_list_that_is_not_answered_is_no_contact_with_the_api_server() {
+        let asked = Arc::new(tokio::sync::Notify::new());
+        let notify = asked.clone();
+        let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            notify.notify_one();
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("down")))
+        });
+        let service = Service::new(Policy::default());
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let task = tokio::spawn(pods(Client::new(unreachable, "default"), feed.clone()));
+        for _ in 0..2 {
+            asked.notified().await;
+        }
+        task.abort();
+        assert_eq!(feed.service.contact.silence(feed.service.now()), None);
     }
 
     fn refusal(code: u16) -> kube::Error {

@@ -142,3 +142,16 @@ fn f_what_is_shown_of_selectors_says_where_each_expression_stands_and_can_be_rea
     let again = load(&[SourceText::new("shown.yaml", shown.as_str())]).unwrap();
     assert_eq!(again.policy.digest, loaded.policy.digest, "{shown}");
 }
+
+/// A class that holds at night leaves the same pods to a later one by day: that one is reached, and its owner said so.
+#[test]
+fn a_class_with_windows_may_make_the_pods_of_a_later_one_preemptible_while_it_is_open() {
+    let by_day = "- {name: by-day, match: {priorityClasses: [jobs]}}";
+    let night = "[{from: \"20:00\", to: \"06:00\", timeZone: UTC}]";
+    let taken = |when: &str| {
+        let at_night = format!("name: at-night, match: {{priorityClasses: [jobs]}}, preemptible: true{when}");
+        codes(&format!("classes:\n- {{{at_night}}}\n{by_day}\n"))
+    };
+    assert_eq!(taken(&format!(", when: {night}")), [""; 0]);
+    assert!(taken("").contains(&"serving-could-be-victim"));
+}

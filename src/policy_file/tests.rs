@@ -124,6 +124,23 @@ fn bombs_are_refused_and_end() {
     assert_eq!(load(&files(&[&many[0], &many[1]])).map(drop).unwrap_err()[0].code, "too-many-values");
 }
 
+/// Each is compared with each other, and all are looked at twice a second.
+#[test]
+fn a_class_with_a_window_for_every_minute_is_refused() {
+    let minute = |n: usize| {
+        let (begin, end) = (n, n + 1);
+        let time = |minute: usize| format!("\"{:02}:{:02}\"", minute / 60, minute % 60);
+        format!("      - {{from: {}, to: {}, timeZone: UTC}}\n", time(begin), time(end))
+    };
+    let windows = |count: usize| (0..count).map(minute).collect::<String>();
+    let class =
+        |count| format!("classes:\n- name: a\n  match: {{namespaces: [a]}}\n  when:\n{}", windows(count));
+    assert_eq!(codes(&class(1440)), ["too-many-entries"]);
+    assert!(load(&files(&[&class(64)])).is_ok());
+    let spare = |count| format!("planning:\n spare:\n - gpus: 1\n   when:\n{}", windows(count));
+    assert_eq!(codes(&spare(65)), ["too-many-entries"]);
+}
+
 #[test]
 fn an_expression_that_nests_without_end_is_refused() {
     for open in ["(", "[", "!", "-", "pod[", "size(", "{1:", "true?true:", "pod.labels.all(x,"] {

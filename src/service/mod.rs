@@ -7,11 +7,13 @@ mod classifier;
 mod cluster_guard;
 mod leadership;
 mod policy_status;
+mod refused_reads;
 
 pub use api_server_contact::ApiServerContact;
 pub use cluster_guard::ClusterGuard;
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
+pub use refused_reads::RefusedReads;
 
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::Classifications;
@@ -40,6 +42,9 @@ pub struct Service {
     pub gate: Leadership,
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
+    pub refused_reads: RefusedReads,
+    /// Why the agents' address has no certificate yet; `None` if it has one, or needs none.
+    pub certificate: watch::Sender<Option<String>>,
     /// Whether the labels of namespaces are watched for a policy.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
@@ -79,6 +84,8 @@ impl Service {
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
+            refused_reads: RefusedReads::default(),
+            certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
             clock,

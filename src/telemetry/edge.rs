@@ -12,6 +12,7 @@ pub struct EdgeMetrics {
     pub tls_reloads: IntCounterVec,
     /// 1 while an address uses old certificates because its new files cannot be loaded.
     pub tls_refused: IntGaugeVec,
+    certificate_ends: IntGaugeVec,
     /// Requests rejected because a limit was reached, by address and limit.
     pub turned_away: IntCounterVec,
     /// Access decisions for pages, by outcome.
@@ -52,8 +53,13 @@ impl EdgeMetrics {
             ),
             tls_refused: gauges(
                 "stowage_tls_reload_failed",
-                "1 while an address serves an old certificate because its new files cannot be loaded.",
+                "1 while an address serves an old certificate because its new one cannot be used.",
                 &["address"],
+            ),
+            certificate_ends: gauges(
+                "stowage_certificate_expiry_timestamp_seconds",
+                "When the certificate that Stowage keeps in a Secret expires, in Unix time: the one it serves, and its CA.",
+                &["certificate"],
             ),
             turned_away: counters(
                 "stowage_requests_limited_total",
@@ -82,6 +88,11 @@ impl EdgeMetrics {
         for reason in reasons {
             self.dropped.with_label_values(&[address, reason]);
         }
+    }
+
+    /// Sets when a certificate ends: `serving` or `ca`.
+    pub fn certificate_ends(&self, certificate: &str, seconds: i64) {
+        self.certificate_ends.with_label_values(&[certificate]).set(seconds);
     }
 
     pub fn dropped(&self, address: &str, reason: &str) {

@@ -27,6 +27,18 @@ pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 pub use start_times::StartMetrics;
 
+/// Resources that are watched.
+const WATCHED: [&str; 8] = [
+    "namespaces",
+    "nodes",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "poddisruptionbudgets",
+    "pods",
+    "resourceslices",
+    "storageclasses",
+];
+
 pub struct Metrics {
     registry: Registry,
     /// Time per verb from the last byte of the body to the answer.
@@ -75,6 +87,8 @@ pub struct Metrics {
     spare: IntGaugeVec,
     pub leading: IntGauge,
     pub synced: IntGauge,
+    /// 1 for each kind of object that the API server does not let this replica read.
+    pub refused_watches: IntGaugeVec,
     pub planner: PlannerMetrics,
     /// Time since the API server last answered.
     pub silence: Gauge,
@@ -170,6 +184,12 @@ impl Metrics {
         keep(Box::new(bound_to_wake.clone()));
         keep(Box::new(gpus_delayed.clone()));
         keep(Box::new(ledgers_discarded.clone()));
+        let refused_watches = gauges(
+            "stowage_watch_refused",
+            "1 while the API server does not let this replica list or watch the resource.",
+            &["resource"],
+        );
+        WATCHED.iter().for_each(|resource| drop(refused_watches.with_label_values(&[*resource])));
         Self {
             verb_seconds,
             ledger_seconds,
@@ -256,6 +276,7 @@ impl Metrics {
                 &["rule", "kind"],
             ),
             leading: gauge("stowage_leader", "1 if this replica leads."),
+            refused_watches,
             synced: gauge(
                 "stowage_synced",
                 "1 once the watches have synced, 0 while the API server is gone.",

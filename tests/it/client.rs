@@ -73,6 +73,11 @@ impl<S: Read + Write> Client<S> {
         self.read_answer().unwrap()
     }
 
+    pub fn try_get(&mut self, path: &str) -> io::Result<HttpAnswer> {
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes())?;
+        self.read_answer()
+    }
+
     /// A page that may come in chunks.
     pub fn get_page(&mut self, path: &str) -> HttpAnswer {
         self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();

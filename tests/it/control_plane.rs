@@ -3,6 +3,7 @@
 
 mod acts;
 mod admission;
+mod certificates;
 mod dra;
 mod engine_load;
 mod fence;

@@ -4,6 +4,7 @@ mod acts;
 mod agent;
 mod agent_auth;
 mod bind;
+mod certificates;
 mod chart;
 mod client;
 mod cluster;

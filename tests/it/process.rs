@@ -51,12 +51,21 @@ impl RunningServe {
         Self::start(shell, dump, &[])
     }
 
+    /// One replica of an API server, which leads at once.
+    pub fn of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        command.args(["serve", "--lead-with", "always", "--write-deadline", "100ms", "--kubeconfig"]);
+        Self::run(command.arg(kubeconfig).args(arguments))
+    }
+
     fn start(mut command: Command, dump: &Path, arguments: &[&str]) -> Self {
+        command.args(["serve", "--admin", "127.0.0.1:0", "--cluster"]);
+        Self::run(command.arg(dump).args(arguments))
+    }
+
+    fn run(command: &mut Command) -> Self {
         let mut child = command
-            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
-            .args(["--admin", "127.0.0.1:0", "--cluster"])
-            .arg(dump)
-            .args(arguments)
+            .args(["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .env_remove("RUST_LOG")
             .stderr(Stdio::piped())
             .stdout(Stdio::null())

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use stowage::agent::publish::{Destination, PublishOutcome, Publisher};
 use stowage::extender::server;
-use stowage::extender::tls::{ServerFiles, load_server};
+use stowage::extender::tls::{ServerFiles, from_pem, load_server};
 use stowage::report::NodeReport;
 use tokio_util::sync::CancellationToken;
 
@@ -159,6 +159,43 @@ fn with_tls_reports_go_only_to_a_server_with_a_valid_certificate_of_its_name() {
     assert!(unreachable(&other_ca).contains("UnknownIssuer"), "{other_ca:?}");
     let plain = publish(format!("https://{}", served.agents), &ca);
     assert!(unreachable(&plain).contains("Connect"), "no TLS there: {plain:?}");
+    drop(agent);
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}
+
+#[test]
+fn an_agent_waits_for_its_ca_and_trusts_another_from_the_next_report_on() {
+    let ([old, new], files) = (["old", "new"].map(Ca::new), TlsFixture::new());
+    let (served, stop) = (served(), CancellationToken::new());
+    let of = |ca: &Ca| {
+        let server = ca.issue_for("127.0.0.1");
+        from_pem(&server.cert, &server.key).unwrap()
+    };
+    let (mut doors, [_, address, _]) = doors();
+    let tls = of(&old);
+    doors.agents.tls = Some(tls.clone());
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let missing = files.write("ca.crt", "");
+    std::fs::remove_file(&missing).unwrap();
+    let mut agent = PublishingAgent::of(&[format!("https://{address}")], None, Some(missing));
+    assert!(unreachable(&agent.publish("node-a")[0]).contains("UnknownIssuer"), "it trusts nobody yet");
+    let problems = agent.publisher.state().problems;
+    assert!(problems.first().unwrap().contains("cannot read the extenders' CA"), "{problems:?}");
+    files.write("ca.crt", &old.pem);
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
+    // The next CA is published, and then it signs; the connection that is there is used no more.
+    files.write("ca.crt", &format!("{}{}", old.pem, new.pem));
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
+    tls.replace(&of(&new));
+    files.write("ca.crt", &new.pem);
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
+    // A file that breaks changes nothing.
+    files.write("ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
+    let state = agent.publisher.state();
+    let counts: Vec<_> = state.replicas.values().map(|one| (one.accepted, one.failed)).collect();
+    assert_eq!((counts, state.problems.len()), (vec![(4, 1)], 1));
     drop(agent);
     stop.cancel();
     served.run(serving).unwrap().unwrap();

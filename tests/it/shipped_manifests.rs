@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -241,5 +242,29 @@ fn of_secrets_and_config_maps_stowage_may_touch_its_own_two_only() {
         let object = objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
         // Whatever stood here would be put back by the next `kubectl apply`.
         assert!(object["data"].is_null() && object["stringData"].is_null() && object["type"].is_null());
+    }
+}
+
+#[test]
+fn the_shipped_binary_knows_every_flag_of_the_manifests() {
+    let applied = applied();
+    let workloads = of_kind(&applied, &["Deployment", "DaemonSet"]);
+    let files = ["--agents-tls-cert=a", "--agents-tls-key=b", "--admin-tls-cert=a", "--admin-tls-key=b"];
+    let mut lines: Vec<Vec<&str>> = Vec::new();
+    for workload in workloads {
+        let container = &items(&workload["spec"]["template"]["spec"], "containers")[0];
+        lines.push(items(container, "args").iter().map(as_str).collect());
+    }
+    assert!(lines[0].contains(&"--agents-tls-secret=kube-system/stowage-agents-tls"), "{:?}", lines[0]);
+    // As the component cert-manager has it.
+    let own =
+        |argument: &&str| argument.starts_with("--agents-tls-secret") || argument.starts_with("--agents-ca-");
+    let of_files = lines[0].iter().copied().filter(|argument| !own(argument)).chain(files);
+    lines.push(of_files.collect());
+    for line in lines {
+        let mut stowage = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        // It reads all arguments before it helps.
+        let said = stowage.args(&line).arg("--help").output().unwrap();
+        assert!(said.status.success(), "{line:?}: {}", String::from_utf8_lossy(&said.stderr));
     }
 }

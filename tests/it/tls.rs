@@ -77,8 +77,20 @@ pub fn connect(
     ca: &str,
     identity: Option<&Identity>,
 ) -> Client<StreamOwned<ClientConnection, TcpStream>> {
+    connect_to(&address.ip().to_string(), address, ca, identity)
+}
+
+/// Expects a certificate for that name of one of these CAs.
+pub fn connect_to(
+    name: &str,
+    address: SocketAddr,
+    cas: &str,
+    identity: Option<&Identity>,
+) -> Client<StreamOwned<ClientConnection, TcpStream>> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
+    for ca in CertificateDer::pem_slice_iter(cas.as_bytes()) {
+        roots.add(ca.unwrap()).unwrap();
+    }
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -91,7 +103,7 @@ pub fn connect(
         }
         None => config.with_no_client_auth(),
     };
-    let name = ServerName::try_from(address.ip().to_string()).unwrap();
+    let name = ServerName::try_from(name.to_owned()).unwrap();
     let connection = ClientConnection::new(Arc::new(config), name).unwrap();
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

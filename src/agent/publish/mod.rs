@@ -1,8 +1,9 @@
 //! Publishes each report to every replica of Stowage, whichever of them leads.
 //!
 //! A dead or slow replica delays no other: each is sent to separately, with its own timeout. Names are resolved in the
-//! background every few seconds, so that replicas may come and go. Nothing is queued or repeated: the next report is a second
-//! away and is newer.
+//! background every few seconds, so that replicas may come and go. The CA's file is read before each report, as the token is:
+//! what a replica serves and what the agent trusts change at about the same time, so a report that does not get through is sent
+//! once more if the file has changed just now. Nothing else is queued or repeated: the next report is a second away and is newer.
 
 pub mod destination;
 pub mod replica;
@@ -28,7 +29,7 @@ use trust::Trust;
 
 /// Timeout for one replica: then the next report is due.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often names are resolved and the CA's file is read again. A replica that moves is away for longer than that.
+/// How often names are resolved. A replica that moves is away for longer than that.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The first report may wait at least this long for a name to be resolved.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -58,7 +59,7 @@ pub struct Publisher {
     targets: Vec<PublishTarget>,
     token_file: Option<PathBuf>,
     trust: Trust,
-    looked_at_trust: Instant,
+    trust_problem: Option<TrustError>,
     patience: Duration,
     problems: BTreeSet<String>,
 }
@@ -82,11 +83,15 @@ impl Publisher {
                 _ => {}
             }
         }
+        let (trust, waits_for) = Trust::awaiting(ca)?;
+        if let Some(problem) = &waits_for {
+            warn!("{problem}; no report is sent until there is one");
+        }
         Ok(Self {
             targets: extenders.into_iter().map(PublishTarget::new).collect(),
             token_file,
-            trust: Trust::new(ca)?,
-            looked_at_trust: Instant::now(),
+            trust,
+            trust_problem: waits_for,
             patience: PATIENCE,
             problems: BTreeSet::new(),
         })
@@ -113,6 +118,13 @@ impl Publisher {
                 let body = Bytes::from(serde_json::to_vec(&report).expect("a report is plain data"));
                 let posts = replicas.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
                 join_all(posts).await;
+                if self.look_at_trust() {
+                    let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+                    let missed = replicas.filter(|replica| replica.is_unreachable());
+                    let again =
+                        missed.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                    join_all(again).await;
+                }
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -128,19 +140,25 @@ impl Publisher {
         PublishState { replicas: states.collect(), problems: self.problems.clone() }
     }
 
-    fn look_at_trust(&mut self) {
-        if self.looked_at_trust.elapsed() < LOOK_EVERY {
-            return;
-        }
-        self.looked_at_trust = Instant::now();
-        match self.trust.renew() {
+    /// Trusts what the CA's file says now; `true` if that has changed. A file that cannot be used changes nothing.
+    fn look_at_trust(&mut self) -> bool {
+        let renewed = self.trust.renew();
+        match &renewed {
             Ok(false) => {}
             Ok(true) => {
                 info!("the extenders' CA has changed");
-                self.targets.iter_mut().for_each(|target| target.replicas.clear());
+                let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+                replicas.for_each(|replica| replica.trust(&self.trust.config));
             }
-            Err(error) => drop(self.problems.insert(error.to_string())),
+            Err(error) => {
+                self.problems.insert(error.to_string());
+                if self.trust_problem.as_ref() != Some(error) {
+                    warn!("{error}; the CA before it stays in use");
+                }
+            }
         }
+        self.trust_problem = renewed.as_ref().err().cloned();
+        renewed == Ok(true)
     }
 }
 

@@ -48,6 +48,10 @@ pub enum PublishOutcome {
 }
 
 impl PublishOutcome {
+    fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,
@@ -80,25 +84,24 @@ pub struct ReplicaState {
 pub struct ReplicaClient {
     name: String,
     uri: Uri,
-    client: Client<HttpsConnector<HttpConnector<Pinned>>, Full<Bytes>>,
+    address: SocketAddr,
+    client: HttpsClient,
     state: Option<ReplicaState>,
     said: Option<(PublishOutcome, Instant)>,
 }
 
+type HttpsClient = Client<HttpsConnector<HttpConnector<Pinned>>, Full<Bytes>>;
+
 impl ReplicaClient {
     /// Connects to `address` instead of resolving the destination's name, and expects a certificate for that name.
     pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
-        let mut http = HttpConnector::new_with_resolver(Pinned(address));
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls.clone())
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
-        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
         let name = format!("{destination} at {}", address.ip());
-        Self { name, uri: destination.uri(), client, state: None, said: None }
+        Self { name, uri: destination.uri(), address, client: client(address, tls), state: None, said: None }
+    }
+
+    /// From now on trusts other CAs: a connection made before is used no more.
+    pub fn trust(&mut self, tls: &ClientConfig) {
+        self.client = client(self.address, tls);
     }
 
     pub fn name(&self) -> &str {
@@ -116,6 +119,11 @@ impl ReplicaClient {
             Err(_) => PublishOutcome::Unreachable { reason: format!("no answer within {patience:?}") },
         };
         self.note(outcome);
+    }
+
+    /// Whether the latest report did not get through.
+    pub fn is_unreachable(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.latest.is_unreachable())
     }
 
     pub fn note(&mut self, outcome: PublishOutcome) {
@@ -161,6 +169,18 @@ impl ReplicaClient {
             Err(error) => PublishOutcome::Unreachable { reason: with_causes(&*error) },
         }
     }
+}
+
+fn client(address: SocketAddr, tls: &ClientConfig) -> HttpsClient {
+    let mut http = HttpConnector::new_with_resolver(Pinned(address));
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(tls.clone())
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(http);
+    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector)
 }
 
 /// Parses an extender's answer about the one report it was sent.

@@ -55,6 +55,19 @@ impl Trust {
         Ok(Self { path, text, config: config(roots) })
     }
 
+    /// The same for an agent, which may start before its CA is published: a file that is not there yet, or holds nothing yet, is
+    /// waited for, and nothing is trusted until then. Answers what it waits for as well.
+    pub fn awaiting(path: Option<PathBuf>) -> Result<(Self, Option<TrustError>), TrustError> {
+        match Self::new(path.clone()) {
+            Ok(trust) => Ok((trust, None)),
+            Err(error @ (TrustError::Read { .. } | TrustError::NoCertificate { .. })) => {
+                let config = config(RootCertStore::empty());
+                Ok((Self { path, text: Vec::new(), config }, Some(error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Trusts certificates that the CA in this text has signed; `origin` is for errors.
     pub fn of_text(text: &[u8], origin: &str) -> Result<Self, TrustError> {
         Ok(Self { path: None, text: Vec::new(), config: config(roots(Path::new(origin), text)?) })
@@ -123,6 +136,26 @@ mod tests {
             let error = authorization(&file).unwrap_err();
             assert_eq!(error, TrustError::NoToken { path: file.clone() }, "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_ca_that_is_not_published_yet_is_waited_for_and_one_that_is_broken_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.crt");
+        let (mut trust, waits_for) = Trust::awaiting(Some(file.clone())).unwrap();
+        assert!(matches!(waits_for, Some(TrustError::Read { .. })));
+        assert!(matches!(trust.renew(), Err(TrustError::Read { .. })), "still");
+        std::fs::write(&file, "").unwrap();
+        assert!(matches!(
+            Trust::awaiting(Some(file.clone())),
+            Ok((_, Some(TrustError::NoCertificate { .. })))
+        ));
+        let ca = || rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap().cert.pem();
+        std::fs::write(&file, ca() + &ca()).unwrap();
+        assert_eq!(trust.renew(), Ok(true), "a bundle of two");
+        assert!(matches!(Trust::awaiting(Some(file.clone())), Ok((_, None))));
+        std::fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        assert!(matches!(Trust::awaiting(Some(file)), Err(TrustError::Unusable { .. })));
     }
 
     #[test]

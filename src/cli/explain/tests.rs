@@ -4,10 +4,16 @@
 use super::render::{Paint, text};
 use crate::scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use crate::scheduling::explaining::{ShownNodes, explain};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window};
+use crate::scheduling::testkit::lending;
+use crate::scheduling::verbs::bind::BindAsked;
+use crate::scheduling::verbs::binding::BindingWritten;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
+use crate::scheduling::verbs::observe::PodDeleted;
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
 use crate::scheduling::vocabulary::model_tier::ModelTier;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, Millis};
@@ -201,4 +207,66 @@ fn colours_are_put_on_where_they_are_wanted() {
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     assert!(text(&explanation, Paint::Coloured).contains("\u{1b}[1m"));
     assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
+}
+
+/// A node with one GPU, on which an engine sleeps that was granted 60 GiB and uses 4.
+fn asleep() -> ExplainedCluster {
+    let mut world =
+        ExplainedCluster::new(lending()).node("node-a", 1).runs(&pod("llama-8b", "60Gi"), "node-a", &[0]);
+    (0..3).for_each(|_| world.report_asleep("node-a", &[("llama-8b", 4)], &["llama-8b"]));
+    world
+}
+
+fn fine_tune() -> Sketch {
+    Sketch { priority: -10, ..pod("fine-tune-1", "30Gi") }
+}
+
+/// The same, with a job that borrows.
+fn lent_out() -> ExplainedCluster {
+    let mut world = asleep();
+    let uid = world.wait(&fine_tune());
+    let asked = BindAsked::of(&world.ledger, &uid, &name("node-a")).unwrap();
+    world.ledger.apply(asked).unwrap();
+    let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
+    world.ledger.apply(BindingWritten { uid, node: name("node-a"), devices });
+    world.report_asleep("node-a", &[("llama-8b", 4), ("fine-tune-1", 30)], &["llama-8b"]);
+    world
+}
+
+#[test]
+fn it_would_borrow_what_a_sleeping_engine_lends() {
+    check("lending-fits", &mut asleep(), &fine_tune());
+}
+
+#[test]
+fn it_may_not_borrow_because_it_could_not_be_evicted_alone() {
+    let mut world = asleep();
+    let disruption_info = DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() };
+    let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+    world.shows(&fine_tune(), ObservedPhase::Waiting(ObservedWaiting::default()), Some(observed));
+    check("lending-kept-out", &mut world, &fine_tune());
+}
+
+#[test]
+fn it_lies_on_lent_vram_and_the_engine_lends() {
+    let mut world = lent_out();
+    check("lending-borrower", &mut world, &fine_tune());
+    check("lending-lender", &mut world, &pod("llama-8b", "60Gi"));
+}
+
+#[test]
+fn it_waits_for_lent_vram_of_which_too_little_is_left() {
+    check("lending-too-little", &mut lent_out(), &Sketch { priority: -10, ..pod("fine-tune-2", "40Gi") });
+}
+
+#[test]
+fn an_engine_waits_to_wake_until_its_borrower_is_gone() {
+    let mut world = lent_out();
+    let loan = ObservedLoan { wake_requested: Some("1764".into()), ..ObservedLoan::default() };
+    let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
+    let state = ObservedPhase::Bound { node: name("node-a"), devices: None, starting: false, ran: None };
+    world.shows(&pod("llama-8b", "60Gi"), state, Some(asks));
+    check("lending-waits-to-wake", &mut world, &pod("llama-8b", "60Gi"));
+    world.ledger.apply(PodDeleted(fine_tune().uid()));
+    check("lending-waits-for-a-report", &mut world, &pod("llama-8b", "60Gi"));
 }

@@ -115,14 +115,3 @@ impl ApiControlPlane {
 fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
     PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::Evicted, text: why.to_string() }
 }
-
-/// As a label of metrics.
-pub fn code(outcome: &EvictionOutcome) -> &'static str {
-    match outcome {
-        EvictionOutcome::Evicted => "written",
-        EvictionOutcome::Gone => "gone",
-        EvictionOutcome::TryLater { .. } => "later",
-        EvictionOutcome::Refused { .. } => "refused",
-        EvictionOutcome::Unknown { .. } => "unknown",
-    }
-}

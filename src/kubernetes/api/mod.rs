@@ -206,7 +206,7 @@ impl ControlPlane for ApiControlPlane {
     ) -> BoxFuture<'a, EvictionOutcome> {
         Box::pin(async move {
             let outcome = self.mark_and_evict(key, uid, why).await;
-            self.count("evict", evict::code(&outcome));
+            self.count("evict", outcome.code());
             outcome
         })
     }
@@ -253,7 +253,8 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
     let (uid, _) = objects::identity(pod).map_err(|error| unreadable(&error))?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
     let node = node.map(NodeName::parse).transpose().map_err(|error| unreadable(&error))?;
-    Ok(PodOnRecord { uid, node, devices: objects::recorded_devices(pod), refusal: refusal(pod) })
+    let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
+    Ok(PodOnRecord { uid, node, devices, borrows, refusal: refusal(pod) })
 }
 
 /// kube-scheduler's condition, while it says that the pod is not scheduled.

@@ -56,6 +56,7 @@ impl AuditFixture {
             uid: PodUid::parse(name).unwrap(),
             node: Some(NodeName::parse("n").unwrap()),
             devices: None,
+            borrows: false,
             refusal: None,
         };
         self.recorder.records.lock().insert(name.into(), record);
@@ -202,6 +203,7 @@ async fn a_victim_is_evicted_only_if_a_read_shows_the_other_pod_on_the_node() {
         uid: PodUid::parse(uid).unwrap(),
         node: node.map(|node| NodeName::parse(node).unwrap()),
         devices: None,
+        borrows: false,
         refusal: None,
     };
     let evicted = reason_to_evict(&victim, Ok(Some(record("a", Some("n"))))).unwrap();

@@ -1,9 +1,10 @@
 //! The index against a ledger: what comes, changes, goes, and is listed anew.
 
+mod kube_filters;
+
 use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::ledger::audit;
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Requirements};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::observe::PodObserved;
@@ -373,73 +374,6 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
     assert_eq!(known(&bench), [("b".to_owned(), 0)]);
 }
 
-/// Node `a` takes one pod; whether it would take another one.
-fn takes_one_more(bench: &IndexFixture) -> bool {
-    let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
-    let kube_filters = bench.service.cluster().kube_filters().snapshot();
-    kube_filters.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
-        == FilterVerdict::Accepts
-}
-
-fn with_room_for_one_pod() -> IndexFixture {
-    let mut bench = IndexFixture::new();
-    let mut only = node("a", 2);
-    only.status = Some(read(json!({ "allocatable": { "pods": "1" } })));
-    bench.index.apply_node(&bench.service, &only);
-    bench
-}
-
-fn without_gpu(uid: &str, phase: &str) -> Value {
-    json!({
-        "metadata": { "name": uid, "namespace": "team-a", "uid": uid },
-        "spec": { "nodeName": "a", "containers": [] },
-        "status": { "phase": phase },
-    })
-}
-
-#[test]
-fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
-    let mut bench = with_room_for_one_pod();
-    assert!(takes_one_more(&bench));
-    bench.apply(&without_gpu("web", "Running"));
-    assert!(!takes_one_more(&bench));
-    bench.apply(&without_gpu("web", "Succeeded"));
-    assert!(takes_one_more(&bench));
-    bench.apply(&without_gpu("web", "Running"));
-    bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
-    assert!(takes_one_more(&bench));
-    assert!(bench.service.cluster().pod_states().is_empty(), "the ledger is not bothered");
-}
-
-#[test]
-fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
-    let mut bench = with_room_for_one_pod();
-    bench.apply(&without_gpu("web", "Running"));
-    bench.index.reset_pods(&bench.service, &[]);
-    assert!(takes_one_more(&bench));
-    assert_eq!(bench.service.cluster().kube_filters().pods().count(), 0);
-}
-
-#[test]
-fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
-    let mut bench = with_room_for_one_pod();
-    bench.apply(&pod("p", "1", 10));
-    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_some());
-    bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
-    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_none());
-    assert!(!takes_one_more(&bench));
-    // Its name stands for another pod now.
-    bench.apply(&pod("p", "2", 10));
-    assert!(takes_one_more(&bench));
-}
-
-#[test]
-fn a_node_that_is_gone_accepts_no_pod() {
-    let mut bench = with_room_for_one_pod();
-    bench.index.delete_node(&bench.service, &node("a", 2));
-    assert!(!takes_one_more(&bench));
-}
-
 #[test]
 fn objects_without_a_name_or_uid_change_nothing() {
     let mut bench = IndexFixture::new();
@@ -485,7 +419,6 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
 }
 
 impl IndexFixture {
-    /// As the extender brings a pod in: past the index.
     /// A bind on node `a` allocates GPUs to the pod; its Binding is not written yet.
     fn assume(&self, uid: &str) {
         let mut cluster = self.service.cluster();
@@ -494,6 +427,7 @@ impl IndexFixture {
         assert!(matches!(answer, Ok(BindAnswer::Write(BindDecision { is_new: true, .. }))), "{answer:?}");
     }
 
+    /// As the extender brings a pod in: past the index.
     fn apply_by_request(&self, pod: &Value) {
         let mut ledger = self.service.cluster();
         let seen =

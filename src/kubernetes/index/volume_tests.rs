@@ -3,11 +3,13 @@
 use crate::ids::{NodeName, PodUid};
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
 use crate::kubernetes::index::ClusterIndex;
+use crate::scheduling::explaining::{ShownNodes, explain};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict, UnsupportedRule};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Arc;
 
 fn node(name: &str, zone: &str) -> Value {
     json!({
@@ -71,13 +73,19 @@ fn class(name: &str, provisioner: &str, zone: Option<&str>) -> Value {
     })
 }
 
-/// What kube-scheduler's filters say of the pod on nodes `a`, `b` and `c`, in zones east, west and west.
-fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
+/// A cluster of these objects, and of nodes `a`, `b` and `c`, in zones east, west and west.
+fn loaded(objects: &[Value]) -> Arc<Service> {
     let nodes = [node("a", "east"), node("b", "west"), node("c", "west")];
     let items: Vec<&Value> = nodes.iter().chain(objects).collect();
     let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("dump"));
     let service = Service::new(Policy::default());
     DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+    service
+}
+
+/// What kube-scheduler's filters say of the pod on each node.
+fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
+    let service = loaded(objects);
     let cluster = service.cluster();
     let uid = PodUid::parse("1").unwrap();
     let wants = cluster.kube_filters().wants(&uid).unwrap();
@@ -110,4 +118,28 @@ fn an_unbound_claim_is_judged_by_its_class_unless_that_provisions_nothing() {
         verdicts(&[pod(), unbound_claim("local"), local]),
         [unjudged.clone(), unjudged.clone(), unjudged]
     );
+}
+
+#[test]
+fn what_is_not_judged_is_explained() {
+    let mut pod = pod_with_claim("weights");
+    let claim = |n: u8| json!({ "name": format!("v-{n}"), "persistentVolumeClaim": { "claimName": format!("c-{n}") } });
+    let unjudged = |objects: &[Value]| {
+        let service = loaded(objects);
+        let explanation =
+            explain(&mut *service.cluster(), &PodUid::parse("1").unwrap(), &ShownNodes::default());
+        let parts = explanation.unwrap().unjudged.into_iter();
+        parts.map(|part| (part.rule, part.nodes)).collect::<Vec<_>>()
+    };
+    let disks = || class("disks", "disk.example.com", None);
+    assert_eq!(unjudged(&[pod.clone(), unbound_claim("disks"), disks()]), []);
+    assert_eq!(unjudged(&[pod.clone()]), [("volume-unknown".to_owned(), 3)]);
+    pod["spec"]["volumes"] = (0..9).map(claim).collect();
+    let claims = (0..9).map(|n| {
+        let mut claim = unbound_claim("disks");
+        claim["metadata"]["name"] = json!(format!("c-{n}"));
+        claim
+    });
+    let objects: Vec<Value> = claims.chain([pod, disks()]).collect();
+    assert_eq!(unjudged(&objects), [("attach-limit".to_owned(), 3)], "limits of CSI drivers are not read");
 }

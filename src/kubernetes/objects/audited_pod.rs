@@ -27,7 +27,7 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
         hundredths: hundredths(pod).unwrap_or_default(),
         started: pod.status.as_ref().is_some_and(has_started),
         leaving: pod.metadata.deletion_timestamp.is_some(),
-        borrows: annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty()),
+        borrows: super::borrows(pod),
         since: since(pod),
     };
     Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Bound(grant) })

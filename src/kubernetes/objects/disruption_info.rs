@@ -3,7 +3,7 @@
 //! Most keys are other projects': a pod that has them already needs no others. A value that cannot be parsed counts as missing;
 //! nothing here rejects a pod.
 
-use super::{annotation, asked, wakeable_for, written};
+use super::{annotation, asked, wakeable_for};
 use crate::ids::OwnerUid;
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
@@ -113,7 +113,7 @@ pub(super) fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
 fn loan(pod: &Pod) -> ObservedLoan {
     let request = annotation(pod, asked::WAKE_REQUESTED);
     ObservedLoan {
-        borrows: annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty()),
+        borrows: super::borrows(pod),
         wake_requested: request
             .map(|request| request.chars().take(LONGEST_WAKE_REQUEST).collect::<String>().into()),
         wakeable: wakeable_for(pod),

@@ -41,8 +41,14 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
         ports: ports(spec).collect(),
         repels: rules::repels(pod),
         volumes: claims(pod).count().try_into().unwrap_or(u16::MAX),
-        claims_devices: spec.resource_claims.iter().flatten().next().is_some(),
+        claims_devices: claims_devices(pod, spec),
     })
+}
+
+/// By claims of its own, or by one that kube-scheduler made for an extended resource of a DeviceClass.
+fn claims_devices(pod: &Pod, spec: &PodSpec) -> bool {
+    let by_resource = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    spec.resource_claims.iter().flatten().next().is_some() || by_resource.is_some()
 }
 
 /// What a pod requires of a node.

@@ -247,6 +247,11 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
     names()?.map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
 }
 
+/// Whether its Binding says that sleeping engines lend it its VRAM.
+pub fn borrows(pod: &Pod) -> bool {
+    annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty())
+}
+
 /// The VRAM its Binding granted it, over all its GPUs.
 pub fn granted(pod: &Pod) -> Option<Bytes> {
     Bytes::parse_quantity(annotation(pod, written::GRANTED)?).ok()

@@ -23,11 +23,21 @@ pub fn device_slice(slice: &ResourceSlice) -> Option<(Arc<str>, DeviceSlice)> {
     let read = DeviceSlice {
         driver: driver.as_str().into(),
         pool: pool.name.as_str().into(),
+        scope: scope(&slice.spec).into(),
         generation: pool.generation,
         slices_of_pool: pool.resource_slice_count,
         devices: published(&slice.spec),
     };
     Some((slice.metadata.name.as_deref()?.into(), read))
+}
+
+/// The nodes that the whole slice is for. One whose devices have nodes of their own is for all.
+fn scope(spec: &ResourceSliceSpec) -> String {
+    match (&spec.node_name, &spec.node_selector) {
+        (Some(name), _) => format!("node {name}"),
+        (None, Some(selector)) => serde_json::to_string(selector).unwrap_or_default(),
+        (None, None) => String::new(),
+    }
 }
 
 fn published(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
@@ -148,6 +158,25 @@ mod tests {
         let each = json!({ "perDeviceNodeSelection": true, "devices": [on_a, everywhere] });
         let shared = PublishedDevices::Shared { terms: None, uuids: known(&["GPU-2"]) };
         assert_eq!(read(each).devices, [node("a"), shared]);
+    }
+
+    #[test]
+    fn generations_are_compared_among_slices_for_the_same_nodes() {
+        let scope = |spec: Value| read(spec).scope;
+        let rack = |rack: &str| {
+            let term = json!({ "matchExpressions": [{ "key": "rack", "operator": "In", "values": [rack] }] });
+            json!({ "nodeSelector": { "nodeSelectorTerms": [term] } })
+        };
+        assert_eq!(
+            scope(json!({ "nodeName": "a" })),
+            scope(json!({ "nodeName": "a", "devices": [gpu("GPU-1")] }))
+        );
+        assert_eq!(scope(rack("7")), scope(rack("7")));
+        let different = [json!({ "nodeName": "a" }), json!({ "nodeName": "b" }), rack("7"), rack("8")];
+        let different: BTreeSet<_> =
+            different.into_iter().chain([json!({ "allNodes": true })]).map(scope).collect();
+        assert_eq!(different.len(), 5);
+        assert_eq!(scope(json!({ "allNodes": true })), scope(json!({ "perDeviceNodeSelection": true })));
     }
 
     #[test]

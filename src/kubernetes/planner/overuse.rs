@@ -22,7 +22,7 @@ impl Planner {
             return;
         }
         self.check_overuse_at = now + LOOK_EVERY;
-        self.forget_pods_within_grants();
+        self.forget_pods_that_stay();
         let steps = self.service.cluster().apply(TakeOveruse);
         steps.into_iter().for_each(|step| self.enforce_grant(step));
     }
@@ -42,18 +42,18 @@ impl Planner {
         }
     }
 
-    /// A pod that was to be evicted and keeps to its grant by now stays, and its condition says so.
-    fn forget_pods_within_grants(&mut self) {
+    /// A pod that was to be evicted, and keeps to its grant by now or may be over it by another policy, stays: its condition says so.
+    fn forget_pods_that_stay(&mut self) {
         if self.overusing.is_empty() {
             return;
         }
         let ledger = self.service.cluster();
-        let is_over = |uid: &_| ledger.overuse_of(uid).is_some();
+        let is_to_go = |uid: &_| ledger.is_evicted_for_overuse(uid);
         let stays = |uid: &_| ledger.pod_state(uid).is_some() && !ledger.is_leaving(uid);
-        let within: Vec<_> = self.overusing.keys().filter(|uid| !is_over(*uid)).cloned().collect();
-        let staying: Vec<_> = within.iter().filter(|uid| stays(*uid)).cloned().collect();
+        let over: Vec<_> = self.overusing.keys().filter(|uid| !is_to_go(*uid)).cloned().collect();
+        let staying: Vec<_> = over.iter().filter(|uid| stays(*uid)).cloned().collect();
         drop(ledger);
-        for uid in within {
+        for uid in over {
             let key = self.overusing.remove(&uid);
             if let Some(key) = key.filter(|_| staying.contains(&uid)) {
                 self.clear_eviction_condition(&uid, &key);
@@ -63,7 +63,7 @@ impl Planner {
 
     pub(super) fn note_overuse_eviction(&self, key: &PodKey, outcome: &EvictionOutcome) {
         let evictions = &self.service.metrics.planner.overuse_evictions;
-        evictions.with_label_values(&[code(outcome)]).inc();
+        evictions.with_label_values(&[outcome.code()]).inc();
         match outcome {
             EvictionOutcome::Evicted => info!(pod = %key, "evicted: it used more VRAM than it was granted"),
             outcome => {
@@ -84,15 +84,4 @@ fn announcement(step: &OveruseStep, evicted_in: Millis) -> String {
         granted.0,
         evicted_in.0 / 1000
     )
-}
-
-/// As a label of metrics.
-fn code(outcome: &EvictionOutcome) -> &'static str {
-    match outcome {
-        EvictionOutcome::Evicted => "written",
-        EvictionOutcome::Gone => "gone",
-        EvictionOutcome::TryLater { .. } => "later",
-        EvictionOutcome::Refused { .. } => "refused",
-        EvictionOutcome::Unknown { .. } => "unknown",
-    }
 }

@@ -4,8 +4,10 @@ mod deadlines;
 mod evictions;
 mod gangs;
 mod limits;
+mod reservations_observed;
 mod runs;
 mod told;
+mod volumes;
 
 use super::*;
 use crate::kubernetes::index::ClusterIndex;
@@ -13,7 +15,6 @@ use crate::kubernetes::port::EvictionOutcome;
 use crate::kubernetes::testing::Recorder;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::tick::Tick;
-use crate::scheduling::verbs::wait::TakeUnknownReservations;
 use crate::service::Tenure;
 use crate::units::Millis;
 use serde_json::{Value, json};
@@ -105,9 +106,15 @@ fn node(name: &str) -> Value {
     json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
 }
 
-/// A condition that reserves the node's only GPU, as the API server shows it.
+/// A condition that reserves the node's only GPU for so long from now on, as the API server shows it.
 fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
-    let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
+    reservation_until(
+        victims,
+        &(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string(),
+    )
+}
+
+fn reservation_until(victims: &[&str], deadline: &str) -> Value {
     let devices = [crate::ids::GpuUuid::from_index(0)];
     let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
     json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }])
@@ -232,98 +239,6 @@ async fn an_eviction_that_is_refused_for_good_ends_the_reservation_at_once() {
 }
 
 #[tokio::test]
-async fn a_new_leader_continues_where_the_previous_one_stopped() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    let mut pod = gated("serving", 50, 100);
-    let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60)).to_string();
-    let message = json!({
-        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-job"], "deadline": deadline,
-    });
-    pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
-    bench.take_over(pod);
-    assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
-    bench.pass(4);
-    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
-    bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
-}
-
-#[tokio::test]
-async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("chat", "n", 60, 1000));
-    let mut pod = waiting("greedy", 50, 0);
-    let message = json!({
-        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-chat"],
-        "deadline": "2999-01-01T00:00:00Z",
-    });
-    pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
-    bench.take_over(pod);
-    bench.pass(0);
-    assert_eq!(bench.tick().await, ["greedy: end hold"]);
-    bench.pass(10);
-    assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
-}
-
-/// A pod whose condition reserves the node's only GPU, without victims.
-fn shows_hold(name: &str, priority: i32) -> Value {
-    let mut pod = waiting(name, 50, priority);
-    pod["status"]["conditions"] = reservation_observed(&[], 60);
-    pod
-}
-
-#[tokio::test]
-async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.service.set_tenure(Tenure::Standby);
-    bench.show(shows_hold("meek", 0));
-    bench.take_over(shows_hold("urgent", 100));
-    bench.pass(0);
-    assert_eq!(
-        bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
-        ["meek: end hold"]
-    );
-    let preemptor = |name: &str| {
-        bench.service.cluster().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
-    };
-    assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
-}
-
-#[tokio::test]
-async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_write() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(waiting("late", 50, 100));
-    bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
-    let unknown = bench.service.cluster().apply(TakeUnknownReservations);
-    bench.planner.end_unknown(unknown);
-    assert_eq!(bench.tick().await, ["late: end hold"]);
-    assert!(
-        bench.service.cluster().apply(TakeUnknownReservations).is_empty(),
-        "once for each time that it shows"
-    );
-}
-
-#[tokio::test]
-async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    let mut pod = waiting("greedy", 50, 0);
-    let message = json!({
-        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": [],
-        "deadline": "2999-01-01T00:00:00Z",
-    });
-    pod["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
-    bench.take_over(pod);
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
-    bench.pass(2 * 3600);
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
-}
-
-#[tokio::test]
 async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_more() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 40, 0));
@@ -352,7 +267,7 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
 async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 50, 0);
-    pod["spec"]["volumes"] = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }]);
+    pod["spec"]["volumes"] = json!([{ "name": "data", "awsElasticBlockStore": { "volumeID": "disk" } }]);
     bench.show(pod);
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }
@@ -415,33 +330,6 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_no_reservation() {
     assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
     bench.pass(120);
     assert_eq!(bench.service.cluster().totals().reservations, 0);
-}
-
-#[tokio::test]
-async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
-    let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(bound("job", "n", 60, -10));
-    bench.show(gated("serving", 50, 100));
-    bench.tick().await;
-    let reservation = bench.service.cluster().reservation_status()[0].reservation.clone();
-    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
-    bench.recorder.evictions.lock().insert("job".into(), refused);
-    bench.tick().await;
-    // The watch is late: it shows the condition as it was written.
-    let mut late = bench.pod("serving");
-    let message = json!({
-        "node": "n", "devices": reservation.devices, "victims": reservation.victims,
-        "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
-    });
-    late["status"]["conditions"] =
-        json!([{ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() }]);
-    bench.show(late);
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
-    for _ in 0..3 {
-        bench.pass(5);
-        let written = bench.tick().await;
-        assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
-    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use super::start_run::PODS_PER_RUN;
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::port::{PlanState, PodEvent, PodEventReason, StatusChange};
+use crate::kubernetes::watch::STORAGE;
 use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
 use crate::scheduling::planning::WaitReason;
 use crate::scheduling::verbs::wait::{NoPlacementFound, TakePending};
@@ -15,6 +16,9 @@ use crate::units::{Millis, Moment};
 use std::ops::Bound;
 use std::sync::Arc;
 
+/// The claims of a pod and their volumes may come later than the pod: the watches are not in step, a list of all claims takes its
+/// time, and a volume is provisioned after its claim.
+const VOLUMES_SHOW_WITHIN: Millis = Millis::seconds(30);
 /// Most pods are placed by then, and a condition that they wait would be a useless write.
 const TELL_AFTER: Millis = Millis::seconds(2);
 /// With each reading another node may be the nearest to fit, for another reason. No person reads faster than this.
@@ -41,12 +45,16 @@ impl Planner {
         };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = now.since(waiting.since);
-        let has_waited = waited >= ledger.policy().planning.max_gated_time;
+        let max_gated_time = ledger.policy().planning.max_gated_time;
+        let has_waited = waited >= max_gated_time;
         let (is_gated, is_grouped) =
             (waiting.gate == SchedulingGate::Planned, entry.disruption_info.placed_with().is_some());
         drop(ledger);
         if !is_gated {
             return self.say_limit(uid, key, why);
+        }
+        if waited < max_gated_time.min(VOLUMES_SHOW_WITHIN) && self.may_be_judged_soon(&why) {
+            return self.say_why(uid, key, why, waited, now);
         }
         if is_grouped {
             let text = format!("The pod's group cannot be placed: {why}.");
@@ -59,6 +67,13 @@ impl Planner {
         } else {
             self.say_why(uid, key, why, waited, now);
         }
+    }
+
+    /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
+    fn may_be_judged_soon(&self, why: &WaitReason) -> bool {
+        let refused = &self.service.refused_reads;
+        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.may_pass())
+            && !STORAGE.iter().any(|what| refused.is_refused(what))
     }
 
     /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of

@@ -77,10 +77,11 @@ impl PlannerWrite {
         }
     }
 
-    /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended while it was queued.
+    /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have changed,
+    /// while it was queued.
     pub fn begin(mut self, ledger: &Ledger) -> Option<Self> {
         if let Self::Evict { uid, task: EvictionTask::Overuse, .. } = &self
-            && ledger.overuse_of(uid).is_none()
+            && !ledger.is_evicted_for_overuse(uid)
         {
             return None;
         }

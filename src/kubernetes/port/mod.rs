@@ -101,6 +101,8 @@ pub struct PodOnRecord {
     pub uid: PodUid,
     pub node: Option<NodeName>,
     pub devices: Option<Arc<[GpuUuid]>>,
+    /// Its VRAM is lent by sleeping engines.
+    pub borrows: bool,
     /// kube-scheduler's latest reason for not binding the pod.
     pub refusal: Option<Arc<str>>,
 }

@@ -114,6 +114,19 @@ pub enum EvictionOutcome {
     Unknown { message: String },
 }
 
+impl EvictionOutcome {
+    /// As a label of metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Evicted => "written",
+            Self::Gone => "gone",
+            Self::TryLater { .. } => "later",
+            Self::Refused { .. } => "refused",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+}
+
 /// Changes of one pod's status, all written in one request. [`Default`] changes nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusChange {

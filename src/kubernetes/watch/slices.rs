@@ -13,7 +13,7 @@ const SLICES_VERSION: &str = "resource.k8s.io/v1";
 const SLICES_PAGE: u32 = 50;
 /// An API server that does not serve ResourceSlices may do so after its next upgrade.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// After a look that was not answered.
+/// After a look that was not answered; twice as long each time.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where
@@ -26,7 +26,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         page: SLICES_PAGE,
     };
     let mut terms = feed.service.gate.terms();
-    let (mut is_served, mut is_absence_known) = (false, false);
+    let (mut is_served, mut is_absence_known, mut look_pause) = (false, false, LOOK_PAUSE);
     loop {
         let term = *terms.borrow_and_update();
         feed.index.lock().expect_slices(term);
@@ -37,10 +37,12 @@ pub async fn slices(client: Client, feed: WatchFeed) {
             Ok(false) => WatchEnd::NotServed,
             Err(error) => {
                 tracing::warn!(%error, "could not find out whether the API server has ResourceSlices");
-                drop(tokio::time::timeout(LOOK_PAUSE, terms.changed()).await);
+                drop(tokio::time::timeout(look_pause, terms.changed()).await);
+                look_pause = (look_pause * 2).min(REFUSED_PAUSE);
                 continue;
             }
         };
+        look_pause = LOOK_PAUSE;
         match end {
             WatchEnd::Leads => {
                 tracing::info!(what = SLICES, "listing anew: what was listed before does not count any more");
@@ -55,6 +57,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
                 {
                     let mut index = feed.index.lock();
                     index.lack_slices();
+                    feed.note_shown(SLICES);
                     feed.note_sync(&index);
                 }
                 drop(tokio::time::timeout(LOOK_AGAIN, terms.changed()).await);
@@ -76,14 +79,19 @@ async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
     }
 }
 
-/// Without slices a GPU could be allocated twice: nothing is placed until they may be read.
-fn slices_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
+/// Without slices a GPU could be allocated twice: nothing is placed until they may be read. A replica that has listed them goes on
+/// with what it knows, as it does with pods and nodes, until it has to list them anew.
+fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     match refusal_code(error) {
         Some(404) => WatchEnd::NotServed,
         Some(_) => {
+            let consequence = match feed.service.gate.is_synced() {
+                true => "what DRA drivers publish from now on is not seen",
+                false => "nothing is placed until they can be",
+            };
             tracing::error!(
                 %error,
-                "ResourceSlices may not be read: nothing is placed until they can be; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/base/rbac.yaml does"
+                "ResourceSlices may not be read: {consequence}; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/base/rbac.yaml does"
             );
             after_refusal(error).unwrap_or(WatchEnd::Retry)
         }
@@ -138,15 +146,7 @@ mod tests {
     fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
         let service = Service::new(Policy::default());
         let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
-        for event in [Event::Init, Event::InitDone] {
-            feed.pod(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.node(event);
-        }
-        for event in [Event::Init, Event::InitDone] {
-            feed.budget(event);
-        }
+        feed.list_nothing();
         assert!(!feed.service.gate.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
@@ -183,8 +183,11 @@ mod tests {
         let (feed, task) = waiting_for_slices(client_of(answer));
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!feed.service.gate.is_synced(), "slices may not be read");
+        let refused = feed.service.refused_reads.describe().unwrap();
+        assert!(refused.contains("resourceslices (403)"), "{refused}");
         is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(is_synced_soon(&feed).await);
+        assert_eq!(feed.service.refused_reads.describe(), None);
         task.abort();
     }
 }

@@ -5,6 +5,12 @@ use crate::kubernetes::objects::StorageResource;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource};
 
+pub const CLAIMS: &str = "persistentvolumeclaims";
+pub const VOLUMES: &str = "persistentvolumes";
+pub const CLASSES: &str = "storageclasses";
+/// All of them are needed to judge a pod with claims.
+pub const STORAGE: [&str; 3] = [CLAIMS, VOLUMES, CLASSES];
+
 /// The planner judges pods with volumes by these. Nothing waits for them: what is not known is not judged.
 pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)
 where
@@ -25,9 +31,13 @@ where
     watch(client, &feed, what, taking).await;
 }
 
-/// The failure itself is logged by the watch.
 fn storage_failed(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
-    after_refusal(error).unwrap_or(WatchEnd::Retry)
+    let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+    tracing::error!(
+        %error,
+        "volumes may not be read: the planner judges no pod with persistent volume claims until they can be; let Stowage's service account list and watch persistentvolumes, persistentvolumeclaims and storageclasses, as manifests/base/rbac.yaml does"
+    );
+    after
 }
 
 impl WatchFeed {

@@ -7,6 +7,7 @@ use crate::policy_file::nearest::nearest;
 use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
+use crate::scheduling::policy::SleepingRule;
 use crate::scheduling::vocabulary::classification::MAX_CLASSES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -21,7 +22,24 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         gate(policy, one, entry, found);
         neighbors(policy, one, entry, found);
         pools(policy, one, entry, found);
+        sleepers(one, entry, found);
     }
+}
+
+/// Same-GPU affinity never uses an engine that lends: its VRAM may be another pod's when the new pod would wake it.
+fn sleepers(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    if !one.class.reusable || one.class.sleeping != SleepingRule::Lend {
+        return;
+    }
+    let message = format!(
+        "engines of {} lend VRAM while they sleep, so no new pod is placed to wake one of them",
+        quoted(&one.class.name)
+    );
+    found.push(
+        Diagnostic::warning("reusable-that-lends", span(entry, &["reusable"]), message)
+            .other(span(entry, &["sleeping"]), "engines that lend are not open to same-GPU affinity")
+            .help("take `reusable` away, or let them keep their VRAM with `sleeping: keep`"),
+    );
 }
 
 /// The pools that a class is kept in: they are there, and admit it.

@@ -57,7 +57,7 @@ fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
 }
 
 /// An earlier class that takes a PriorityClass with no narrower condition than the later one: the later one never gets its
-/// pods.
+/// pods. One with windows leaves them to it at other hours, and is there for that.
 fn by_priority_class(
     taker: &DraftClass,
     taken_by: &YamlNode,
@@ -65,7 +65,10 @@ fn by_priority_class(
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
     let names = common(&safe.class.matches.priority_classes, &taker.class.matches.priority_classes);
-    if names.is_empty() || !is_wider(&taker.class.matches, &safe.class.matches) {
+    if names.is_empty()
+        || !taker.class.when.is_empty()
+        || !is_wider(&taker.class.matches, &safe.class.matches)
+    {
         return None;
     }
     let both = listed(&names, "and");

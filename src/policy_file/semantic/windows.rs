@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 /// Minutes of a week.
 const WEEK: u32 = 7 * DAY as u32;
+/// Of one list. Each is compared with each other here, and looked at twice a second as long as the policy is in force.
+const MOST_WINDOWS: usize = 64;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
@@ -44,6 +46,14 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
         );
     }
     let entries = list.items();
+    if let Some(beyond) = entries.get(MOST_WINDOWS) {
+        let message = format!("`when` has {} windows; {MOST_WINDOWS} are the most", entries.len());
+        found.push(
+            Diagnostic::error("too-many-entries", beyond.span, message)
+                .help("put windows of the same hours into one, with all their `days`"),
+        );
+        return;
+    }
     for (entry, window) in entries.iter().zip(windows) {
         days(entry, window, found);
         hours(entry, window, found);

@@ -1,5 +1,5 @@
 //! What the eviction of one pod loses, by the ledger: its share of its GPUs, the time since it last saved its work, the time
-//! its model takes to load again, and the requests that its engine works on.
+//! its engine takes to start again, and the requests that its engine works on.
 
 use crate::ids::PodUid;
 use crate::scheduling::ledger::Ledger;
@@ -9,7 +9,6 @@ use crate::scheduling::ledger::PodState;
 use crate::scheduling::ledger::Preemptor;
 use crate::scheduling::policy::{Class, EvictionCosts};
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::model_tier::time_to_ready;
 use crate::units::{Millis, Moment};
 
 impl Ledger {
@@ -30,7 +29,7 @@ impl Ledger {
         PodEvictionCost {
             restart: per_pod.0,
             work: of_its_gpus(self.unsaved(pod_state)),
-            reload: of_its_gpus(self.reload(pod_state, preemptor)),
+            reload: of_its_gpus(self.reload(pod_state, node_state, preemptor)),
             drain: of_its_gpus(self.time_to_leave(pod_state)),
             in_flight: per_request.0.saturating_mul(requests_in_flight(uid, node_state)),
             again: per_pod.0.saturating_mul(evictions),
@@ -61,10 +60,14 @@ impl Ledger {
         self.now().since(since).min(at_most)
     }
 
-    /// How long its model takes to load again on the node where that is fastest; zero for a pod without a model.
-    fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
-        let Some(model) = &pod_state.demand.model else { return Millis::default() };
-        time_to_ready(preemptor.nearest(model), pod_state.demand.weights(), &self.policy().loading)
+    /// How long its engine takes to start again where its model is nearest, on GPUs like its own; zero for a pod without a model.
+    /// By what the cluster has learned of such starts: which node it will be is not known.
+    fn reload(&self, pod_state: &PodState, node_state: &NodeState, preemptor: &Preemptor) -> Millis {
+        let demand = &pod_state.demand;
+        let Some(model) = &demand.model else { return Millis::default() };
+        let (gpu, holding) = (node_state.view().gpu_model(), preemptor.nearest(model));
+        let speeds = &self.policy().loading;
+        self.start_model().usual_start(gpu, demand.engine, holding, demand.weights(), speeds).total()
     }
 }
 

@@ -1,12 +1,18 @@
 //! An explanation as data: what `/v1/explain` answers and `stowage explain` prints. Memory is in bytes, durations are in
 //! milliseconds, GPUs are in thousandths, and every name says so. Nothing is computed here.
 
+mod loans;
+mod starts;
+
+pub use loans::{BorrowingPart, GpuLoansPart, PodLoanPart};
+pub use starts::{BoundStartPart, CalibrationPart, StartPart};
+
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
+pub use super::unjudged::UnjudgedPart;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
-use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
-use crate::scheduling::placing::start_model::FactorSource;
+use crate::scheduling::ledger::{LoanStage, OccupantPhase, SchedulingGate};
 use crate::scheduling::policy::{Borrowing, Mode};
 use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::scheduling::vocabulary::demand::Sharing;
@@ -30,8 +36,14 @@ pub struct Explanation {
     /// By rule of `planning.spare`; empty for a class that is not preemptible.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spare: Vec<SparePart>,
+    /// `None` unless the pod waits and its class may borrow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub borrowing: Option<BorrowingPart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
+    /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unjudged: Vec<UnjudgedPart>,
     pub counts: Counts,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
@@ -215,6 +227,9 @@ pub enum PodStage {
         /// `None` unless this process saw the pod being bound, and the start of its engine can be timed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         start: Option<BoundStartPart>,
+        /// `None` if it has nothing to do with VRAM that is lent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loan: Option<PodLoanPart>,
     },
     Assumed {
         node: NodeName,
@@ -301,51 +316,6 @@ pub struct NodePart {
     pub gpus: Vec<GpuPart>,
 }
 
-/// The time from binding until the pod answers, in parts that follow one another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StartPart {
-    pub pull_millis: Millis,
-    pub fetch_millis: Millis,
-    pub load_millis: Millis,
-    pub init_millis: Millis,
-    /// The whole time by the policy's speeds alone.
-    pub policy_millis: Millis,
-    pub missing_images: u32,
-    pub missing_image_bytes: Bytes,
-    /// No node lists some of the missing images: the policy's size counts.
-    pub is_image_size_assumed: bool,
-    /// How the pull was calibrated.
-    pub pull: CalibrationPart,
-    /// How the rest was calibrated.
-    pub engine: CalibrationPart,
-}
-
-/// How many times as long something takes as the policy says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CalibrationPart {
-    /// Where that was learned.
-    pub source: FactorSource,
-    /// From how many starts; 0 if nothing was.
-    pub starts: u16,
-    /// Of the part that depends on bytes.
-    pub transfer_thousandths: u32,
-    pub init_thousandths: u32,
-}
-
-/// When a bound pod's engine was expected to answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BoundStartPart {
-    /// After binding.
-    pub expected_millis: Millis,
-    /// The same by the policy's speeds alone.
-    pub policy_millis: Millis,
-    /// When it did; `None` while it starts.
-    pub took_millis: Option<Millis>,
-}
-
 /// What a device plugin offers on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -413,6 +383,9 @@ pub struct GpuPart {
     /// VRAM in soft reservations of other pods.
     pub soft_reserved_bytes: Bytes,
     pub free_bytes: Bytes,
+    /// `None` if no pod here lends or borrows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loans: Option<GpuLoansPart>,
     /// Of the fullest engine on it, as it was last read; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait for the engines on it; `None` if unknown.
@@ -474,6 +447,9 @@ pub struct OccupantPart {
     /// VRAM that its processes use beyond its grant, over all its GPUs, once several reports in a row have shown it.
     #[serde(default)]
     pub over_grant_bytes: Bytes,
+    /// `None` if it has nothing to do with VRAM that is lent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loan: Option<LoanStage>,
     /// Why it may not be evicted for the pod; `None` if it may, or if the pod does not wait.
     #[serde(default)]
     pub keep_reason: Option<String>,

@@ -3,7 +3,9 @@
 
 use super::ShownNodes;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodPhase, PodState, Preemptor};
+use crate::scheduling::ledger::{
+    KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor,
+};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::ScheduleAttempt;
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -37,6 +39,10 @@ pub struct Facts {
     pub allowance: TenantLimit,
     /// The rules of `planning.spare`, with the GPUs that are free for each; `None` for one that does not hold now.
     pub spare: Vec<(SpareRule, Option<u32>)>,
+    /// What it has to do with VRAM that is lent, if it is bound.
+    pub loan: Option<PodLoan>,
+    /// What keeps it from borrowing, if anything does; `None` if its class may not.
+    pub borrowing: Option<Option<KeepReason>>,
     /// What its tenant uses.
     pub used: TenantUsage,
     /// The remaining victims of its reservation.
@@ -56,6 +62,9 @@ impl Facts {
         if waits {
             entry.demand.kept = ledger.kept_from(&entry.demand);
         }
+        let borrowing = ledger.borrowing_of(&entry);
+        // As it may be placed.
+        entry.demand = ledger.as_borrower(uid, entry.demand);
         let reservation = entry.reservation();
         let victims = reservation
             .iter()
@@ -71,6 +80,8 @@ impl Facts {
             reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
             spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
+            loan: ledger.loan_of(uid),
+            borrowing,
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),

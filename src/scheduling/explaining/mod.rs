@@ -13,12 +13,14 @@
 mod classification;
 pub mod explanation;
 mod facts;
+mod loans;
 pub mod models;
 mod nodes;
 pub mod obstacle;
 mod pod_stage;
 pub mod remedy;
 pub mod units;
+mod unjudged;
 
 pub use explanation::Explanation;
 pub use remedy::sentence::lost;
@@ -87,8 +89,10 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         class: classification::class(&facts),
         tenant: classification::tenant(&facts),
         spare: classification::spare(&facts),
+        borrowing: loans::borrowing(&facts),
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
+        unjudged: unjudged::unjudged(cluster, &facts),
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),

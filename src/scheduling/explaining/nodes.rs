@@ -1,12 +1,12 @@
 //! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
-use super::ShownNodes;
 use super::explanation::{
     CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, Reason,
     RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
+use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::placing::affinity::{self, Wake};
@@ -311,6 +311,7 @@ fn gpu_part(
         unaccounted_bytes: gpu.unaccounted_vram,
         soft_reserved_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),
+        loans: loans::on_gpu(gpu, gpu_occupants),
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
         engine_load: None,
@@ -334,6 +335,7 @@ fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, fac
         bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
         start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
         over_grant_bytes: gpu_occupant.over_grant,
+        loan: gpu_occupant.loan,
         keep_reason,
     }
 }

@@ -66,7 +66,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
 }
 
 fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
-    let (needs_bytes, free_bytes, allocatable_bytes) = (demand.per_gpu, gpu.free(), gpu.capacity);
+    let (needs_bytes, free_bytes, allocatable_bytes) = (demand.per_gpu, gpu.free_for(demand), gpu.capacity);
     if needs_bytes > allocatable_bytes {
         let short_bytes = needs_bytes.minus(allocatable_bytes);
         return Some(Obstacle::TooSmall { needs_bytes, allocatable_bytes, short_bytes });

@@ -2,6 +2,7 @@
 
 use super::explanation::{BoundStartPart, PodStage, PodVerdict, RefusedPart};
 use super::facts::Facts;
+use super::loans::pod_loan;
 use crate::ids::GpuUuid;
 use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
 use crate::scheduling::vocabulary::node::Node;
@@ -50,6 +51,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
             policy_millis: start.expected.prior.total(),
             took_millis: start.took,
         }),
+        loan: pod_loan(facts),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDis
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -198,18 +198,39 @@ impl ExplainedCluster {
 
     /// A pod that has run for an hour and shows this of its disruption.
     pub fn bound_with(&mut self, pod: &Sketch, node: &str, gpus: &[usize], disruption_info: DisruptionInfo) {
-        let demand = pod.demand(&self.ledger.policy().clone());
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = Some(Millis::seconds(3600));
         let state = ObservedPhase::Bound { node: name(node), devices, starting: false, ran };
-        let observed = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed });
+        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        self.shows(pod, state, Some(observed));
+    }
+
+    /// A second later the agent of a node with one GPU reports so many GiB in use, by pods of which some sleep.
+    pub fn report_asleep(&mut self, node: &str, used: &[(&str, u64)], asleep: &[&str]) {
+        self.pass(Millis::seconds(1));
+        let uid = |pod: &str| PodUid::parse(pod).unwrap();
+        let mut attributed: Vec<_> = used.iter().map(|(pod, gib)| (uid(pod), Bytes::gib(*gib))).collect();
+        attributed.sort_unstable();
+        let gpu = GpuReading {
+            uuid: uuid(node, 0),
+            used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
+            attributed,
+            engine_load: EngineLoad::NONE,
+        };
+        let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
+        let sampled = self.ledger.now();
+        let reading = NodeReading { sampled, gpus: vec![gpu], sleep, ..NodeReading::default() };
+        self.ledger.read(&name(node), reading);
     }
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
-        let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed: None });
+        self.shows(pod, state, None);
         pod.uid()
+    }
+
+    pub fn shows(&mut self, pod: &Sketch, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
+        let demand = pod.demand(&self.ledger.policy().clone());
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed });
     }
 
     /// Adds the pod as pending, and explains it.

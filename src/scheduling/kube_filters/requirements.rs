@@ -128,6 +128,12 @@ impl AntiAffinity {
 }
 
 impl UnsupportedRule {
+    /// Whether it may hold only for a moment: claims, volumes and pods come by watches of their own, and a volume is provisioned
+    /// after its claim is created.
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::VolumeUnknown | Self::VolumeUnbound)
+    }
+
     /// A short name for metrics and conditions.
     pub fn code(self) -> &'static str {
         match self {

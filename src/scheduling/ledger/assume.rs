@@ -264,16 +264,28 @@ impl Ledger {
         node: &NodeName,
         devices: Option<Arc<[GpuUuid]>>,
     ) {
+        self.confirm_loan(uid, node, devices, false);
+    }
+
+    /// The same of a Binding that says whether the pod borrows, which may be another than the one that was assumed.
+    pub(in crate::scheduling) fn confirm_loan(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+        borrows: bool,
+    ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
-            Some(PodPhase::Bound(known)) if known.node == *node => {
-                BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
-            }
-            // What a Binding of another process says beside the GPUs, the watch will show.
+            Some(PodPhase::Bound(known)) if known.node == *node => BoundPod {
+                devices: known.devices.clone().or(devices),
+                borrows: known.borrows || borrows,
+                ..known.clone()
+            },
             Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded() == devices => BoundPod {
-                borrows: !assumed.placement.borrowed_from.is_empty(),
+                borrows: borrows || !assumed.placement.borrowed_from.is_empty(),
                 ..BoundPod::new(node.clone(), devices, self.now)
             },
-            _ => BoundPod::new(node.clone(), devices, self.now),
+            _ => BoundPod { borrows, ..BoundPod::new(node.clone(), devices, self.now) },
         };
         self.edit_pod(uid, |pod_state| pod_state.set_bound(bound));
         if self.node_states.get(node).is_some_and(NodeState::is_reported) {

@@ -70,7 +70,7 @@ mod waiting_queue;
 
 pub use assume::{AssumeConflict, AssumeResult};
 pub use node_devices::DevicesRefused;
-pub use node_state::WakeStatus;
+pub use node_state::{LoanStage, PodLoan, WakeStatus};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use occupants::{Occupant, OccupantPhase};
 pub use overuse::{Overuse, OveruseAction, OveruseStep};

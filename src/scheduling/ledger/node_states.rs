@@ -33,6 +33,8 @@ pub(super) struct NodeStates {
     usages: TenantUsages,
     /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
     with_loans: BTreeSet<NodeName>,
+    /// Nodes with engines that sleep and lend, or may come to.
+    with_lenders: BTreeSet<NodeName>,
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
     spare: SpareCounts,
     publication: Publication,
@@ -65,6 +67,7 @@ impl NodeStates {
             aging: BTreeSet::new(),
             usages: self.usages.clone(),
             with_loans: self.with_loans.clone(),
+            with_lenders: self.with_lenders.clone(),
             spare: self.spare,
             publication: Publication::at(self.publication.generation(), self.publication.epoch()),
         }
@@ -108,6 +111,9 @@ impl NodeStates {
             if node_state.has_loans() {
                 loaded.with_loans.insert(name.clone());
             }
+            if node_state.has_sleeping_lenders() {
+                loaded.with_lenders.insert(name.clone());
+            }
             let (_, now) = node_state.count_spare();
             loaded.spare.replace(&SpareCounts::default(), &now);
         }
@@ -150,6 +156,11 @@ impl NodeStates {
     /// Nodes with pods that borrow, or that are to wake, in order of name.
     pub(super) fn with_loans(&self) -> impl Iterator<Item = &NodeName> {
         self.with_loans.iter()
+    }
+
+    /// Nodes with engines that sleep and lend, or may come to, in order of name.
+    pub(super) fn with_lenders(&self) -> impl Iterator<Item = &NodeName> {
+        self.with_lenders.iter()
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -225,11 +236,7 @@ impl NodeStates {
         if let Some(node_state) = self.nodes.get_mut(name) {
             let before = node_state.recount(pods, policy);
             self.usages.replace(&before, node_state.usage(), policy);
-            match node_state.has_loans() {
-                true if !self.with_loans.contains(name) => drop(self.with_loans.insert(name.clone())),
-                false if !self.with_loans.is_empty() => drop(self.with_loans.remove(name)),
-                _ => {}
-            }
+            note(&mut self.with_loans, name, node_state.has_loans());
             self.refresh_view(name, pods, policy);
         }
     }
@@ -237,6 +244,7 @@ impl NodeStates {
     /// Brings the view of a node to its pods, devices and readings, as they were last counted.
     pub(super) fn refresh_view(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
         let Some(node_state) = self.nodes.get_mut(name) else { return };
+        note(&mut self.with_lenders, name, node_state.has_sleeping_lenders());
         let view = node_state.view_by(pods, policy);
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());
@@ -346,8 +354,18 @@ impl NodeStates {
         if self.get(name).is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty()) {
             self.nodes.remove(name);
             self.with_loans.remove(name);
+            self.with_lenders.remove(name);
             self.publication.forget(name);
         }
+    }
+}
+
+/// Brings a set of nodes to whether one belongs to it.
+fn note(nodes: &mut BTreeSet<NodeName>, name: &NodeName, belongs: bool) {
+    match belongs {
+        true if !nodes.contains(name) => drop(nodes.insert(name.clone())),
+        false if !nodes.is_empty() => drop(nodes.remove(name)),
+        _ => {}
     }
 }
 

@@ -173,6 +173,7 @@ impl Ledger {
         let disruption_info = observed.at(now);
         if !disruption_info.is_like(&pod_state.disruption_info) {
             self.pod_states.set_disruption_info(uid, disruption_info);
+            self.note_right_to_borrow(uid);
         }
         if let Some(leaving) = observed.leaving {
             self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving.by(now)));
@@ -180,6 +181,17 @@ impl Ledger {
         self.note_disruption_info(uid);
         if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan)) {
             self.edit_pod(uid, |pod_state| pod_state.observe_loan(&observed.loan, now));
+        }
+    }
+
+    /// Where GPUs are reserved for a pod, sleeping engines lend only if it may borrow there, which its disruption decides.
+    fn note_right_to_borrow(&mut self, uid: &PodUid) {
+        let Some(pod_state) = self.pod_states.get(uid).filter(|pod_state| pod_state.demand.terms.borrows)
+        else {
+            return;
+        };
+        if let Some(reservation) = pod_state.reservation() {
+            self.node_states.refresh_view(&reservation.node, &self.pod_states, &self.policy);
         }
     }
 

@@ -3,6 +3,7 @@
 //! Decisions read snapshots, which have numbers and no names; nothing that decides should come here.
 
 use super::Ledger;
+use super::node_state::LoanStage;
 use super::overuse::Overuse;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
@@ -32,6 +33,8 @@ pub struct Occupant {
     pub engine: bool,
     /// VRAM that its processes use beyond its grant, over all its GPUs.
     pub over_grant: Bytes,
+    /// `None` if it has nothing to do with VRAM that is lent.
+    pub loan: Option<LoanStage>,
 }
 
 /// How an occupant is there.
@@ -103,8 +106,12 @@ impl Ledger {
         };
         here.flat_map(|(uid, pod_state)| {
             let over_grant = self.overuse_of(uid).map(Overuse::excess).unwrap_or_default();
-            gpu_candidates(pod_state)
-                .map(move |gpu_candidate| Occupant { over_grant, ..occupant(uid, pod_state, gpu_candidate) })
+            let loan = self.loan_stage(node_state, pod_state, uid);
+            gpu_candidates(pod_state).map(move |gpu_candidate| Occupant {
+                over_grant,
+                loan,
+                ..occupant(uid, pod_state, gpu_candidate)
+            })
         })
         .collect()
     }
@@ -133,5 +140,6 @@ fn occupant(uid: &PodUid, pod_state: &PodState, (gpus, presence): (GpuSet, Occup
         starting: pod_state.starting,
         engine: demand.terms.engine,
         over_grant: Bytes::ZERO,
+        loan: None,
     }
 }

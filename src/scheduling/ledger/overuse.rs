@@ -7,7 +7,7 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::OveruseRule;
+use crate::scheduling::policy::{Mode, OveruseRule};
 use crate::scheduling::vocabulary::node_reading::OverGrant;
 use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
@@ -239,6 +239,13 @@ impl Ledger {
     fn has_group(&self, pod_state: &PodState) -> bool {
         let group = pod_state.disruption_info.group.as_ref();
         group.is_some_and(|group| self.members_of(group).nth(1).is_some())
+    }
+
+    /// Whether the policy still evicts the pod, which is still over its grant: it may have been told so a while ago.
+    pub fn is_evicted_for_overuse(&self, uid: &PodUid) -> bool {
+        self.policy.mode == Mode::Enforce
+            && self.overuse_of(uid).is_some()
+            && self.evicted_for_overuse_after(uid).is_some()
     }
 
     /// How far the pod is over its grant, if that is believed now.

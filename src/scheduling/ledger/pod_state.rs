@@ -152,7 +152,7 @@ pub struct WakeMarks {
 
 impl WakeMarks {
     /// Whether the engine's whole grant is to be free.
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.request.is_some() || self.told.is_some()
     }
 

@@ -107,7 +107,11 @@ impl Ledger {
     }
 
     /// How busy the engines on a GPU are, over its readings.
-    pub fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
+    pub(in crate::scheduling) fn smoothed_load(
+        &self,
+        name: &NodeName,
+        gpu: &GpuUuid,
+    ) -> Option<&SmoothedLoad> {
         let node_state = self.node_states.get(name)?;
         let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
         node_state.smoothed_load(gpu, place)

@@ -79,9 +79,10 @@ impl Ledger {
         }
         settle_class_exclusions(&class_exclusions, &mut gpus, |uid| reservation.victims.contains(uid));
         // What an earlier leader has reserved is taken already.
+        let demand = self.as_borrower(uid, pod_state.demand.clone());
         let demand = match preemptor.adopts() {
-            true => &pod_state.demand,
-            false => &*self.beside_spare(&pod_state.demand),
+            true => &demand,
+            false => &*self.beside_spare(&demand),
         };
         let gpu_candidates = node_state.resolve(&reservation.devices).ok_or_else(|| misfit(&gpus, demand))?;
         if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {

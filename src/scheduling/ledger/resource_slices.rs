@@ -6,8 +6,8 @@
 //! - reaches it by a selector or as every node, and has a device that may be one of the node's: by its UUID, or because its UUID
 //!   or the node's own GPUs are not known yet.
 //!
-//! A slice counts unless its pool has a newer generation that is complete. While a newer one is incomplete both count: a device
-//! that moves from one slice to another is in no gap between them.
+//! A slice counts unless its pool has a newer generation that is complete and for the same nodes. While a newer one is incomplete
+//! both count: a device that moves from one slice to another is in no gap between them.
 //!
 //! A driver that restarts takes its slices away for a while, and pods keep the devices of their claims. So a node that was
 //! published stays it as long as pods with claims are bound there.
@@ -28,6 +28,10 @@ use std::sync::Arc;
 pub struct DeviceSlice {
     pub driver: Arc<str>,
     pub pool: Arc<str>,
+    /// Which nodes the whole slice is for, in the words of its spec; empty for all. kube-scheduler looks at one node at a time:
+    /// only a generation for the same nodes makes a slice out of date.
+    #[serde(default)]
+    pub scope: Arc<str>,
     pub generation: i64,
     /// How many slices its pool has in this generation.
     pub slices_of_pool: i64,
@@ -59,7 +63,8 @@ pub struct NewlyPublished {
     pub nodes: Vec<NodeName>,
 }
 
-type PoolKey = (Arc<str>, Arc<str>);
+/// Driver, pool and scope.
+type PoolKey = (Arc<str>, Arc<str>, Arc<str>);
 
 /// All slices, by name, and what follows from them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -68,8 +73,8 @@ pub(super) struct ResourceSlices {
     slices: BTreeMap<Arc<str>, Arc<DeviceSlice>>,
     pools: BTreeMap<PoolKey, SlicePool>,
     on_node: BTreeMap<NodeName, BTreeSet<Arc<str>>>,
-    /// Slices with devices that are not of one node.
-    shared: BTreeSet<Arc<str>>,
+    /// By driver, slices with devices that are not of one node. Those of drivers that hand out no GPUs may be thousands.
+    shared: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 /// What is stored; the rest follows.
@@ -183,7 +188,7 @@ impl ResourceSlices {
     }
 
     fn change_pool(&mut self, change: &mut SliceChange, of: &DeviceSlice, edit: impl FnOnce(&mut SlicePool)) {
-        let key = (of.driver.clone(), of.pool.clone());
+        let key = of.pool_key();
         let pool = self.pools.entry(key.clone()).or_default();
         let before = pool.oldest_that_counts();
         edit(pool);
@@ -202,13 +207,20 @@ impl ResourceSlices {
                 PublishedDevices::OnNode(node) => {
                     self.on_node.entry(node.clone()).or_default().insert(name.clone());
                 }
-                PublishedDevices::Shared { .. } => drop(self.shared.insert(name.clone())),
+                PublishedDevices::Shared { .. } => {
+                    self.shared.entry(slice.driver.clone()).or_default().insert(name.clone());
+                }
             }
         }
     }
 
     fn unlink(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
-        self.shared.remove(name);
+        if let Some(names) = self.shared.get_mut(&slice.driver) {
+            names.remove(name);
+            if names.is_empty() {
+                self.shared.remove(&slice.driver);
+            }
+        }
         for devices in &slice.devices {
             let PublishedDevices::OnNode(node) = devices else { continue };
             if let Some(names) = self.on_node.get_mut(node) {
@@ -222,16 +234,25 @@ impl ResourceSlices {
 
     /// Whether a slice of a GPU driver counts.
     fn counts(&self, slice: &DeviceSlice, rules: &DraRules) -> bool {
-        let pool = self.pools.get(&(slice.driver.clone(), slice.pool.clone()));
         rules.is_gpu_driver(&slice.driver)
-            && pool.is_none_or(|pool| slice.generation >= pool.oldest_that_counts())
+            && self
+                .pools
+                .get(&slice.pool_key())
+                .is_none_or(|pool| slice.generation >= pool.oldest_that_counts())
     }
 
     fn publishes(&self, node_state: &NodeState, rules: &DraRules) -> bool {
         let here = self.on_node.get(&node_state.view().name).into_iter().flatten();
-        here.chain(&self.shared).filter_map(|name| self.slices.get(name)).any(|slice| {
+        let shared = rules.gpu_drivers.iter().filter_map(|driver| self.shared.get(driver.as_str())).flatten();
+        here.chain(shared).filter_map(|name| self.slices.get(name)).any(|slice| {
             self.counts(slice, rules) && slice.devices.iter().any(|devices| devices.reaches(node_state))
         })
+    }
+}
+
+impl DeviceSlice {
+    fn pool_key(&self) -> PoolKey {
+        (self.driver.clone(), self.pool.clone(), self.scope.clone())
     }
 }
 
@@ -276,7 +297,14 @@ impl Ledger {
         name: &Arc<str>,
         slice: Option<DeviceSlice>,
     ) -> NewlyPublished {
+        let rules = &self.policy.dra;
+        let before = self.slices.slices.get(name).map(|known| known.driver.clone());
+        let drivers = before.into_iter().chain(slice.as_ref().map(|slice| slice.driver.clone()));
+        let hands_out_gpus = drivers.into_iter().any(|driver| rules.is_gpu_driver(&driver));
         let change = Arc::make_mut(&mut self.slices).replace(name, slice);
+        if !hands_out_gpus {
+            return NewlyPublished::default();
+        }
         let mut nodes = change.nodes.clone();
         if !change.shared.is_empty() {
             let concerned = self.node_states.iter().filter(|(_, node_state)| change.concerns(node_state));
@@ -293,6 +321,8 @@ impl Ledger {
 
     /// Brings a node's kind to the slices. Answers whether it has become published.
     pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
+        #[cfg(test)]
+        tests::CHECKED.set(tests::CHECKED.get() + 1);
         let Some(node_state) = self.node_states.get(name) else { return false };
         let stays = node_state.is_published() && node_state.claims_devices();
         let is_published = stays || self.slices.publishes(node_state, &self.policy.dra);

@@ -6,19 +6,23 @@ use super::Ledger;
 use crate::ids::NodeName;
 use crate::scheduling::policy::SpareRule;
 use crate::scheduling::vocabulary::demand::Demand;
-use crate::scheduling::vocabulary::spare::SpareSet;
+use crate::scheduling::vocabulary::spare::{SpareCounts, SpareSet};
 use std::borrow::Cow;
 
 impl Ledger {
     /// The rules whose last free GPUs such a pod may not take now.
     pub(in crate::scheduling) fn kept_from(&self, demand: &Demand) -> SpareSet {
+        self.kept_from_beside(self.node_states.spare(), demand)
+    }
+
+    /// The same if so many GPUs were free.
+    fn kept_from_beside(&self, free: &SpareCounts, demand: &Demand) -> SpareSet {
         if self.policy.planning.spare.is_empty()
             || demand.asks_plugin()
             || !self.policy.is_preemptible(demand.class)
         {
             return SpareSet::NONE;
         }
-        let free = self.node_states.spare();
         let is_kept = |place: usize, rule: &SpareRule| free.of(place) < rule.gpus.saturating_add(demand.gpus);
         let rules = self.policy.spare_rules_now();
         rules.filter(|(place, rule)| is_kept(*place, rule)).map(|(place, _)| place).collect()
@@ -26,10 +30,24 @@ impl Ledger {
 
     /// The demand as it is to be decided on now.
     pub(in crate::scheduling) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
-        match self.kept_from(demand) {
+        self.beside(self.node_states.spare(), demand)
+    }
+
+    /// The same if so many GPUs were free.
+    pub(in crate::scheduling) fn beside<'d>(
+        &self,
+        free: &SpareCounts,
+        demand: &'d Demand,
+    ) -> Cow<'d, Demand> {
+        match self.kept_from_beside(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),
             kept => Cow::Owned(Demand { kept, ..demand.clone() }),
         }
+    }
+
+    /// The GPUs that are free now, for each rule.
+    pub(in crate::scheduling) fn free_for_spare(&self) -> SpareCounts {
+        *self.node_states.spare()
     }
 
     /// Whether new pods go to a node at all: a free GPU of a node that is cordoned is no spare one.

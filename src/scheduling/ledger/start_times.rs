@@ -97,12 +97,12 @@ struct ObservedKind {
 }
 
 impl StartTimes {
-    pub fn model(&self) -> &Arc<StartModel> {
+    pub(super) fn model(&self) -> &Arc<StartModel> {
         &self.model
     }
 
     /// The same model, to plan on: nothing is observed on a copy.
-    pub fn scratch(&self) -> Self {
+    pub(super) fn scratch(&self) -> Self {
         Self { model: self.model.clone(), ..Self::default() }
     }
 

@@ -43,7 +43,7 @@ fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
 
 /// The load of the healthy GPU with the least.
 pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
-    healthy(node).map(|gpu| EngineLoadCost::of(gpu, demand)).min().unwrap_or(EngineLoadCost::UNKNOWN)
+    EngineLoadCost::least(healthy(node), demand)
 }
 
 #[cfg(test)]
@@ -52,6 +52,7 @@ mod tests {
     use crate::scheduling::placing::rank::{ScheduleAttempt, shortlist};
     use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, h100, node};
     use crate::scheduling::verbs::observe::ReadingReported;
+    use crate::scheduling::vocabulary::classification::ClassTerms;
     use crate::scheduling::vocabulary::demand::Sharing;
     use crate::scheduling::vocabulary::device_plugin::Ask;
     use crate::scheduling::vocabulary::gpu::Device;
@@ -75,6 +76,17 @@ mod tests {
         let list = shortlist(&snapshot, &claims(), names.iter().copied(), attempt);
         assert!(list.refused.is_empty(), "fit is kube-scheduler's: {:?}", list.refused);
         list.best.iter().map(|candidate| names[candidate.asked].to_owned()).collect()
+    }
+
+    /// As of a GPU whose engines do not say: a class without limits does not mind them.
+    #[test]
+    fn a_node_without_a_report_costs_only_pods_whose_class_has_limits() {
+        let unreported = Node::named(node("n"));
+        let limitless = Demand { terms: ClassTerms::default(), ..claims() };
+        for least_loaded in [least_loaded, super::super::device_plugin::least_loaded] {
+            assert_eq!(least_loaded(&unreported, &claims()), EngineLoadCost::UNKNOWN);
+            assert_eq!(least_loaded(&unreported, &limitless), EngineLoadCost::NONE);
+        }
     }
 
     #[test]

@@ -53,8 +53,7 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
 
 /// The load of the GPU with the least.
 pub fn least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
-    let loads = node.gpus.iter().map(|gpu| EngineLoadCost::of(gpu, demand));
-    loads.min().unwrap_or(EngineLoadCost::UNKNOWN)
+    EngineLoadCost::least(node.gpus.iter(), demand)
 }
 
 /// Whether an agent says that all GPUs of the node reach each other over NVLink.

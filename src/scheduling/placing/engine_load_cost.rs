@@ -23,13 +23,19 @@ impl EngineLoadCost {
     /// Some engine does not say how busy it is: half of the whole part, as at six sevenths of a limit.
     pub const UNKNOWN: Self = Self(854);
 
+    /// What joining the engines on the calmest of these GPUs costs, whichever it will be. Of none, nothing is known.
+    pub fn least<'a>(gpus: impl Iterator<Item = &'a Gpu>, demand: &Demand) -> Self {
+        let unknown = if has_limits(demand) { Self::UNKNOWN } else { Self::NONE };
+        gpus.map(|gpu| Self::of(gpu, demand)).min().unwrap_or(unknown)
+    }
+
     /// What joining the engines on `gpu` costs. The fuller of KV cache and queue counts.
     #[inline]
     pub fn of(gpu: &Gpu, demand: &Demand) -> Self {
-        let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
-        if kv_cache_limit.is_none() && queue_limit.is_none() {
+        if !has_limits(demand) {
             return Self::NONE;
         }
+        let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
         let load = gpu.engine_load;
         let full = load.occupancy().zip(kv_cache_limit);
         let long = load.queue.zip(queue_limit);
@@ -58,6 +64,11 @@ impl EngineLoadCost {
     pub fn step(self) -> u8 {
         (self.part() / STEP) as u8
     }
+}
+
+#[inline]
+fn has_limits(demand: &Demand) -> bool {
+    demand.terms.kv_cache_limit.is_some() || demand.terms.queue_limit.is_some()
 }
 
 #[cfg(test)]

@@ -248,7 +248,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let most_free = gpus
         .iter()
         .filter(|gpu| !gpu.exclusive && usable(gpu, demand))
-        .map(Gpu::free)
+        .map(|gpu| gpu.free_for(demand))
         .max()
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));

@@ -43,7 +43,7 @@ pub struct ImageSizes {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct ImageOnNodes {
-    /// As the latest node says that has it.
+    /// The largest that any node has said that had it.
     bytes: Bytes,
     nodes: u32,
 }
@@ -198,6 +198,20 @@ impl StartModel {
         engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
+    /// How long an engine takes to start on GPUs of that model, as far as the cluster has learned, on a node that is not known yet.
+    pub fn usual_start(
+        &self,
+        gpu: Option<&GpuModel>,
+        engine: EngineKind,
+        holding: Option<&NodeModel>,
+        weights: Bytes,
+        speeds: &LoadingSpeeds,
+    ) -> StartTime {
+        let kind = StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)));
+        let learned = self.cluster_factors(kind, gpu).unwrap_or(StartFactors::PRIOR);
+        engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
+    }
+
     /// The sizes of images, to be changed.
     pub fn images_mut(&mut self) -> &mut ImageSizes {
         Arc::make_mut(&mut self.images)
@@ -279,13 +293,15 @@ impl ImageSizes {
         self.sizes.is_empty()
     }
 
-    /// Whether [`Self::replace`] would change anything.
+    /// Whether [`Self::replace`] would change anything. One that found no room stays without until the node's list changes.
     pub fn would_change(&self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) -> bool {
-        let is_same_size = |image: &NodeImage| self.size_of(image.image) == Some(image.bytes);
-        !before.eq(now.iter().map(|image| image.image)) || !now.iter().all(is_same_size)
+        let is_larger =
+            |image: &NodeImage| self.size_of(image.image).is_some_and(|known| known < image.bytes);
+        !before.eq(now.iter().map(|image| image.image)) || now.iter().any(is_larger)
     }
 
-    /// A node that had `before` has `now`. Each image is in each list at most once.
+    /// A node that had `before` has `now`. Each image is in each list at most once. Where nodes do not agree on a size, the largest
+    /// counts: one that followed the latest word would change with every word, and all start times with it.
     pub fn replace(&mut self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) {
         // What it has now comes first, so that what it keeps is never without a node.
         for NodeImage { image, bytes } in now {
@@ -293,7 +309,7 @@ impl ImageSizes {
             match self.sizes.get_mut(image) {
                 Some(on_nodes) => {
                     on_nodes.nodes += 1;
-                    on_nodes.bytes = *bytes;
+                    on_nodes.bytes = on_nodes.bytes.max(*bytes);
                 }
                 None if is_full => {}
                 None => drop(self.sizes.insert(*image, ImageOnNodes { bytes: *bytes, nodes: 1 })),
@@ -430,6 +446,7 @@ mod tests {
         assert_eq!(sizes.size_of(image("engine")), Some(Bytes(10)));
         assert!(sizes.would_change([image("engine")].into_iter(), &listed(11)));
         assert!(!sizes.would_change([image("engine")].into_iter(), &listed(10)));
+        assert!(!sizes.would_change([image("engine")].into_iter(), &listed(9)), "another node says more");
         sizes.replace([image("engine")].into_iter(), &[]);
         assert!(sizes.is_empty());
     }

@@ -73,7 +73,9 @@ impl PlanningState<'_> {
         let wants = self.kube_filters.movable(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
         let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;
-        let demand = entry.demand.clone();
+        // What is lent is no place for good: it would be evicted a second time.
+        let mut demand = entry.demand.clone();
+        demand.terms.borrows = false;
         let pending = PendingPod {
             uid: successor.clone(),
             key: key.clone(),

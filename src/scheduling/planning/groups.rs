@@ -11,7 +11,7 @@ use super::state::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
-use crate::scheduling::ledger::{PendingPod, PodGroup, WaitKind};
+use crate::scheduling::ledger::{Ledger, PendingPod, PodGroup, WaitKind};
 use crate::scheduling::placing::affinity;
 use crate::scheduling::placing::learned::{NodeGpus, PackingModel};
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -175,7 +175,8 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), pods, GpuSet::ALL);
+            let gpu_candidates =
+                gpu_candidates(node, &self.ledger, snapshot.packing_model(), pods, GpuSet::ALL);
             if gpu_candidates.len() > best.as_ref().map_or(0, |(_, gpu_candidates)| gpu_candidates.len()) {
                 best = Some((place, gpu_candidates));
             }
@@ -192,7 +193,7 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let on = |island| gpu_candidates(node, snapshot.packing_model(), &pods, island);
+            let on = |island| gpu_candidates(node, &self.ledger, snapshot.packing_model(), &pods, island);
             let whole = islands(node).into_iter().map(on).filter(|chosen| chosen.len() == pods.len());
             // Of equals the first.
             let most_woken = whole.min_by_key(|chosen| Reverse(count_woken(node, &pods, chosen)));
@@ -226,22 +227,27 @@ fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeGpuCandidates) ->
     chosen.iter().filter(|(pod, gpus)| node.reusable.on(*gpus, &pods[*pod].demand).is_some()).count()
 }
 
-/// Places for as many of the pods as possible on these GPUs, one after the other. Each takes the engine that it may wake there.
+/// Places for as many of the pods as possible on these GPUs, one after the other. Each takes the engine that it may wake there,
+/// and leaves the GPUs that are kept free.
 fn gpu_candidates(
     node: &Node,
+    ledger: &Ledger,
     packing_model: &PackingModel,
     pods: &[&PendingPod],
     allowed: GpuSet,
 ) -> NodeGpuCandidates {
     let mut gpus = node.gpus.to_vec();
     let mut reusable = node.reusable.clone();
+    let mut free = ledger.free_for_spare();
     let mut gpu_candidates = NodeGpuCandidates::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
+        let demand = &*ledger.beside(&free, demand);
         let node_gpus = NodeGpus { gpus: &gpus, ..node.node_gpus() };
         let chosen = affinity::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
         let Some(chosen) = chosen else { continue };
         reusable = reusable.without_one_on(chosen, demand);
         for place in chosen.iter() {
+            free.discount(std::mem::take(&mut gpus[place].spare));
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;
             gpus[place].excluded_classes = gpus[place].excluded_classes.with(demand.terms.class_exclusions);

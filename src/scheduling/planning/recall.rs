@@ -37,7 +37,7 @@ impl RecallWatch {
         let mut recalls = LoansRecalled::default();
         let planning = &ledger.policy().planning;
         let rules = planning.pressure.as_ref().filter(|_| planning.lending.reclaim_on_load);
-        let lending = || ledger.all_node_states().filter(|node| node.sleeping_lenders().next().is_some());
+        let lending = || ledger.nodes_with_lenders();
         // By model of a sleeping lender: whether all engines are busy of which it is known.
         let mut models: BTreeMap<&ModelId, Option<bool>> = BTreeMap::new();
         if rules.is_some() {

@@ -182,7 +182,7 @@ impl World {
         self.published.insert(node);
         let devices = vec![PublishedDevices::OnNode(node_name(node))];
         let (driver, pool) = ("gpu.nvidia.com".into(), name.clone());
-        let slice = DeviceSlice { driver, pool, generation: 1, slices_of_pool: 1, devices };
+        let slice = DeviceSlice { driver, pool, scope: "".into(), generation: 1, slices_of_pool: 1, devices };
         self.apply(SliceObserved { name, slice });
     }
 

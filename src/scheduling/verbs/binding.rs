@@ -94,6 +94,9 @@ pub enum PodRead {
     Bound {
         node: NodeName,
         devices: Option<Arc<[GpuUuid]>>,
+        /// Its VRAM is lent by sleeping engines.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        borrows: bool,
     },
 }
 
@@ -135,7 +138,8 @@ impl Change for BindingAnswered {
         cluster.bindings.end(&uid, begun, is_open);
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
-                cluster.ledger.confirm(&uid, &placement.node, placement.recorded());
+                let borrows = !placement.borrowed_from.is_empty();
+                cluster.ledger.confirm_loan(&uid, &placement.node, placement.recorded(), borrows);
                 BindingStep::Bound
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
@@ -169,8 +173,8 @@ impl Change for BindingRead {
                 cluster.ledger.release(&uid);
                 BindingStep::Failed(NotBound::Gone)
             }
-            (PodRead::Bound { node, devices }, _) => {
-                cluster.ledger.confirm(&uid, &node, devices);
+            (PodRead::Bound { node, devices, borrows }, _) => {
+                cluster.ledger.confirm_loan(&uid, &node, devices, borrows);
                 match node == placement.node {
                     true => BindingStep::Bound,
                     false => BindingStep::Failed(NotBound::OnAnotherNode),

@@ -15,9 +15,9 @@ use super::request::VerbRequest;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
-use super::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
+use super::wait::{LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
 use super::{Change, Cluster, ClusterState, Input};
-use crate::ids::{LeaderEpoch, ModelId};
+use crate::ids::{LeaderEpoch, ModelId, PodUid};
 use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
 use crate::scheduling::kube_filters::{
@@ -33,13 +33,15 @@ use crate::scheduling::policy::{
     built_in_classes,
 };
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
-use crate::scheduling::testkit::{demand_of, unit_gpu};
+use crate::scheduling::testkit::{demand_of, lending, unit_gpu};
 use crate::scheduling::vocabulary::classification::PodTraits;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
+use crate::scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState,
+};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -62,6 +64,8 @@ enum OutsideEvent {
     Claim(bool),
     ClaimGone,
     Plan,
+    /// Sleeping engines get back what they lent, or need not any more.
+    Recall(u8, u8),
     SetPolicy(u16),
     Label(u8, Option<u8>),
     ListNamespaces(u8),
@@ -120,6 +124,7 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => any::<bool>().prop_map(OutsideEvent::Claim),
         1 => Just(OutsideEvent::ClaimGone),
         2 => Just(OutsideEvent::Plan),
+        2 => (0u8..8, 0u8..8).prop_map(|(begin, end)| OutsideEvent::Recall(begin, end)),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
         1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
@@ -157,7 +162,7 @@ impl RecordedCluster {
     }
 
     fn new() -> Self {
-        let mut recorded = Self::of(Cluster::new(Arc::new(Policy::default())));
+        let mut recorded = Self::of(Cluster::new(Arc::new(lending())));
         recorded.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         (0..3).for_each(|node| recorded.show_node(node));
         recorded
@@ -231,15 +236,19 @@ impl RecordedCluster {
                 let gpu = |index: u32| GpuReading {
                     uuid: unit_gpu(node, index).uuid,
                     used: Some(Bytes(used)),
-                    attributed: Vec::new(),
+                    // Half of the time its pods are seen, asleep or awake.
+                    attributed: self.users(node, index, used),
                     engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
+                let state = if used % 4 == 1 { SleepState::Asleep } else { SleepState::Awake };
+                let sleep = (0..8).filter(|_| used % 2 == 1).map(|pod| (uid(pod), state)).collect();
                 let over = |pod| OverGrant { pod: uid(pod), granted: Bytes::ZERO, used: Bytes(used) };
                 // An old sample accuses no pod.
                 let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
                 let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
                 let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
-                let reading = NodeReading { sampled, gpus, engines, over_grant, ..NodeReading::default() };
+                let reading =
+                    NodeReading { sampled, gpus, engines, sleep, over_grant, ..NodeReading::default() };
                 self.apply(ReadingReported { node: node_name(node), reading });
             }
             OutsideEvent::NodeGone(node) => {
@@ -258,6 +267,7 @@ impl RecordedCluster {
                     driver: "gpu.nvidia.com".into(),
                     pool: "pool".into(),
                     generation,
+                    scope: "".into(),
                     slices_of_pool,
                     devices: vec![devices],
                 };
@@ -281,8 +291,11 @@ impl RecordedCluster {
                 self.apply(StorageDeleted { kind: StorageKind::Claim, name: "team/data".into() });
             }
             OutsideEvent::Plan => self.plan(),
+            OutsideEvent::Recall(begin, end) => {
+                self.apply(LoansRecalled { begin: vec![uid(begin)], end: vec![uid(end)] });
+            }
             OutsideEvent::SetPolicy(shortlist) => {
-                let mut policy = if shortlist % 2 == 0 { Policy::default() } else { selecting() };
+                let mut policy = if shortlist % 2 == 0 { lending() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
                 // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
                 let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
@@ -290,6 +303,7 @@ impl RecordedCluster {
                 let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
                 let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
                 policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
+                policy.planning.lending.after = Millis::seconds(1);
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
                 if shortlist % 2 == 0 {
                     (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
@@ -312,6 +326,17 @@ impl RecordedCluster {
                 self.decisions.push(format!("{ended:?}"));
             }
         }
+    }
+
+    /// The pods that are bound to a GPU, each with a byte of it.
+    fn users(&self, node: u8, index: u32, used: u64) -> Vec<(PodUid, Bytes)> {
+        let gpu = unit_gpu(node, index).uuid;
+        let node = node_name(node);
+        let pods = self.cluster.pods_of(&node).filter(|_| used % 2 == 1);
+        let here = pods.filter(|(_, pod)| pod.devices().is_some_and(|devices| devices.contains(&gpu)));
+        let mut users: Vec<_> = here.map(|(uid, _)| (uid.clone(), Bytes(1))).collect();
+        users.sort_unstable();
+        users
     }
 
     fn schedule(&mut self, pod: u8) {
@@ -390,11 +415,12 @@ impl RecordedCluster {
         };
         let placement = assumed.placement;
         let (node, devices) = (placement.node.clone(), placement.recorded());
+        let borrows = !placement.borrowed_from.is_empty();
         let shown = match what {
             0 => PodRead::Failed,
             1 => PodRead::Gone,
             2 => PodRead::Unbound,
-            _ => PodRead::Bound { node, devices },
+            _ => PodRead::Bound { node, devices, borrows },
         };
         let read = BindingRead { uid: uid(pod), placement, stage: BindingStage::Settling, pod: shown };
         let step = self.apply(read);
@@ -437,7 +463,7 @@ proptest! {
     ) {
         let mut recorded = RecordedCluster::new();
         events.iter().for_each(|event| recorded.happens(event));
-        let mut again = Cluster::new(Arc::new(Policy::default()));
+        let mut again = Cluster::new(Arc::new(lending()));
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }

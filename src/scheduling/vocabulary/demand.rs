@@ -7,18 +7,21 @@
 mod key;
 mod plain;
 mod request_error;
+mod requested;
 
 pub use key::DemandKey;
 pub use plain::DEFAULT_GRACE;
 pub use request_error::RequestError;
+pub(crate) use requested::together;
+use requested::{RequestedGpus, asking, host_resources_of, sharing_of, traits};
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
-use super::device_plugin::{Ask, PluginResource};
+use super::device_plugin::Ask;
 use super::image::ImageId;
 use super::spare::SpareSet;
 use super::start_time::EngineKind;
 use crate::ids::{GpuModel, ModelId};
-use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
+use crate::units::{Bytes, MilliCpu, Millis};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -268,200 +271,11 @@ impl Demand {
     }
 }
 
-/// What a pod asks for in one of the two ways.
-struct RequestedGpus {
-    ask: Ask,
-    vram: Bytes,
-    gpus: u32,
-    sharing: Sharing,
-    kv_cache: Option<Bytes>,
-}
-
-impl RequestedGpus {
-    fn of(pod: &PodRequest<'_>, shown: Sharing) -> Result<Self, RequestError> {
-        let asks_vram = pod.containers.iter().any(|c| c.vram.is_some());
-        match plugin_of(pod.containers) {
-            PluginAmount::None => Self::vram(pod, shown),
-            _ if asks_vram => Err(RequestError::BothWays),
-            PluginAmount::Several { .. } => Err(RequestError::SeveralResources),
-            PluginAmount::Of { resource, .. } => Self::devices(pod, resource),
-        }
-    }
-
-    fn vram(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
-        let vram = vram_of(pod.containers)?;
-        let gpus = gpus_of(pod.gpus)?;
-        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
-        Ok(Self { ask: Ask::Vram, vram, gpus, sharing, kv_cache })
-    }
-
-    fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
-        let count = count_of(pod.containers, resource)?;
-        let resource = PluginResource::parse(resource).filter(|_| count > 0);
-        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::ZeroDevices)?, count };
-        // Of how much VRAM it is a part is unknown.
-        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity)?;
-        Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
-    }
-
-    /// All that a pod that cannot be understood could mean.
-    fn worst_case(pod: &PodRequest<'_>) -> Self {
-        let ask = worst_ask(pod.containers);
-        let (gpus, sharing) = match &ask {
-            Ask::Vram => (1, Sharing::Shared),
-            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
-            Ask::Claims => (0, Sharing::Shared),
-        };
-        let vram = match vram_of(pod.containers) {
-            Ok(vram) => vram,
-            Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
-            Err(_) => Bytes(u64::MAX),
-        };
-        Self { ask, vram, gpus, sharing, kv_cache: None }
-    }
-}
-
-/// What all containers together ask of device plugins; the amount is that of the first that asks.
-fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
-    containers.iter().fold(PluginAmount::None, |all, container| match (all, container.plugin) {
-        (all, PluginAmount::None) => all,
-        (PluginAmount::None, one) => one,
-        (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. }) if a == b => all,
-        (PluginAmount::Of { resource, amount } | PluginAmount::Several { resource, amount }, _) => {
-            PluginAmount::Several { resource, amount }
-        }
-    })
-}
-
-fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
-    let count = sum_over(containers, |container| match container.plugin {
-        PluginAmount::Of { resource: other, amount } | PluginAmount::Several { resource: other, amount }
-            if other == resource =>
-        {
-            bytes("nvidia.com/*", Some(amount))
-        }
-        _ => Ok(Bytes::ZERO),
-    })?;
-    Ok(u32::try_from(count.0).unwrap_or(u32::MAX))
-}
-
-fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
-    let named = match plugin_of(containers) {
-        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => Some(resource),
-        PluginAmount::None => None,
-    };
-    let asks_vram = containers.iter().any(|c| c.vram.is_some());
-    let Some(resource) = named.filter(|_| !asks_vram) else { return Ask::Vram };
-    match (PluginResource::parse(resource), count_of(containers, resource)) {
-        (Some(resource), Ok(count)) => Ask::Plugin { resource, count },
-        _ => Ask::Vram,
-    }
-}
-
-/// Without what is known of its VRAM only when that is understood.
-fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
-    PodTraits {
-        namespace: pod.namespace.into(),
-        labels: pod.labels.clone(),
-        priority_class: pod.priority_class.unwrap_or_default().into(),
-        priority: pod.priority,
-        sharing,
-        resources: pod.resources.iter().map(|&name| name.into()).collect(),
-        model: pod.model.unwrap_or_default().into(),
-        service_account: pod.service_account.unwrap_or_default().into(),
-        ..PodTraits::default()
-    }
-}
-
-fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[Arc<str>]> {
-    containers.iter().filter(|c| c.vram.is_some()).map(|c| c.name.into()).collect()
-}
-
-fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
-    if containers.iter().all(|c| c.vram.is_none()) {
-        return Err(RequestError::NoVram);
-    }
-    let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
-    if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
-}
-
-fn host_resources_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
-    let cpu = sum_over(containers, |c| {
-        let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
-        Ok(Bytes(cpu.unwrap_or_default().0))
-    })?;
-    let memory = sum_over(containers, |c| bytes("memory", c.memory))?;
-    Ok(HostResources { cpu: MilliCpu(cpu.0), memory })
-}
-
-fn sum_over<'a>(
-    containers: &[ContainerRequest<'a>],
-    amount: impl Fn(&ContainerRequest<'a>) -> Result<Bytes, RequestError>,
-) -> Result<Bytes, RequestError> {
-    let part = |container| amount(container).map(|amount| (container.role, amount));
-    let parts: Vec<_> = containers.iter().map(part).collect::<Result<_, _>>()?;
-    Ok(together(parts))
-}
-
-/// The scheduler's pod-request formula over one amount per container, in the order in which they start.
-pub(crate) fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
-    let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-    for (role, amount) in parts {
-        match role {
-            ContainerRole::Main => together += amount,
-            ContainerRole::Sidecar => {
-                together += amount;
-                sidecars += amount;
-                init_peak = init_peak.max(sidecars);
-            }
-            ContainerRole::Init => init_peak = init_peak.max(sidecars + amount),
-        }
-    }
-    together.max(init_peak)
-}
-
-fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
-    let Some(text) = text else { return Ok(1) };
-    match text.parse() {
-        Ok(gpus @ 1..=MAX_GPUS) => Ok(gpus),
-        _ => Err(RequestError::Gpus { text: text.into() }),
-    }
-}
-
-fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
-    match text {
-        None | Some("false") => Ok(Sharing::Shared),
-        Some("true") => Ok(Sharing::Exclusive),
-        Some(text) => Err(RequestError::Exclusive { text: text.into() }),
-    }
-}
-
-const KV_CACHE: &str = "the annotation stowage.dev/kv-cache";
-
-fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
-    match quantity(KV_CACHE, text, Bytes::parse_quantity)? {
-        Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
-        kv_cache => Ok(kv_cache),
-    }
-}
-
-fn bytes(what: &'static str, text: Option<&str>) -> Result<Bytes, RequestError> {
-    Ok(quantity(what, text, Bytes::parse_quantity)?.unwrap_or_default())
-}
-
-fn quantity<T>(
-    what: &'static str,
-    text: Option<&str>,
-    parse: impl Fn(&str) -> Result<T, QuantityError>,
-) -> Result<Option<T>, RequestError> {
-    text.map(|text| parse(text).map_err(|error| RequestError::Quantity { what, text: text.into(), error }))
-        .transpose()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::scheduling::policy::Policy;
+    use crate::scheduling::vocabulary::device_plugin::PluginResource;
 
     fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
         ContainerRequest {

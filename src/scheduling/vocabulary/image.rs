@@ -5,6 +5,7 @@
 
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize, Serializer};
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// The name of an image, as a hash of its complete reference. Two names with the same hash would be taken for one image, which
@@ -26,13 +27,16 @@ const DEFAULT_USER: &str = "library";
 
 impl ImageId {
     /// The image of a reference such as `vllm/vllm-openai` or `ghcr.io/org/image:tag`; `None` if it is empty. A short name means
-    /// what a container runtime makes of it: the registry `docker.io`, the tag `latest`.
+    /// what a container runtime makes of it: the registry `docker.io`, the tag `latest`. Beside a digest a tag means nothing, and a
+    /// node lists such an image by its digest.
     pub fn of(reference: &str) -> Option<Self> {
         let reference = reference.trim();
         if reference.is_empty() {
             return None;
         }
-        let (first, rest) = reference.split_once('/').unwrap_or(("", reference));
+        let (name, digest) =
+            reference.split_once('@').map_or((reference, None), |(name, digest)| (name, Some(digest)));
+        let (first, rest) = name.split_once('/').unwrap_or(("", name));
         let is_registry = first == "localhost" || first.contains(['.', ':']);
         let mut hash = Fnv::default();
         if !is_registry {
@@ -41,10 +45,16 @@ impl ImageId {
                 hash.text(DEFAULT_USER).text("/");
             }
         }
-        hash.text(reference);
-        if !rest.contains([':', '@']) {
-            hash.text(":latest");
-        }
+        // A colon before the last slash is that of a port.
+        let tag = rest
+            .rfind(':')
+            .filter(|colon| !rest[*colon..].contains('/'))
+            .map(|colon| name.len() - rest.len() + colon);
+        match (digest, tag) {
+            (Some(digest), tag) => hash.text(&name[..tag.unwrap_or(name.len())]).text("@").text(digest),
+            (None, Some(_)) => hash.text(name),
+            (None, None) => hash.text(name).text(":latest"),
+        };
         Some(Self(hash.0))
     }
 }
@@ -76,10 +86,14 @@ pub struct NodeImage {
 
 /// The largest [`MAX_NODE_IMAGES`] of a node's images, in order of name. What is left out is smaller than all of them.
 pub fn largest_images(mut images: Vec<NodeImage>) -> Vec<NodeImage> {
-    images.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then(a.image.cmp(&b.image)));
-    images.truncate(MAX_NODE_IMAGES);
-    images.sort_unstable_by_key(|image| image.image);
+    // Each once, by the largest size that it is listed with: a name that is repeated takes no other's place.
+    images.sort_unstable_by_key(|image| (image.image, Reverse(image.bytes)));
     images.dedup_by_key(|image| image.image);
+    if images.len() > MAX_NODE_IMAGES {
+        images.sort_unstable_by_key(|image| (Reverse(image.bytes), image.image));
+        images.truncate(MAX_NODE_IMAGES);
+        images.sort_unstable_by_key(|image| image.image);
+    }
     images
 }
 
@@ -154,6 +168,24 @@ mod tests {
         assert_eq!(id("r.io:5000/engine"), id("r.io:5000/engine:latest"));
         assert_ne!(id("r.io/engine@sha256:00"), id("r.io/engine@sha256:00:latest"));
         assert_eq!(ImageId::of(" "), None);
+    }
+
+    #[test]
+    fn a_tag_beside_a_digest_means_nothing_as_on_the_node_that_lists_the_digest_alone() {
+        assert_eq!(id("vllm/vllm-openai:v0.33.0@sha256:00"), id("docker.io/vllm/vllm-openai@sha256:00"));
+        assert_eq!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:00"));
+        assert_eq!(id("engine:1@sha256:00"), id("docker.io/library/engine@sha256:00"));
+        assert_ne!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:01"));
+    }
+
+    #[test]
+    fn an_image_that_is_named_a_thousand_times_pushes_out_no_other() {
+        let image =
+            |n: u64, mib: u64| NodeImage { image: id(&format!("r.io/image-{n}:1")), bytes: Bytes::mib(mib) };
+        let repeated = (0..1000).map(|n| image(0, 1000 + n % 2));
+        let kept = largest_images(repeated.chain((1..10).map(|n| image(n, n))).collect());
+        assert_eq!(kept.len(), 10);
+        assert!(kept.contains(&image(0, 1001)), "by the largest size that was said");
     }
 
     #[test]

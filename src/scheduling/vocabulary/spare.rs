@@ -50,6 +50,13 @@ impl SpareCounts {
         }
     }
 
+    /// Counts a free GPU for these rules no more.
+    pub fn discount(&mut self, rules: SpareSet) {
+        for (rule, count) in self.0.iter_mut().enumerate() {
+            *count = count.saturating_sub(u32::from(rules.contains(rule)));
+        }
+    }
+
     /// Puts what a node counts now in place of what it counted before.
     pub fn replace(&mut self, before: &Self, now: &Self) {
         for (rule, count) in self.0.iter_mut().enumerate() {

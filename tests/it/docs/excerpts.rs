@@ -49,3 +49,37 @@ fn the_readmes_pictures_exist_and_have_descriptions() {
         assert!(svg.contains("<title") && svg.contains("prefers-color-scheme: dark"), "{file}");
     }
 }
+
+/// What stands between quotes and begins so, in a source file.
+fn quoted<'a>(source: &'a str, begins: &'a str) -> impl Iterator<Item = &'a str> {
+    source.split('"').skip(1).step_by(2).filter(move |text| text.starts_with(begins))
+}
+
+#[test]
+fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let evictions = read("src/kubernetes/port/status_change.rs");
+    let reasons = evictions.split("fn reason").nth(1).unwrap().split("\n    }\n").next().unwrap();
+    let reasons: Vec<&str> = quoted(reasons, "").collect();
+    assert!(reasons.len() > 8, "{reasons:?}");
+    for page in ["docs/pod-contract.md", "docs/troubleshooting.md"] {
+        let text = read(page);
+        for reason in &reasons {
+            assert!(text.contains(&format!("`{reason}`")), "{page} lacks the reason {reason}");
+        }
+    }
+    let (events, troubleshooting) = (read("src/kubernetes/port/mod.rs"), read("docs/troubleshooting.md"));
+    for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
+        assert!(troubleshooting.contains(&format!("`{event}`")), "docs/troubleshooting.md lacks {event}");
+    }
+    let pages = ["operations", "planner", "lending"].map(|page| read(&format!("docs/{page}.md"))).concat();
+    for file in std::fs::read_dir(root.join("src/telemetry")).unwrap() {
+        let source = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        for metric in quoted(&source, "stowage_")
+            .filter(|text| text.chars().all(|c| c == '_' || c.is_ascii_alphanumeric()))
+        {
+            assert!(pages.contains(&format!("`{metric}")), "the pages lack the metric {metric}");
+        }
+    }
+}

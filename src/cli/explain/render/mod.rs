@@ -1,9 +1,11 @@
 //! Formats an explanation for a terminal of 100 columns: the pod and the remedies; [`node`] formats the rest.
 
+mod loans;
 mod node;
 
 use crate::scheduling::explaining::explanation::{
-    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart, TenantPart,
+    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
+    TenantPart, UnjudgedPart,
 };
 use crate::scheduling::explaining::units::{amount, length};
 use crate::scheduling::ledger::SchedulingGate;
@@ -110,9 +112,24 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(explanation.unjudged.iter().map(|part| ("planner".into(), unjudged(part, explanation))));
     rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
+    rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
+    if let PodStage::Bound { loan: Some(loan), .. } = &explanation.stage {
+        rows.push(("lending".into(), loans::of_pod(loan)));
+    }
     rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
     rows
+}
+
+fn unjudged(part: &UnjudgedPart, explanation: &Explanation) -> String {
+    format!(
+        "does not judge {} of {}: {} ({})",
+        part.nodes,
+        plural(explanation.counts.nodes, "node"),
+        part.text,
+        part.rule
+    )
 }
 
 fn requests(explanation: &Explanation) -> String {
@@ -225,6 +242,7 @@ fn state(explanation: &Explanation) -> String {
             running_for_millis,
             start_gate_opens_in_millis,
             start,
+            ..
         } => {
             let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {

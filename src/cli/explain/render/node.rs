@@ -1,6 +1,6 @@
 //! Formats one node of an explanation: whether the pod fits, its GPUs' figures as a table, and a remark on each GPU.
 
-use super::{Paint, WIDTH, lines, pairs};
+use super::{Paint, WIDTH, lines, loans, pairs};
 use crate::scheduling::explaining::explanation::{
     BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
     StartPart, WakePart, WeightedPart,
@@ -222,6 +222,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
     for gpu in gpus {
         let health = (gpu.health != Health::Healthy && gpu.chosen).then(|| "it is not healthy".to_owned());
         let woken = gpu.wake.map(woken);
+        let lent = gpu.loans.as_ref().map(loans::on_gpu);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let on_it = (!gpu.occupants.is_empty())
@@ -229,8 +230,15 @@ fn remarks(gpus: &[GpuPart]) -> String {
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
         let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
-        let said: Vec<String> =
-            health.into_iter().chain(woken).chain(load).chain(against).chain(on_it).chain(stay).collect();
+        let said: Vec<String> = health
+            .into_iter()
+            .chain(woken)
+            .chain(lent)
+            .chain(load)
+            .chain(against)
+            .chain(on_it)
+            .chain(stay)
+            .collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }
@@ -281,8 +289,9 @@ fn occupant(occupant: &OccupantPart) -> String {
         Bytes::ZERO => String::new(),
         over => format!(", uses {over} beyond its grant"),
     };
+    let loan = occupant.loan.map_or(String::new(), loans::of_occupant);
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over})")
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{loan})")
 }
 
 #[cfg(test)]

@@ -82,3 +82,45 @@ fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
     index.expect_slices(1);
     assert_eq!(index.complete_since(), None, "another term asks again");
 }
+
+/// kube-scheduler looks at the slices of one node at a time: a generation on another node makes none of them out of date.
+#[test]
+fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a"), node("b")]);
+    let of_pool = |name: &str, node: &str, generation: i64| {
+        let mut slice = slice(name, node);
+        slice.spec.pool.name = "gpus".into();
+        slice.spec.pool.generation = generation;
+        slice
+    };
+    index.apply_slice(&service, &of_pool("s", "a", 1));
+    index.apply_slice(&service, &of_pool("t", "b", 2));
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+    let mut empty = of_pool("u", "a", 2);
+    empty.spec.devices = None;
+    index.apply_slice(&service, &empty);
+    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+}
+
+/// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
+#[test]
+fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() {
+    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+    index.reset_nodes(&service, &[node("a")]);
+    index.apply_slice(&service, &slice("s", "a"));
+    let container = json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
+    let by_resource = json!({
+        "metadata": { "name": "engine", "namespace": "team", "uid": "1" },
+        "spec": { "nodeName": "a", "containers": [container] },
+        "status": { "extendedResourceClaimStatus": {
+            "resourceClaimName": "engine-extended-resources-1",
+            "requestMappings": [{ "containerName": "engine", "resourceName": "nvidia.com/gpu", "requestName": "r" }],
+        } },
+    });
+    index.apply_pod(&service, &serde_json::from_value(by_resource.clone()).unwrap());
+    index.delete_slice(&service, &slice("s", "a"));
+    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the driver restarts, and the pod has its GPU");
+    index.delete_pod(&service, &serde_json::from_value(by_resource).unwrap());
+    assert_eq!(kind(&service, "a"), NodeKind::Stowage);
+}

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::{EvictionRates, OveruseRule, WhenIncomplete};
+use crate::scheduling::policy::{EvictionRates, Mode, OveruseRule, WhenIncomplete};
 use crate::scheduling::verbs::observe::ReadingReported;
 use crate::scheduling::verbs::wait::EvictionsOrdered;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant};
@@ -169,17 +169,20 @@ async fn a_group_that_is_complete_after_all_keeps_its_members() {
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
 }
 
+fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
+    let (granted, used) = (Bytes::gib(10), Bytes::gib(used_gib));
+    let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used });
+    let sampled = bench.service.cluster().now();
+    let reading = NodeReading { sampled, over_grant: over.into_iter().collect(), ..NodeReading::default() };
+    bench.service.cluster().apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading });
+}
+
 /// One report a second for so long, in which the job uses 12 of its 10 GiB or less, and the writes.
 async fn report_use(bench: &mut PlannerFixture, seconds: u64, used_gib: u64) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..seconds {
         bench.pass(1);
-        let (granted, used) = (Bytes::gib(10), Bytes::gib(used_gib));
-        let over = (used > granted).then(|| OverGrant { pod: uid("job"), granted, used });
-        let sampled = bench.service.cluster().now();
-        let reading =
-            NodeReading { sampled, over_grant: over.into_iter().collect(), ..NodeReading::default() };
-        bench.service.cluster().apply(ReadingReported { node: NodeName::parse("n").unwrap(), reading });
+        report_overuse(bench, used_gib);
         written.extend(bench.tick().await);
     }
     written
@@ -222,4 +225,35 @@ async fn an_eviction_for_overuse_that_a_budget_refuses_is_tried_again_and_taken_
     assert_eq!(tried, ["job: evict Overuse", "job: evict Overuse", "job: evict Overuse"]);
     assert_eq!(report_use(&mut bench, 5, 8).await, ["job: stays"]);
     assert_eq!(report_use(&mut bench, 100, 8).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_eviction_for_overuse_that_waits_to_be_sent_is_dropped_if_the_policy_only_reports_by_then() {
+    let mut shadow = evicting_overuse();
+    shadow.mode = Mode::Shadow;
+    for policy in [Policy::default(), shadow] {
+        let mut bench = overusing(evicting_overuse());
+        assert_eq!(report_use(&mut bench, 119, 12).await, Vec::<String>::new());
+        for _ in 0..5 {
+            bench.pass(1);
+            report_overuse(&bench, 12);
+            bench.begin_tick();
+            if !bench.planner.is_idle() {
+                break;
+            }
+        }
+        assert!(!bench.planner.is_idle(), "it is to be evicted now");
+        bench.service.set_policy(policy);
+        bench.planner.go_on().await;
+        assert_eq!(bench.recorder.written(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_the_policy_does_not_evict_any_more_for_overuse_is_told_that_it_stays() {
+    let mut bench = overusing(evicting_overuse());
+    refuse_for_now(&bench, "job");
+    assert_eq!(report_use(&mut bench, 130, 12).await, ["job: evict Overuse"]);
+    bench.service.set_policy(Policy::default());
+    assert_eq!(report_use(&mut bench, 5, 12).await, ["job: stays"]);
 }

@@ -19,7 +19,12 @@ pub enum Operation {
     NodeStatus,
     /// A creation, patch or update of a Lease.
     Lease,
+    /// A patch or update of a Secret.
+    Secret,
+    /// A patch or update of a ConfigMap.
+    ConfigMap,
     TokenReview,
+    GetSecret,
     GetPod,
     GetLease,
     /// A list, or one page of it.

@@ -20,10 +20,12 @@ const fn namespaced(api_version: &'static str, plural: &'static str, kind: &'sta
     Resource { plural, kind, api_version, namespaced: true }
 }
 
-static RESOURCES: [Resource; 13] = [
+static RESOURCES: [Resource; 15] = [
     cluster_wide("v1", "nodes", "Node"),
     namespaced("v1", "pods", "Pod"),
     cluster_wide("v1", "namespaces", "Namespace"),
+    namespaced("v1", "secrets", "Secret"),
+    namespaced("v1", "configmaps", "ConfigMap"),
     namespaced("coordination.k8s.io/v1", "leases", "Lease"),
     namespaced("events.k8s.io/v1", "events", "Event"),
     cluster_wide("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass"),

@@ -189,8 +189,8 @@ fn earliest_start_gate(
         (opens_in.and_then(|all| all.into_iter().max()), by, gpu_candidate(node, *gpus))
     };
     let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
-    let nearest_models = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
-    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForStartGate {
+    let first = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
+    first.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForStartGate {
         gpu_candidate,
         by,
         opens_in_millis,

@@ -4,6 +4,7 @@
 //! adjusted cannot drift. Reports come far more often than pods do: what only pods change is kept for them.
 
 use super::NodeState;
+use super::lending::may_borrow;
 use crate::ids::{ModelId, PodUid};
 use crate::scheduling::ledger::pod_state::{PodPhase, PodState};
 use crate::scheduling::ledger::pod_states::PodStates;
@@ -147,7 +148,7 @@ impl NodeState {
     pub(super) fn gpus(&self, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.charges.reserved.clone();
         self.add_measured(&policy.telemetry, &mut gpus);
-        self.add_lendable(&mut gpus, pod_states, None);
+        self.add_lendable(&mut gpus, pod_states, policy, None);
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -161,7 +162,7 @@ impl NodeState {
     ) -> Vec<Gpu> {
         let mut gpus = self.reserved(pod_states, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
-        self.add_lendable(&mut gpus, pod_states, Some(except));
+        self.add_lendable(&mut gpus, pod_states, policy, Some(except));
         self.mark_spare(policy, &mut gpus);
         gpus
     }
@@ -360,12 +361,14 @@ impl NodeState {
     pub(super) fn reserved_places(
         &self,
         pod_states: &PodStates,
+        policy: &Policy,
         except: Option<&PodUid>,
     ) -> Vec<(GpuSet, Option<i32>)> {
         let others = self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
         let reserved = others.filter_map(|pod_state| {
             let places = self.resolve(&self.reservation_here(pod_state)?.devices)?;
-            Some((places, pod_state.demand.terms.borrows.then_some(pod_state.demand.priority)))
+            let borrows = may_borrow(&pod_state.demand, Some(pod_state), policy);
+            Some((places, borrows.then_some(pod_state.demand.priority)))
         });
         reserved.collect()
     }

@@ -20,7 +20,7 @@ mod unaccounted_vram;
 
 pub(in crate::scheduling) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
-pub use lending::WakeStatus;
+pub use lending::{LoanStage, PodLoan, WakeStatus};
 
 use super::pod_states::PodStates;
 use super::start_samples::StartSample;

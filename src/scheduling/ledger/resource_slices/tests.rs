@@ -12,10 +12,22 @@ use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::Bytes;
 use proptest::prelude::*;
 
+thread_local! {
+    /// How often a node was compared with the slices.
+    pub(super) static CHECKED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 const GPU_DRIVER: &str = "gpu.nvidia.com";
 
 fn slice(driver: &str, generation: i64, slices_of_pool: i64, devices: Vec<PublishedDevices>) -> DeviceSlice {
-    DeviceSlice { driver: driver.into(), pool: "pool".into(), generation, slices_of_pool, devices }
+    DeviceSlice {
+        driver: driver.into(),
+        pool: "pool".into(),
+        scope: "".into(),
+        generation,
+        slices_of_pool,
+        devices,
+    }
 }
 
 fn on(name: &str) -> Vec<PublishedDevices> {
@@ -178,10 +190,31 @@ fn a_slice_of_thousands_of_devices_costs_what_one_costs() {
     assert_eq!(open(&mut ledger), ["b"]);
 }
 
+#[test]
+fn slices_of_other_drivers_that_every_node_reaches_compare_no_node() {
+    let mut ledger = two_nodes();
+    let before = CHECKED.get();
+    let devices = || vec![PublishedDevices::Shared { terms: None, uuids: DeviceUuids::Unknown }];
+    for number in 0..100 {
+        set(&mut ledger, &number.to_string(), slice("fabric.example.com", 1, 100, devices()));
+    }
+    set(&mut ledger, "7", slice("fabric.example.com", 2, 1, devices()));
+    delete(&mut ledger, "8");
+    assert_eq!(CHECKED.get() - before, 0, "there may be thousands of them, and of nodes");
+}
+
 /// A change of a cluster of three nodes, four slices in two pools and four pods.
 #[derive(Debug, Clone)]
 enum Step {
-    Slice { name: u8, pool: u8, gpu_driver: bool, generation: i64, of: i64, devices: Vec<PublishedDevices> },
+    Slice {
+        name: u8,
+        pool: u8,
+        scope: u8,
+        gpu_driver: bool,
+        generation: i64,
+        of: i64,
+        devices: Vec<PublishedDevices>,
+    },
     Delete(u8),
     NodeGone(u8),
     NodeThere(u8),
@@ -208,11 +241,13 @@ fn devices() -> impl Strategy<Value = PublishedDevices> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    let pool = (0u8..2, 0u8..2);
     let slice =
-        (0u8..4, 0u8..2, prop::bool::weighted(0.8), 1i64..4, 1i64..4, prop::collection::vec(devices(), 0..3));
-    let slice = slice.prop_map(|(name, pool, gpu_driver, generation, of, devices)| Step::Slice {
+        (0u8..4, pool, prop::bool::weighted(0.8), 1i64..4, 1i64..4, prop::collection::vec(devices(), 0..3));
+    let slice = slice.prop_map(|(name, (pool, scope), gpu_driver, generation, of, devices)| Step::Slice {
         name,
         pool,
+        scope,
         gpu_driver,
         generation,
         of,
@@ -235,8 +270,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// Whether any slice takes the node, by all slices that there are.
 fn is_taken(slices: &BTreeMap<u8, DeviceSlice>, rules: &DraRules, node_state: &NodeState) -> bool {
     slices.values().any(|slice| {
-        let of_pool =
-            slices.values().filter(|other| (&other.driver, &other.pool) == (&slice.driver, &slice.pool));
+        let pool_of = |slice: &DeviceSlice| (slice.driver.clone(), slice.pool.clone(), slice.scope.clone());
+        let of_pool = slices.values().filter(|other| pool_of(other) == pool_of(slice));
         let newest = of_pool.clone().map(|other| other.generation).max().unwrap();
         let current: Vec<_> = of_pool.filter(|other| other.generation == newest).collect();
         let expected = current.iter().map(|other| other.slices_of_pool).max().unwrap();
@@ -268,11 +303,12 @@ proptest! {
         let mut slices = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Slice { name, pool, gpu_driver, generation, of, devices } => {
+                Step::Slice { name, pool, scope, gpu_driver, generation, of, devices } => {
                     let driver = if gpu_driver { GPU_DRIVER } else { "nic.example.com" };
                     let slice = DeviceSlice {
                         driver: driver.into(),
                         pool: format!("pool-{pool}").into(),
+                        scope: format!("scope-{scope}").into(),
                         generation,
                         slices_of_pool: of,
                         devices,

@@ -347,3 +347,43 @@ fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
     assert_eq!(loaded.apply(ready()), cluster.apply(ready()));
     assert_eq!(loaded.start_errors(), cluster.start_errors());
 }
+
+/// Nodes do not agree on how large an image is if its tag was moved between their pulls, or if they have other processors.
+#[test]
+fn nodes_that_say_other_sizes_of_one_image_do_not_empty_the_score_cache_in_turn() {
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("other", 1)]);
+    let demand = Demand { images: [image(9).image].into(), ..engine() };
+    let mut list = |name: &str, gib: u64| {
+        let listed = NodeImage { bytes: Bytes::gib(gib), ..image(9) };
+        cluster.apply(NodeImagesObserved { node: node(name), images: Some(vec![listed]) });
+        cluster.start_model().key_of(&demand)
+    };
+    list("n", 10);
+    let both = list("other", 12);
+    for _ in 0..3 {
+        assert_eq!(list("n", 10), both);
+        assert_eq!(list("other", 12), both);
+    }
+}
+
+/// It starts again somewhere, on GPUs like its own.
+#[test]
+fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
+    let mut cluster = LedgerCluster::new(&[("n", 4), ("slow", 4)]);
+    bind(&mut cluster, "victim", "n", Demand { priority: -5, ..engine() });
+    let reload = |cluster: &LedgerCluster| {
+        let preemptor = cluster.pricing_preemptor();
+        let node_state = cluster.node_state(&node("n")).unwrap();
+        let part = node_state.use_of(cluster.pod_state(&uid("victim")).unwrap()).unwrap().milli_gpus;
+        cluster.cost_of_leaving(&uid("victim"), node_state, &preemptor).unwrap().reload / part
+    };
+    assert_eq!(reload(&cluster), 60);
+    starts(&mut cluster, 6, "slow", 180);
+    let learned = reload(&cluster);
+    assert!((165..=180).contains(&learned), "{learned}");
+    let mut policy = Policy::default();
+    policy.version = 7;
+    policy.loading.init = Millis::seconds(30);
+    cluster.apply(PolicySet { policy, classified: Default::default() });
+    assert_eq!(reload(&cluster), 70, "other speeds in the policy begin anew");
+}

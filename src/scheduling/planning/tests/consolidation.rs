@@ -1,6 +1,7 @@
 //! Consolidation moves pods only if each has another place and the moves cost less than they gain.
 
 use super::*;
+use crate::scheduling::testkit::{in_namespace, lending};
 
 /// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {
@@ -37,4 +38,19 @@ fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
     cluster.bound("l", "n", 0, job(20));
     cluster.bound("o", "m", 0, job(20));
     assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "a moved pod would have no place");
+}
+
+#[test]
+fn consolidation_moves_no_pod_onto_vram_that_is_lent() {
+    let mut policy = lending();
+    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(36_000) });
+    let of = |demand: Demand| in_namespace(demand, "default", &lending());
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
+    cluster.bound("engine", "m", 0, of(shared(60, 0)));
+    cluster.bound("j", "n", 0, of(job(30)));
+    cluster.gated("polite", of(Demand { may_preempt: false, ..shared(60, 100) }));
+    cluster.fall_asleep("engine", "m");
+    let borrower = of(job(30));
+    assert!(cluster.snapshot().node("m").unwrap().gpus[0].can_take(&borrower), "the engine lends");
+    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "it would soon be evicted a second time");
 }

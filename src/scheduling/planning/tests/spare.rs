@@ -63,3 +63,27 @@ fn jobs_are_moved_to_no_gpu_that_is_kept_free() {
     one.gated("modest", modest);
     assert_eq!(one.plan(), ["modest on m"]);
 }
+
+/// The GPU of each pod of a group of jobs that is placed on one island of `n`, whose last two GPUs have pods.
+fn on_one_island(spare: u32, jobs: &[(&str, u64)]) -> Vec<String> {
+    let mut policy = keeping(spare);
+    policy.planning.groups.placement = GroupPlacement::OneIsland;
+    let mut cluster = LedgerCluster::by(policy, &[("n", 4)]);
+    cluster.bound("x", "n", 2, job(10));
+    cluster.bound("y", "n", 3, job(10));
+    for (name, gib) in jobs {
+        cluster.member(name, job(*gib), group("some", Some(jobs.len() as u32)));
+    }
+    let steps = steps(&mut cluster, 64);
+    let [PlanStep::Place(places)] = &steps[..] else { return Vec::new() };
+    places.iter().map(|place| place.reservation.devices[0].to_string()).collect()
+}
+
+#[test]
+fn a_group_of_jobs_is_placed_beside_the_gpus_that_are_kept_free() {
+    assert_eq!(on_one_island(2, &[("a", 50), ("b", 50)]), ["GPU-n-2", "GPU-n-3"]);
+    assert_eq!(on_one_island(0, &[("a", 50), ("b", 50)]), ["GPU-n-0", "GPU-n-1"]);
+    // The first may have one of the two free GPUs, and the second none any more.
+    assert_eq!(on_one_island(1, &[("a", 50), ("b", 50)]), ["GPU-n-2", "GPU-n-3"]);
+    assert_eq!(on_one_island(1, &[("a", 40), ("b", 30)]), ["GPU-n-0", "GPU-n-0"], "both are on the one GPU");
+}

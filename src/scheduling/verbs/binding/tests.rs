@@ -98,8 +98,11 @@ fn a_second_requests_refusal_does_not_free_what_the_first_may_still_bind() {
 fn a_conflict_is_settled_by_a_read() {
     let devices = Some(Arc::from([gpu_at("b", 0)]));
     for (pod, step) in [
-        (PodRead::Bound { node: node("a"), devices: None }, BindingStep::Bound),
-        (PodRead::Bound { node: node("b"), devices }, BindingStep::Failed(NotBound::OnAnotherNode)),
+        (PodRead::Bound { node: node("a"), devices: None, borrows: false }, BindingStep::Bound),
+        (
+            PodRead::Bound { node: node("b"), devices, borrows: false },
+            BindingStep::Failed(NotBound::OnAnotherNode),
+        ),
         (PodRead::Gone, BindingStep::Failed(NotBound::Gone)),
         (PodRead::Unbound, BindingStep::Settle),
         (PodRead::Failed, BindingStep::Settle),

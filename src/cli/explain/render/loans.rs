@@ -1,0 +1,84 @@
+//! Formats what an explanation says of VRAM that sleeping engines lend.
+
+use crate::scheduling::explaining::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
+use crate::scheduling::explaining::obstacle::list;
+use crate::scheduling::explaining::units::length;
+use crate::scheduling::ledger::LoanStage;
+use crate::units::Bytes;
+
+/// Of a pod that waits.
+pub fn borrowing(part: &BorrowingPart) -> String {
+    match &part.kept_out_because {
+        None => "it may borrow VRAM of sleeping engines, and is evicted when one of them is to wake".into(),
+        Some(why) => format!("it may not borrow VRAM of sleeping engines: {why}"),
+    }
+}
+
+/// Of a bound pod.
+pub fn of_pod(loan: &PodLoanPart) -> String {
+    let PodLoanPart { stage, request, others, borrowed_bytes, is_free } = loan;
+    let asked = request.as_ref().map_or(String::new(), |request| format!(" (request {request})"));
+    let borrowed = match others.is_empty() {
+        true => "none of it is borrowed".into(),
+        false => format!("{} of its GPUs are borrowed by {}", borrowed_bytes, list(others)),
+    };
+    match stage {
+        LoanStage::Borrows => {
+            format!("it borrows VRAM of {}, and is evicted when that is to wake", list(others))
+        }
+        LoanStage::Lends { bytes_per_gpu } => {
+            format!("its engine sleeps and lends {bytes_per_gpu} of each GPU; {borrowed}")
+        }
+        LoanStage::Sleeps { lends_in_millis } => {
+            format!(
+                "its engine sleeps, and lends in {} at the earliest; {borrowed}",
+                length(*lends_in_millis)
+            )
+        }
+        LoanStage::Recalled => format!(
+            "its engine sleeps, and lends nothing because the engines of its model are nearly full; {borrowed}"
+        ),
+        LoanStage::WaitsToWake if !others.is_empty() => {
+            format!("it asked to wake{asked}, and waits for evictions: {borrowed}")
+        }
+        LoanStage::WaitsToWake if *is_free => {
+            format!("it asked to wake{asked}, and its VRAM is free: it is being told")
+        }
+        LoanStage::WaitsToWake => format!(
+            "it asked to wake{asked}, and waits for a report that shows nothing of the pods that borrowed"
+        ),
+        LoanStage::MayWake => format!("it may wake{asked}; {borrowed}"),
+    }
+}
+
+/// Of a pod on a GPU, after its figures.
+pub fn of_occupant(loan: LoanStage) -> String {
+    match loan {
+        LoanStage::Borrows => ", borrows".into(),
+        LoanStage::Lends { bytes_per_gpu } => format!(", asleep, lends {bytes_per_gpu}"),
+        LoanStage::Sleeps { lends_in_millis } => {
+            format!(", asleep, lends in {} at the earliest", length(lends_in_millis))
+        }
+        LoanStage::Recalled => ", asleep, recalled".into(),
+        LoanStage::WaitsToWake => ", waits to wake".into(),
+        LoanStage::MayWake => ", may wake".into(),
+    }
+}
+
+pub fn on_gpu(part: &GpuLoansPart) -> String {
+    let GpuLoansPart { lent_bytes, borrowed_bytes, below_priority, free_to_borrowers_bytes } = part;
+    match *lent_bytes {
+        Bytes::ZERO if *borrowed_bytes > Bytes::ZERO => {
+            format!("{borrowed_bytes} are borrowed, and nothing more is lent now")
+        }
+        Bytes::ZERO => {
+            "nothing is lent now: its report is not fresh, it is reserved for a pod that may not borrow, or \
+             the node's capacity does not show it yet"
+                .into()
+        }
+        _ => format!(
+            "{lent_bytes} are lent to preemptible pods of a priority below {below_priority}, {borrowed_bytes} \
+             borrowed; {free_to_borrowers_bytes} are free to them"
+        ),
+    }
+}

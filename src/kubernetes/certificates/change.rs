@@ -1,0 +1,106 @@
+//! Makes the changes that [`super::plan`] decides on. Pure but for the keys that are drawn.
+
+use super::CertificateSettings;
+use super::issue::{IssueError, new_ca, new_serving};
+use super::keys::{Ca, CaCertificate};
+use super::plan::SecretChange;
+use super::stored::{Managed, SecretState};
+use jiff::Timestamp;
+
+/// The Secret's new content.
+pub fn changed(
+    secret: &SecretState,
+    published: &[CaCertificate],
+    change: SecretChange,
+    now: Timestamp,
+    settings: &CertificateSettings,
+) -> Result<Managed, IssueError> {
+    let mut managed = match secret {
+        SecretState::Managed(managed) => Managed::clone(managed),
+        SecretState::Empty | SecretState::Foreign(_) => Managed::nothing(),
+    };
+    managed.problems.clear();
+    match change {
+        SecretChange::Fill => managed.sign_with(new_ca(now, settings.ca_lifetime)?, now, settings)?,
+        SecretChange::AddNextCa => {
+            if managed.signing.is_none() {
+                managed.adopt(published);
+            }
+            managed.next = Some(new_ca(now, settings.ca_lifetime)?);
+            managed.published_for = None;
+        }
+        SecretChange::CountPublication(time) => managed.published_for = Some(time),
+        SecretChange::ForgetPublication => managed.published_for = None,
+        SecretChange::Promote => {
+            let next = managed.next.take().ok_or(IssueError::NoKey)?;
+            managed.published_for = None;
+            managed.retire(now, settings);
+            managed.sign_with(next, now, settings)?;
+        }
+        SecretChange::Issue => {
+            let ca = managed.signing.as_ref().ok_or(IssueError::NoKey)?;
+            managed.serving = Ok(new_serving(ca, &settings.names, now, settings.lifetime)?);
+        }
+        SecretChange::DropPrevious => {
+            managed.previous.clear();
+            managed.previous_until = None;
+        }
+    }
+    Ok(managed)
+}
+
+impl Managed {
+    fn nothing() -> Self {
+        Self {
+            signing: None,
+            next: None,
+            published_for: None,
+            previous: Vec::new(),
+            previous_until: None,
+            serving: Err("there is none".into()),
+            problems: Vec::new(),
+        }
+    }
+
+    fn sign_with(
+        &mut self,
+        ca: Ca,
+        now: Timestamp,
+        settings: &CertificateSettings,
+    ) -> Result<(), IssueError> {
+        self.serving = Ok(new_serving(&ca, &settings.names, now, settings.lifetime)?);
+        self.signing = Some(ca);
+        Ok(())
+    }
+
+    /// Keeps published what agents trust, of whomever it is: a replica may serve a certificate of it. Its ends are its own.
+    fn adopt(&mut self, published: &[CaCertificate]) {
+        for ca in published {
+            if self.previous.iter().all(|known| known.der != ca.der) {
+                self.previous.push(ca.clone());
+            }
+        }
+        self.previous_until = None;
+    }
+
+    /// The signing CA signs no more. Agents trust it until the last certificate of it has ended: a replica that the API server
+    /// cannot reach may serve one until then.
+    fn retire(&mut self, now: Timestamp, settings: &CertificateSettings) {
+        let serving_ends = match &self.serving {
+            Ok(serving) => serving.not_after,
+            Err(_) => now.saturating_add(settings.lifetime).unwrap_or(Timestamp::MAX),
+        };
+        self.previous.retain(|ca| ca.not_after > now);
+        self.previous_until = match (self.previous.is_empty(), self.previous_until) {
+            (true, _) => Some(serving_ends),
+            (false, Some(until)) => Some(until.max(serving_ends)),
+            (false, None) => None,
+        };
+        if let Some(ca) = self.signing.take() {
+            self.previous.insert(0, ca.certificate);
+        }
+        if self.previous.is_empty() {
+            self.previous_until = None;
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Reservations that the API server shows and this planner has not made: of an earlier leader, forged, late, or ended.
+
+use super::*;
+use crate::scheduling::verbs::wait::TakeUnknownReservations;
+
+#[tokio::test]
+async fn a_new_leader_continues_where_the_previous_one_stopped() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    let mut pod = gated("serving", 50, 100);
+    pod["status"]["conditions"] = reservation_observed(&["uid-job"], 60);
+    bench.take_over(pod);
+    assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
+    bench.pass(4);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.gone("job");
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+}
+
+#[tokio::test]
+async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    let mut pod = waiting("greedy", 50, 0);
+    pod["status"]["conditions"] = reservation_until(&["uid-chat"], "2999-01-01T00:00:00Z");
+    bench.take_over(pod);
+    bench.pass(0);
+    assert_eq!(bench.tick().await, ["greedy: end hold"]);
+    bench.pass(10);
+    assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
+}
+
+/// A pod whose condition reserves the node's only GPU, without victims.
+fn shows_hold(name: &str, priority: i32) -> Value {
+    let mut pod = waiting(name, 50, priority);
+    pod["status"]["conditions"] = reservation_observed(&[], 60);
+    pod
+}
+
+#[tokio::test]
+async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.service.set_tenure(Tenure::Standby);
+    bench.show(shows_hold("meek", 0));
+    bench.take_over(shows_hold("urgent", 100));
+    bench.pass(0);
+    assert_eq!(
+        bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
+        ["meek: end hold"]
+    );
+    let preemptor = |name: &str| bench.service.cluster().reservation_of(&uid(name));
+    assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
+}
+
+#[tokio::test]
+async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_write() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(waiting("late", 50, 100));
+    bench.show(shows_hold("late", 100));
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    let unknown = bench.service.cluster().apply(TakeUnknownReservations);
+    bench.planner.end_unknown(unknown);
+    assert_eq!(bench.tick().await, ["late: end hold"]);
+    assert!(
+        bench.service.cluster().apply(TakeUnknownReservations).is_empty(),
+        "once for each time that it shows"
+    );
+}
+
+#[tokio::test]
+async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let mut pod = waiting("greedy", 50, 0);
+    pod["status"]["conditions"] = reservation_until(&[], "2999-01-01T00:00:00Z");
+    bench.take_over(pod);
+    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    bench.pass(2 * 3600);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+}
+
+#[tokio::test]
+async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    let reservation = bench.service.cluster().reservation_status()[0].reservation.clone();
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    // The watch is late: it shows the condition as it was written.
+    let mut late = bench.pod("serving");
+    let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
+    late["status"]["conditions"] = reservation_observed(&victims, 55);
+    bench.show(late);
+    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    for _ in 0..3 {
+        bench.pass(5);
+        let written = bench.tick().await;
+        assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
+    }
+}

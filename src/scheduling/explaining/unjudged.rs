@@ -1,0 +1,37 @@
+//! What the planner cannot judge of a pending pod: on such nodes it evicts no pod for it, and nominates none.
+
+use super::ClusterAccess;
+use super::facts::Facts;
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict};
+use crate::scheduling::ledger::PodPhase;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A rule that the planner cannot judge: on these nodes it evicts no pod for this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnjudgedPart {
+    /// A short name, as in docs/planner.md.
+    pub rule: String,
+    pub text: String,
+    pub nodes: u32,
+}
+
+/// By rule, in order of their names.
+pub fn unjudged(cluster: &mut impl ClusterAccess, facts: &Facts) -> Vec<UnjudgedPart> {
+    if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
+        return Vec::new();
+    }
+    // A copy, which costs next to nothing: the nodes are looked at outside the lock.
+    let view = cluster.look(|cluster| cluster.kube_filters().snapshot());
+    let Some(wants) = view.wants(&facts.uid) else { return Vec::new() };
+    let query = view.ask(Some(&facts.uid), wants);
+    let mut found = BTreeMap::new();
+    for node in facts.snapshot.nodes() {
+        if let FilterVerdict::Unsupported(rule) = query.verdict(&node.name, &AssumedNodeChange::default()) {
+            let new = || UnjudgedPart { rule: rule.code().into(), text: rule.to_string(), nodes: 0 };
+            found.entry(rule.code()).or_insert_with(new).nodes += 1;
+        }
+    }
+    found.into_values().collect()
+}

@@ -1,0 +1,141 @@
+//! What lending must not do, on clusters small enough to see it. [`crate::scheduling::proptests::lending`] has the random histories.
+
+use crate::ids::PodUid;
+use crate::scheduling::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
+use crate::scheduling::planning::loans_to_end;
+use crate::scheduling::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+use crate::scheduling::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::units::Millis;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+fn shared(gib: u64, priority: i32) -> Demand {
+    in_namespace(demand_of(gib << 30, 1, Sharing::Shared, priority), "default", &lending())
+}
+
+/// A GPU of 72 GiB, on which an engine sleeps that was granted 60 GiB and uses 4.
+fn asleep() -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(lending(), &[("n", 1)]);
+    cluster.run("engine", ("n", 0), shared(60, 0), None, ObservedDisruptionInfo::default());
+    cluster.fall_asleep("engine", "n");
+    cluster
+}
+
+impl LedgerCluster {
+    fn reserve_on_n(&mut self, pod: &str) -> Result<(), AssumeConflict> {
+        let deadline = self.now() + Millis::seconds(60);
+        let (devices, victims) = ([gpu_at("n", 0)].into(), Arc::new([]));
+        self.reserve(&uid(pod), Reservation { node: node("n"), devices, victims, deadline })
+    }
+
+    /// The pod's placement on the node, if it gets one.
+    fn bind_on_n(&mut self, pod: &str) -> Option<Placement> {
+        match self.apply(BindAsked { uid: uid(pod), key: key(pod), node: node("n") }) {
+            Ok(BindAnswer::Write(decision)) => Some(decision.placement),
+            _ => None,
+        }
+    }
+
+    /// A job that borrows 30 GiB, and uses them.
+    fn lend_to_a_job(&mut self) {
+        self.wait("job", shared(30, -10));
+        let placement = self.bind_on_n("job").unwrap();
+        assert_eq!(*placement.borrowed_from, [uid("engine")]);
+        self.apply(BindingWritten { uid: uid("job"), node: node("n"), devices: Some(placement.devices) });
+        self.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
+    }
+
+    fn ask_to_wake(&mut self) {
+        let loan = ObservedLoan { wake_requested: Some("1".into()), ..ObservedLoan::default() };
+        let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
+        self.run("engine", ("n", 0), shared(60, 0), None, asks);
+    }
+
+    fn evicted(&self) -> Vec<PodUid> {
+        let evictions = loans_to_end(self, &BTreeSet::new(), &BTreeSet::new());
+        evictions.into_iter().map(|eviction| eviction.uid).collect()
+    }
+
+    /// A pod that Kueue manages, which could not be evicted alone.
+    fn wait_in_kueue(&mut self, pod: &str, demand: Demand) {
+        let disruption_info = DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() };
+        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        self.observe(pod, demand, ObservedPhase::Waiting(ObservedWaiting::default()), Some(observed));
+    }
+}
+
+#[test]
+fn a_gpu_reserved_for_a_pod_that_could_not_be_evicted_alone_lends_nothing_more() {
+    let mut cluster = asleep();
+    cluster.wait_in_kueue("kept", shared(10, -10));
+    assert_eq!(cluster.reserve_on_n("kept"), Ok(()), "12 GiB are free without the engine");
+    cluster.wait("job", shared(30, -10));
+    assert_eq!(cluster.bind_on_n("job"), None, "the reservation would be worth nothing");
+    assert!(cluster.bind_on_n("kept").is_some());
+    assert!(cluster.bind_on_n("job").is_some(), "once it is bound, the engine lends again");
+}
+
+#[test]
+fn lent_vram_is_reserved_for_no_pod_that_may_not_borrow() {
+    let mut cluster = asleep();
+    cluster.wait_in_kueue("kept", shared(30, -10));
+    assert!(cluster.reserve_on_n("kept").is_err());
+    cluster.wait("job", shared(30, -10));
+    assert_eq!(cluster.reserve_on_n("job"), Ok(()));
+}
+
+#[test]
+fn a_binding_that_is_read_says_whether_its_pod_borrows() {
+    let mut cluster = asleep();
+    cluster.wait("job", shared(30, -10));
+    let placement = cluster.bind_on_n("job").unwrap();
+    // Its Binding was given up, and had been written all the same; or another process wrote it.
+    cluster.apply(BindingFailed(uid("job")));
+    let (node, devices) = (node("n"), placement.recorded());
+    let pod = PodRead::Bound { node, devices, borrows: true };
+    let stage = BindingStage::Request { is_new: true };
+    cluster.apply(BindingRead { uid: uid("job"), placement, stage, pod });
+    cluster.ask_to_wake();
+    cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
+    assert!(!cluster.open_wakes()[0].is_wakeable, "the job has what the engine was granted");
+    assert_eq!(cluster.evicted(), [uid("job")]);
+}
+
+#[test]
+fn an_engine_that_has_restarted_gets_back_what_it_lent() {
+    let mut cluster = asleep();
+    cluster.lend_to_a_job();
+    // Its process is gone, and its next one fails for lack of memory: no report will ever show it awake.
+    cluster.report_use("n", &[("job", 30)], 0, &[]);
+    assert!(cluster.evicted().is_empty(), "one report may err");
+    cluster.report_use("n", &[("job", 30)], 0, &[]);
+    cluster.report_use("n", &[("job", 30)], 0, &[]);
+    assert_eq!(cluster.evicted(), [uid("job")]);
+    cluster.wait("other", shared(20, -10));
+    assert_eq!(cluster.bind_on_n("other"), None, "nothing more is lent");
+}
+
+#[test]
+fn an_agent_that_cannot_tell_whose_memory_it_is_ends_no_loan() {
+    let mut cluster = asleep();
+    cluster.lend_to_a_job();
+    (0..5).for_each(|_| cluster.report_use("n", &[], 34, &[]));
+    assert!(cluster.evicted().is_empty());
+    (0..5).for_each(|_| cluster.report_use("n", &[("job", 30)], 4, &[]));
+    assert!(cluster.evicted().is_empty(), "its memory is there");
+}
+
+#[test]
+fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_could_have() {
+    let mut cluster = asleep();
+    cluster.ask_to_wake();
+    cluster.report_use("n", &[("engine", 4), ("unknown", 30)], 0, &["engine"]);
+    assert!(!cluster.open_wakes()[0].is_wakeable, "it may have borrowed before this ledger began");
+    // As an MPS server has it, which stays.
+    cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
+    assert!(cluster.open_wakes()[0].is_wakeable);
+}

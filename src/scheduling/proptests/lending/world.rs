@@ -1,0 +1,424 @@
+//! The hardware, the API server and what is under way between them and the ledger.
+
+use super::Step;
+use crate::ids::{GpuUuid, LeaderEpoch, ModelId, NodeName};
+use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
+use crate::scheduling::planning::{RecallWatch, loans_to_end};
+use crate::scheduling::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
+use crate::scheduling::testkit::numbered::{key, node_name, uid};
+use crate::scheduling::testkit::{START, classified, demand_of, unit_gpu};
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::observe::{
+    DevicesReported, NodeObserved, PodDeleted, PodObserved, ReadingReported,
+};
+use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet, Tick};
+use crate::scheduling::verbs::{Change, Cluster, ClusterState};
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::units::{Bytes, Millis, Moment, Percent};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Of 100 B, a tenth is headroom.
+pub(super) const CAPACITY: u64 = 90;
+pub(super) const GPUS: u32 = 2;
+pub(super) const ENGINES: u8 = 4;
+pub(super) const PODS: u8 = 12;
+
+pub(super) fn policy(lends: bool) -> Policy {
+    let of = |class: &str| Match { priority_classes: vec![class.into()], ..Match::default() };
+    let engines = Class {
+        matches: of("engines"),
+        engine: false,
+        sleeping: if lends { SleepingRule::Lend } else { SleepingRule::Keep },
+        ..Class::named("engines")
+    };
+    let jobs = Class {
+        matches: of("jobs"),
+        engine: false,
+        eviction: Preemptibility::ForHigherPriority,
+        ..Class::named("jobs")
+    };
+    let others = Class { engine: false, ..Class::named("others") };
+    let mut policy = Policy::default().with_classes(vec![engines, jobs, others]).unwrap();
+    policy.planning.lending =
+        LendingRules { after: Millis::seconds(2), margin: Bytes(2), ..LendingRules::default() };
+    policy.planning.pressure.as_mut().unwrap().evict_after = Millis::seconds(2);
+    policy
+}
+
+/// Pods 0 to 3 are engines, 4 to 10 jobs, and 11 is another.
+fn demand(pod: u8, policy: &Policy) -> Demand {
+    let vram = [60, 50, 40, 30, 20, 25, 30, 35, 40, 45, 50, 30][usize::from(pod)];
+    let (class, priority) = match pod {
+        0..ENGINES => ("engines", 10),
+        11 => ("others", 0),
+        _ => ("jobs", -10),
+    };
+    let traits = PodTraits { priority, priority_class: class.into(), ..PodTraits::default() };
+    classified(demand_of(vram, 1, Sharing::Shared, priority), traits, policy)
+}
+
+/// A pod as the API server has it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Record {
+    pub devices: Option<Arc<[GpuUuid]>>,
+    pub borrows: bool,
+    pub leaving: bool,
+    pub request: Option<Arc<str>>,
+    pub told: Option<Arc<str>>,
+}
+
+/// What a pod's processes have.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    pub gpu: GpuUuid,
+    pub granted: u64,
+    pub asleep: bool,
+    /// It has crashed, and loads again as soon as there is room.
+    pub down: bool,
+}
+
+impl Process {
+    fn used(&self) -> u64 {
+        match (self.down, self.asleep) {
+            (true, _) => 0,
+            (false, true) => self.granted / 10,
+            (false, false) => self.granted,
+        }
+    }
+}
+
+pub(super) struct World {
+    pub cluster: Cluster,
+    pub lends: bool,
+    pub records: BTreeMap<u8, Record>,
+    pub processes: BTreeMap<u8, Process>,
+    pub reports: VecDeque<NodeReading>,
+    /// The planner's writes that the API server has not taken yet.
+    pub writes: VecDeque<(u8, Option<Arc<str>>)>,
+    pub requests: u32,
+    pub kv_cache: u8,
+    pub recall: RecallWatch,
+    pub borrowed: usize,
+    pub woken_over: usize,
+    pub wakes: usize,
+}
+
+fn node() -> NodeName {
+    node_name(0)
+}
+
+impl World {
+    pub fn new(lends: bool) -> Self {
+        let mut world = Self {
+            cluster: Cluster::new(Arc::new(policy(lends))),
+            lends,
+            records: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            reports: VecDeque::new(),
+            writes: VecDeque::new(),
+            requests: 0,
+            kv_cache: 0,
+            recall: RecallWatch::default(),
+            borrowed: 0,
+            woken_over: 0,
+            wakes: 0,
+        };
+        world.begin(START);
+        world
+    }
+
+    pub fn apply<C: Change>(&mut self, change: C) -> C::Output {
+        self.cluster.apply(change)
+    }
+
+    /// A process that knows nothing begins to lead.
+    fn begin(&mut self, now: Moment) {
+        self.cluster = Cluster::new(Arc::new(policy(self.lends)));
+        self.recall = RecallWatch::default();
+        self.apply(ClockAdvanced(now));
+        self.apply(NodeObserved::new(node(), NodeKind::Stowage));
+        let devices = (0..GPUS).map(|index| unit_gpu(0, index)).collect();
+        self.apply(DevicesReported { node: node(), devices }).unwrap();
+        for pod in self.records.keys().copied().collect::<Vec<_>>() {
+            self.watch(pod);
+        }
+        self.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+    }
+
+    pub fn watch(&mut self, pod: u8) {
+        let Some(record) = self.records.get(&pod).cloned() else {
+            return self.apply(PodDeleted(uid(pod)));
+        };
+        let demand = demand(pod, self.cluster.policy());
+        let state = match &record.devices {
+            None => ObservedPhase::Waiting(ObservedWaiting::default()),
+            Some(_) => ObservedPhase::Bound {
+                node: node(),
+                devices: record.devices.clone(),
+                starting: false,
+                ran: None,
+            },
+        };
+        let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
+        let observed = ObservedDisruptionInfo {
+            leaving: record.leaving.then_some(leaving),
+            loan: ObservedLoan {
+                borrows: record.borrows,
+                wake_requested: record.request,
+                wakeable: record.told,
+            },
+            ..ObservedDisruptionInfo::default()
+        };
+        self.apply(PodObserved(PodObservation {
+            uid: uid(pod),
+            key: key(pod),
+            demand,
+            state,
+            observed: Some(observed),
+        }));
+    }
+
+    fn bind(&mut self, pod: u8, is_answered: bool) {
+        // A name is used again only when nothing of the last pod is left.
+        if self.processes.contains_key(&pod) || self.records.contains_key(&pod) {
+            return;
+        }
+        self.records.insert(pod, Record::default());
+        self.watch(pod);
+        let asked = BindAsked { uid: uid(pod), key: key(pod), node: node() };
+        let Ok(BindAnswer::Write(decision)) = self.apply(asked) else {
+            self.records.remove(&pod);
+            return self.watch(pod);
+        };
+        let placement = decision.placement;
+        let record = self.records.get_mut(&pod).unwrap();
+        record.devices = Some(placement.devices.clone());
+        record.borrows = !placement.borrowed_from.is_empty();
+        self.borrowed += usize::from(record.borrows);
+        // At once all it may have.
+        let gpu = placement.devices[0].clone();
+        self.processes.insert(pod, Process { gpu, granted: placement.granted.0, asleep: false, down: false });
+        if is_answered {
+            self.apply(BindingWritten { uid: uid(pod), node: node(), devices: Some(placement.devices) });
+        }
+    }
+
+    fn sample(&mut self) {
+        let gpu = |index: u32| {
+            let uuid = unit_gpu(0, index).uuid;
+            let here = || self.processes.iter().filter(|(_, process)| process.gpu == uuid);
+            let mut attributed: Vec<_> =
+                here().map(|(pod, process)| (uid(*pod), Bytes(process.used()))).collect();
+            attributed.retain(|(_, used)| *used > Bytes::ZERO);
+            attributed.sort_unstable();
+            let used = Some(attributed.iter().map(|(_, bytes)| *bytes).sum());
+            let engine_load = EngineLoad::of(Percent::new(self.kv_cache), Some(0));
+            GpuReading { uuid: uuid.clone(), used, attributed, engine_load }
+        };
+        let state = |process: &Process| if process.asleep { SleepState::Asleep } else { SleepState::Awake };
+        let engines = self.processes.iter().filter(|(pod, process)| **pod < ENGINES && !process.down);
+        let mut sleep: Vec<_> = engines.map(|(pod, process)| (uid(*pod), state(process))).collect();
+        sleep.sort_unstable();
+        let gpus = (0..GPUS).map(gpu).collect();
+        let engine = |(uid, state): &(_, SleepState)| EngineReading {
+            pod: crate::ids::PodUid::clone(uid),
+            model: ModelId::parse("m").unwrap(),
+            gpus: [self.processes[&number(uid)].gpu.clone()].into(),
+            state: match state {
+                SleepState::Awake => EngineModelState::Resident,
+                SleepState::Asleep => EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+            },
+            reusable_in: None,
+            seen: self.cluster.now(),
+        };
+        let engines = sleep.iter().map(engine).collect();
+        let sampled = self.cluster.now();
+        let reading = NodeReading { sampled, gpus, sleep, engines, ..NodeReading::default() };
+        self.reports.push_back(reading);
+    }
+
+    fn deliver(&mut self) {
+        if let Some(reading) = self.reports.pop_front() {
+            self.woken_over += self.apply(ReadingReported { node: node(), reading }).len();
+        }
+    }
+
+    fn pass(&mut self, millis: u64) {
+        let now = self.cluster.now() + Millis(millis);
+        self.apply(Tick { now, is_leading: true });
+    }
+
+    pub fn settle(&mut self) {
+        for _ in 0..3 {
+            self.pass(1000);
+            self.sample();
+        }
+        while !self.reports.is_empty() {
+            self.deliver();
+        }
+    }
+
+    pub fn plan(&mut self) {
+        let recalls = self.recall.look(&self.cluster);
+        self.apply(recalls);
+        let going = self.records.iter().filter(|(_, record)| record.leaving);
+        let going: BTreeSet<_> = going.map(|(pod, _)| uid(*pod)).collect();
+        for eviction in loans_to_end(&self.cluster, &going, &BTreeSet::new()) {
+            let pod = number(&eviction.uid);
+            let Some(record) = self.records.get_mut(&pod) else { continue };
+            assert!(record.borrows, "only borrowers are evicted: {pod}");
+            record.leaving = true;
+        }
+        for WakeStatus { uid, request, told, is_wakeable, .. } in self.cluster.open_wakes() {
+            match (request, told) {
+                (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
+                    self.writes.push_back((number(&uid), Some(request)));
+                }
+                (None, Some(_)) => self.writes.push_back((number(&uid), None)),
+                _ => {}
+            }
+        }
+    }
+
+    pub fn land(&mut self) {
+        if let Some((pod, told)) = self.writes.pop_front()
+            && let Some(record) = self.records.get_mut(&pod)
+        {
+            record.told = told;
+        }
+    }
+
+    fn wake(&mut self, engine: u8) {
+        let Some(record) = self.records.get(&engine) else { return };
+        let process = self.processes.get_mut(&engine).expect("a bound engine has a process");
+        if record.request.is_some() && record.told == record.request && !process.down {
+            self.wakes += usize::from(std::mem::replace(&mut process.asleep, false));
+        }
+    }
+
+    pub fn happens(&mut self, step: &Step) {
+        match *step {
+            Step::Bind(pod, is_answered) => self.bind(pod, is_answered),
+            Step::Watch(pod) => self.watch(pod),
+            Step::Sleep(engine) => {
+                if let Some(process) = self.processes.get_mut(&engine) {
+                    process.asleep = true;
+                }
+            }
+            Step::Withdraw(engine) => {
+                let sleeps = self.processes.get(&engine).is_some_and(|process| process.asleep);
+                if let Some(record) = self.records.get_mut(&engine).filter(|_| sleeps) {
+                    record.request = None;
+                }
+            }
+            Step::Ask(engine) => {
+                self.requests += 1;
+                let request = self.requests.to_string().into();
+                // An engine that is awake before it ever slept need not ask.
+                if let Some(record) = self.records.get_mut(&engine).filter(|record| record.devices.is_some())
+                {
+                    record.request = Some(request);
+                }
+            }
+            Step::Wake(engine) => self.wake(engine),
+            Step::Crash(engine) => {
+                if let Some(process) = self.processes.get_mut(&engine) {
+                    process.down = true;
+                }
+            }
+            Step::Plan => self.plan(),
+            Step::Land => self.land(),
+            Step::End(pod) => {
+                if self.records.get(&pod).is_some_and(|record| record.leaving || pod == 11) {
+                    self.records.remove(&pod);
+                    self.watch(pod);
+                    if pod == 11 {
+                        self.processes.remove(&pod);
+                    }
+                }
+            }
+            Step::Free(pod) => {
+                if !self.records.contains_key(&pod) {
+                    self.processes.remove(&pod);
+                }
+            }
+            Step::Sample => self.sample(),
+            Step::Deliver => self.deliver(),
+            Step::Settle => self.settle(),
+            Step::Restart => {
+                // What an earlier leader wrote has landed before the next one acts.
+                while !self.writes.is_empty() {
+                    self.land();
+                }
+                self.begin(self.cluster.now());
+            }
+            Step::Store => {
+                let stored = serde_json::to_string(&self.cluster.export()).unwrap();
+                let state: ClusterState = serde_json::from_str(&stored).unwrap();
+                self.cluster = Cluster::load(state).unwrap();
+                let again: serde_json::Value = serde_json::to_value(self.cluster.export()).unwrap();
+                assert_eq!(again, serde_json::from_str::<serde_json::Value>(&stored).unwrap());
+            }
+            Step::Policy(lends) => {
+                self.lends = lends;
+                self.apply(PolicySet { policy: policy(lends), classified: Default::default() });
+            }
+            Step::Load(kv_cache) => self.kv_cache = kv_cache,
+            Step::Pass(millis) => self.pass(millis),
+        }
+    }
+
+    /// The engine loads its model again, if it has crashed and there is room.
+    fn start(&mut self, engine: u8) {
+        let Some(process) = self.processes.get(&engine).filter(|process| process.down) else { return };
+        let beside = self.processes.values().filter(|other| other.gpu == process.gpu);
+        let used: u64 = beside.map(Process::used).sum();
+        if used + process.granted <= CAPACITY {
+            let process = self.processes.get_mut(&engine).unwrap();
+            (process.down, process.asleep) = (false, false);
+        }
+    }
+
+    /// What processes have of each GPU is at most what there is, and the ledger agrees with itself. A pod that comes after one
+    /// that has ended needs longer to start than the driver needs to give memory back; an engine that wakes does not.
+    pub fn check(&self, after: &Step) {
+        let counts = |pod: &u8| self.records.contains_key(pod) || matches!(after, Step::Wake(_));
+        for index in 0..GPUS {
+            let uuid = unit_gpu(0, index).uuid;
+            let here = self.processes.iter().filter(|(pod, process)| process.gpu == uuid && counts(pod));
+            let here: Vec<_> = here.collect();
+            let used: u64 = here.iter().map(|(_, process)| process.used()).sum();
+            assert!(used <= CAPACITY, "after {after:?} {used} B are used on {uuid}: {here:?}");
+        }
+        assert_eq!(audit(&self.cluster), [], "after {after:?}");
+    }
+
+    /// Everything that is under way comes to its end.
+    pub fn come_to_rest(&mut self) {
+        for _ in 0..6 {
+            (0..PODS).for_each(|pod| self.watch(pod));
+            self.settle();
+            self.plan();
+            while !self.writes.is_empty() {
+                self.land();
+            }
+            for pod in 0..PODS {
+                self.happens(&Step::End(pod));
+                self.happens(&Step::Free(pod));
+            }
+            (0..ENGINES).for_each(|engine| self.start(engine));
+        }
+    }
+}
+
+fn number(uid: &crate::ids::PodUid) -> u8 {
+    uid.as_str().trim_start_matches("uid-").parse().unwrap()
+}

@@ -1,0 +1,44 @@
+//! Engines that sleep and lend, as agents report them.
+
+use super::cluster::LedgerCluster;
+use super::names::{gpu_at, node, uid};
+use crate::scheduling::policy::{Class, Policy, SleepingRule, built_in_classes};
+use crate::scheduling::verbs::observe::ReadingReported;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::units::{Bytes, Millis};
+
+/// The default policy, whose serving pods lend as soon as three reports show them asleep.
+pub fn lending() -> Policy {
+    let classes = built_in_classes().into_iter().map(|class| match class.name.as_str() {
+        "serving" => Class { sleeping: SleepingRule::Lend, ..class },
+        _ => class,
+    });
+    let mut policy = Policy::default().with_classes(classes.collect()).unwrap();
+    policy.planning.lending.after = Millis::seconds(2);
+    policy
+}
+
+impl LedgerCluster {
+    /// A second later, the agent of a node with one GPU reports so many GiB in use there: by these pods, and beside them. The
+    /// engines of some of them sleep.
+    pub fn report_use(&mut self, on: &str, used: &[(&str, u64)], beside: u64, asleep: &[&str]) {
+        self.pass(1);
+        let mut attributed: Vec<_> = used.iter().map(|(pod, gib)| (uid(pod), Bytes::gib(*gib))).collect();
+        attributed.sort_unstable();
+        let sum: Bytes = attributed.iter().map(|(_, bytes)| *bytes).sum();
+        let gpu = GpuReading {
+            uuid: gpu_at(on, 0),
+            used: Some(sum + Bytes::gib(beside)),
+            attributed,
+            engine_load: EngineLoad::NONE,
+        };
+        let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
+        let reading = NodeReading { sampled: self.now(), gpus: vec![gpu], sleep, ..NodeReading::default() };
+        self.apply(ReadingReported { node: node(on), reading });
+    }
+
+    /// Three reports show that the engine sleeps on the node's one GPU, and uses 4 GiB.
+    pub fn fall_asleep(&mut self, engine: &str, on: &str) {
+        (0..3).for_each(|_| self.report_use(on, &[(engine, 4)], 0, &[engine]));
+    }
+}
