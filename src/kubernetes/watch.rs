@@ -237,7 +237,7 @@ impl WatchFeed {
         if index.forbid_budgets(&self.service) {
             tracing::error!(
                 %error,
-                "disruption budgets may not be read: no pod is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/stowage.yaml does"
+                "disruption budgets may not be read: no pod is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/base/rbac.yaml does"
             );
         }
         self.note_sync(&index);
@@ -262,7 +262,7 @@ impl WatchFeed {
         let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
         tracing::error!(
             %error,
-            "namespaces may not be read, and a policy selects them by label (namespaceSelector): it does not come into force until they can be; let Stowage's service account list and watch namespaces, as manifests/stowage.yaml does"
+            "namespaces may not be read, and a policy selects them by label (namespaceSelector): it does not come into force until they can be; let Stowage's service account list and watch namespaces, as manifests/base/rbac.yaml does"
         );
         after
     }

@@ -29,7 +29,7 @@ impl RefusedReads {
         let named: Vec<String> = refused.iter().map(|(what, status)| format!("{what} ({status})")).collect();
         (!named.is_empty()).then(|| {
             format!(
-                "the API server does not show {}; let Stowage's service account list and watch them, as manifests/stowage.yaml does",
+                "the API server does not show {}; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does",
                 named.join(", ")
             )
         })

@@ -3,20 +3,39 @@
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Everything that `kubectl apply -f manifests/` applies.
+/// The objects of `manifests/base`: what every overlay has.
 fn applied() -> Vec<Value> {
-    let files = fs::read_dir(root().join("manifests")).unwrap().map(|entry| entry.unwrap().path());
-    let files = files.filter(|path| path.is_file());
-    files.flat_map(|file| objects(&fs::read_to_string(file).unwrap())).collect()
+    let kustomization = one("base/kustomization.yaml");
+    let files = items(&kustomization, "resources").iter().map(|file| text(&format!("base/{}", as_str(file))));
+    files.flat_map(|text| objects(&text)).collect()
+}
+
+fn text(file: &str) -> String {
+    let file = root().join("manifests").join(file);
+    fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
 fn objects(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap()
+}
+
+fn one(file: &str) -> Value {
+    serde_saphyr::from_str(&text(file)).unwrap()
+}
+
+fn as_str(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// A YAML text without its comments: two files may say the same in other words around it.
+fn without_comments(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.trim_start().starts_with('#')).collect()
 }
 
 fn of_kind<'a>(objects: &'a [Value], kinds: &[&str]) -> Vec<&'a Value> {
@@ -42,9 +61,31 @@ fn port_names(workload: &Value) -> Vec<&str> {
 
 #[test]
 fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
-    let applied = applied();
-    let policies = of_kind(&applied, &["NetworkPolicy"]);
-    let workloads = of_kind(&applied, &["Deployment", "DaemonSet"]);
+    network_policies_guard_every_port(&applied());
+}
+
+/// What no way to install may leave out: network policies, and admission rules that deny.
+pub fn guards_are_in_place(objects: &[Value]) {
+    network_policies_guard_every_port(objects);
+    let rules = ["conditions", "devices", "itself", "nodes", "placement", "visible-devices"];
+    for rule in rules.map(|rule| format!("stowage-{rule}")) {
+        let named = |kind: &str| {
+            let of_kind = of_kind(objects, &[kind]);
+            of_kind
+                .into_iter()
+                .find(|object| object["metadata"]["name"] == *rule)
+                .cloned()
+                .unwrap_or_default()
+        };
+        assert_eq!(named("ValidatingAdmissionPolicy")["spec"]["failurePolicy"], "Fail", "{rule}");
+        let deny = serde_json::json!(["Deny"]);
+        assert_eq!(named("ValidatingAdmissionPolicyBinding")["spec"]["validationActions"], deny, "{rule}");
+    }
+}
+
+fn network_policies_guard_every_port(applied: &[Value]) {
+    let policies = of_kind(applied, &["NetworkPolicy"]);
+    let workloads = of_kind(applied, &["Deployment", "DaemonSet"]);
     assert_eq!(workloads.len(), 2);
     for workload in &workloads {
         let name = &workload["metadata"]["name"];
@@ -104,4 +145,126 @@ fn b8_the_shipped_deployment_keeps_its_last_good_policy_where_a_restart_finds_it
     let volume = items(pod, "volumes").iter().find(|volume| volume["name"] == mount["name"]).unwrap();
     // A container that crashes finds it again; a pod that is made anew reads the ConfigMap.
     assert!(volume["emptyDir"]["sizeLimit"].is_string(), "{volume}");
+}
+
+#[test]
+fn n9_every_file_of_the_base_is_installed_or_made_into_a_config_map() {
+    let kustomization = one("base/kustomization.yaml");
+    let inputs = items(&kustomization, "configMapGenerator").iter().flat_map(|one| items(one, "files"));
+    let named = items(&kustomization, "resources").iter().chain(inputs).map(|file| as_str(file).to_owned());
+    let mut named: Vec<String> = named.chain(["kustomization.yaml".to_owned()]).collect();
+    named.sort();
+    let files = fs::read_dir(root().join("manifests/base")).unwrap();
+    let mut files: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    files.sort();
+    assert_eq!(files, named);
+    guards_are_in_place(&applied());
+    let kinds = applied();
+    let kinds = kinds.iter().map(|object| as_str(&object["kind"]));
+    assert!(!kinds.into_iter().any(|kind| kind == "Pod"), "no example is among them");
+}
+
+#[test]
+fn a_changed_configuration_of_the_scheduler_rolls_the_pods_and_a_changed_policy_does_not() {
+    for file in ["base", "overlays/shadow", "components/device-plugin-nodes"] {
+        let kustomization = one(&format!("{file}/kustomization.yaml"));
+        for map in items(&kustomization, "configMapGenerator") {
+            let is_policy = as_str(&map["name"]) == "stowage-policy";
+            let keeps_its_name = map["options"]["disableNameSuffixHash"].as_bool().unwrap_or(false);
+            assert_eq!(keeps_its_name, is_policy, "{file}: {}", map["name"]);
+        }
+    }
+}
+
+#[test]
+fn what_two_folders_have_is_the_same() {
+    let shipped = fs::read_to_string(root().join("policies/first-day-shadow/policy.yaml")).unwrap();
+    assert_eq!(text("overlays/shadow/policy.yaml"), shipped, "Kustomize reads no file above its folder");
+    let base = text("base/kube-scheduler-config.yaml");
+    let more = text("components/device-plugin-nodes/kube-scheduler-config.yaml");
+    let (base, more) = (without_comments(&base), without_comments(&more));
+    assert_eq!(more[..base.len()], base, "the one with device plugins begins as the other");
+    let names = more[base.len()..].iter().filter_map(|line| line.trim().strip_prefix("- name: "));
+    let names: Vec<&str> = names.collect();
+    assert!(names.contains(&"nvidia.com/gpu") && names.len() > 10, "{names:?}");
+    let shadow: Value = one("overlays/shadow/kube-scheduler-config.yaml");
+    let managed = items(&shadow["extenders"][0], "managedResources").iter().map(|one| as_str(&one["name"]));
+    let managed: Vec<&str> = managed.filter(|name| *name != "stowage.dev/vram").collect();
+    assert_eq!(managed, names, "in shadow the same pods are watched");
+}
+
+#[test]
+fn n20_an_agent_runs_where_any_of_the_labels_says_that_there_is_a_gpu() {
+    let applied = applied();
+    let agent = &of_kind(&applied, &["DaemonSet"])[0]["spec"]["template"]["spec"];
+    assert!(agent["nodeSelector"].is_null(), "a selector would require one label of all");
+    let required = &agent["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = items(required, "nodeSelectorTerms");
+    // Terms are alternatives; the expressions of one are not.
+    let labels = terms.iter().map(|term| {
+        let [one] = items(term, "matchExpressions") else { panic!("{term}") };
+        assert_eq!((&one["operator"], &one["values"]), (&"In".into(), &serde_json::json!(["true"])));
+        as_str(&one["key"])
+    });
+    let labels: Vec<&str> = labels.collect();
+    let page = fs::read_to_string(root().join("docs/install.md")).unwrap();
+    for label in &labels {
+        assert!(page.contains(&format!("`{label}`")), "docs/install.md does not name {label}");
+    }
+    for wanted in ["nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"] {
+        assert!(labels.contains(&wanted), "{labels:?}");
+    }
+}
+
+#[test]
+fn of_secrets_and_config_maps_stowage_may_touch_its_own_two_only() {
+    let applied = applied();
+    let roles = of_kind(&applied, &["ClusterRole", "Role"]);
+    let mut touched = Vec::new();
+    for role in roles {
+        for rule in items(role, "rules") {
+            let of = |field: &str| items(rule, field).iter().map(as_str).collect::<Vec<_>>();
+            assert!(!of("resources").contains(&"*") && !of("verbs").contains(&"*"), "{rule}");
+            for resource in of("resources").into_iter().filter(|one| ["secrets", "configmaps"].contains(one))
+            {
+                assert_eq!(role["kind"], "Role", "{resource}: in its own namespace only");
+                assert_eq!(of("verbs"), ["get", "list", "watch", "update", "patch"], "{resource}");
+                touched.push((resource.to_owned(), of("resourceNames").join(",")));
+            }
+        }
+    }
+    touched.sort();
+    let own = [("configmaps", "stowage-agents-ca"), ("secrets", "stowage-agents-tls")];
+    assert_eq!(touched, own.map(|(resource, name)| (resource.to_owned(), name.to_owned())));
+    for (resource, name) in own {
+        let kind = if resource == "secrets" { "Secret" } else { "ConfigMap" };
+        let objects = of_kind(&applied, &[kind]);
+        let object = objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
+        // Whatever stood here would be put back by the next `kubectl apply`.
+        assert!(object["data"].is_null() && object["stringData"].is_null() && object["type"].is_null());
+    }
+}
+
+#[test]
+fn the_shipped_binary_knows_every_flag_of_the_manifests() {
+    let applied = applied();
+    let workloads = of_kind(&applied, &["Deployment", "DaemonSet"]);
+    let files = ["--agents-tls-cert=a", "--agents-tls-key=b", "--admin-tls-cert=a", "--admin-tls-key=b"];
+    let mut lines: Vec<Vec<&str>> = Vec::new();
+    for workload in workloads {
+        let container = &items(&workload["spec"]["template"]["spec"], "containers")[0];
+        lines.push(items(container, "args").iter().map(as_str).collect());
+    }
+    assert!(lines[0].contains(&"--agents-tls-secret=kube-system/stowage-agents-tls"), "{:?}", lines[0]);
+    // As the component cert-manager has it.
+    let own =
+        |argument: &&str| argument.starts_with("--agents-tls-secret") || argument.starts_with("--agents-ca-");
+    let of_files = lines[0].iter().copied().filter(|argument| !own(argument)).chain(files);
+    lines.push(of_files.collect());
+    for line in lines {
+        let mut stowage = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        // It reads all arguments before it helps.
+        let said = stowage.args(&line).arg("--help").output().unwrap();
+        assert!(said.status.success(), "{line:?}: {}", String::from_utf8_lossy(&said.stderr));
+    }
 }

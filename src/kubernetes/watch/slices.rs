@@ -91,7 +91,7 @@ fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
             };
             tracing::error!(
                 %error,
-                "ResourceSlices may not be read: {consequence}; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/stowage.yaml does"
+                "ResourceSlices may not be read: {consequence}; let Stowage's service account list and watch resourceslices of resource.k8s.io/v1, as manifests/base/rbac.yaml does"
             );
             after_refusal(error).unwrap_or(WatchEnd::Retry)
         }

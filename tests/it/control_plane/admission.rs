@@ -101,7 +101,7 @@ async fn s6_a_container_may_not_name_gpus_itself() {
     let accepted = async |namespace: &str, pod: &Value| {
         try_to_create(client, namespace, pod).await.unwrap_or_else(|said| panic!("{pod}: {said}"));
     };
-    let example = yaml(&std::fs::read_to_string(manifest("examples/pod.yaml")).unwrap());
+    let example = yaml(&std::fs::read_to_string(manifest("examples/pod-in-full.yaml")).unwrap());
     accepted("default", &example).await;
     accepted("default", &pod(nvidia, &from_field(GIVEN), &vram)).await;
     accepted("default", &pod(nvidia, &literal("void"), &json!({}))).await;

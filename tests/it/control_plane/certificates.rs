@@ -1,7 +1,7 @@
 //! The certificate in its Secret on a real API server, with the rights of its Role and no other.
 
 use super::processes::eventually;
-use super::world::{RealControlPlane, yaml};
+use super::world::{RealControlPlane, manifest, yaml};
 use crate::tls::connect_to;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -15,21 +15,6 @@ type: Opaque
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: stowage-agents-ca, namespace: kube-system}
-";
-
-const RIGHTS: &str = "
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: stowage-certificates, namespace: kube-system}
-rules:
-  - {apiGroups: [''], resources: [secrets], resourceNames: [stowage-agents-tls], verbs: [get, list, watch, update, patch]}
-  - {apiGroups: [''], resources: [configmaps], resourceNames: [stowage-agents-ca], verbs: [get, list, watch, update, patch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: stowage-certificates, namespace: kube-system}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: stowage-certificates}
-subjects: [{kind: ServiceAccount, name: stowage, namespace: kube-system}]
 ";
 
 const SERVE: [&str; 10] = [
@@ -76,10 +61,19 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     })
     .await;
 
-    let applied = world.apply(RIGHTS, &[]);
+    let shipped = std::fs::read_to_string(manifest("base/certificates.yaml")).unwrap();
+    let applied = world.apply(&shipped, &[]);
     assert!(applied.ok, "{}", applied.said);
     eventually("agents get through", async || is_trusted(&world)).await;
     eventually("it is ready", async || (world.get("/readyz").await?.0 == 200).then_some(())).await;
+    let before = get(&world, "secret/stowage-agents-tls");
+    let again = world.apply(&shipped, &[]);
+    assert!(again.ok && !again.said.contains("configured"), "{}", again.said);
+    assert_eq!(
+        get(&world, "secret/stowage-agents-tls"),
+        before,
+        "applied again, the Secret keeps its content"
+    );
     let may = |verb: &str, what: &str| {
         let account = "--as=system:serviceaccount:kube-system:stowage";
         world.kubectl(&["auth", "can-i", verb, what, "--namespace", "kube-system", account]).ok

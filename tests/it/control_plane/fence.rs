@@ -88,7 +88,11 @@ impl Fenced {
 
 /// Puts up the fence.
 fn raise(world: &RealControlPlane) {
-    let applied = world.kubectl(&["apply", "-f", manifest("optional/leader-fence.yaml").to_str().unwrap()]);
+    let applied = world.kubectl(&[
+        "apply",
+        "-f",
+        manifest("components/leader-fence/leader-fence.yaml").to_str().unwrap(),
+    ]);
     assert!(applied.ok, "{}", applied.said);
 }
 

@@ -1,18 +1,26 @@
-//! The README's install block, run as it is written on a fresh API server: what a new user copies is what is tested, so none of
-//! its commands is repeated here.
+//! The README's install block and the blocks of the install page, run as they are written on a fresh API server: what a new user
+//! copies is what is tested, so none of their commands is repeated here.
 
 use super::processes::{Ran, run};
 use super::world::{RealControlPlane, yaml};
-use serde_json::Value;
+use crate::helm::Helm;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
+
+/// kubectl sends the selector of a PodDisruptionBudget with every apply, because its schema says that it is replaced and never
+/// merged; the API server changes nothing.
+const ALWAYS_SENT: &str = "poddisruptionbudget.policy/stowage configured";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn n9_the_install_block_of_the_readme_runs_as_written() {
     let Some(world) = RealControlPlane::start().await else { return };
-    let block = install_block();
-    println!("{block}");
-    let installed = run_as_written(&world, &block);
+    let blocks = blocks("README.md");
+    let blocks: Vec<&String> = blocks.iter().filter(|block| block.contains("kubectl apply")).collect();
+    assert_eq!(blocks.len(), 1, "{blocks:?}");
+    println!("{}", blocks[0]);
+    let clone = Clone::new(&world, None);
+    let installed = clone.run(blocks[0]);
     assert!(installed.ok, "{}", installed.said);
     for (workload, replicas) in [("deployment/stowage", 2), ("daemonset/stowage-agent", 0)] {
         let object = get(&world, &["--namespace", "kube-system", workload]);
@@ -23,29 +31,106 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
     assert!(!policies["items"].as_array().unwrap().is_empty());
     let pods = get(&world, &["pods", "--all-namespaces"]);
     assert_eq!(pods["items"], Value::Array(vec![]), "an example is not installed");
+
+    what_stowage_writes_is_there(&world);
+    let budget = || get(&world, &["--namespace", "kube-system", "poddisruptionbudget/stowage"]);
+    let before = budget();
+    let again = clone.run(blocks[0]);
+    assert!(again.ok, "{}", again.said);
+    let changed: Vec<&str> = again.said.lines().filter(|line| !line.ends_with(" unchanged")).collect();
+    assert_eq!(changed, [ALWAYS_SENT], "a second apply changes nothing");
+    assert_eq!(budget(), before, "nor the disruption budget");
+    let written = get(&world, &["--namespace", "kube-system", "secret/stowage-agents-tls"]);
+    assert_eq!(written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=", "what Stowage wrote stays");
+    let written = get(&world, &["--namespace", "kube-system", "configmap/stowage-agents-ca"]);
+    assert_eq!(written["data"]["ca.crt"], "CA");
+    let difference = clone.run("kubectl diff -k manifests/");
+    assert!(difference.ok && difference.said.is_empty(), "{}", difference.said);
 }
 
-/// The README's one shell block that applies the manifests.
-fn install_block() -> String {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(readme).unwrap();
-    let blocks = readme.split("```sh\n").skip(1).map(|rest| rest.split_once("\n```").unwrap().0);
-    let installs: Vec<&str> = blocks.filter(|block| block.contains("kubectl apply")).collect();
-    assert_eq!(installs.len(), 1, "{installs:?}");
-    installs[0].to_owned()
+/// As Stowage fills them with a certificate.
+fn what_stowage_writes_is_there(world: &RealControlPlane) {
+    let secret = json!({ "data": { "tls.crt": "Y2VydGlmaWNhdGU=", "tls.key": "a2V5" } }).to_string();
+    let map = json!({ "data": { "ca.crt": "CA" } }).to_string();
+    for (object, patch) in [("secret/stowage-agents-tls", secret), ("configmap/stowage-agents-ca", map)] {
+        let patch = ["--namespace", "kube-system", "patch", object, "--type=merge", "-p", &patch];
+        let account = "--as=system:serviceaccount:kube-system:stowage";
+        let patched = world.kubectl(&[&patch[..], &[account]].concat());
+        assert!(patched.ok, "{}", patched.said);
+    }
+    for (object, verb) in
+        [("secret/other", "get"), ("secrets", "create"), ("configmap/stowage-policy", "patch")]
+    {
+        let question = ["auth", "can-i", verb, object, "--namespace", "kube-system"];
+        let account = "--as=system:serviceaccount:kube-system:stowage";
+        let answer = world.kubectl(&[&question[..], &[account]].concat());
+        assert!(!answer.ok, "Stowage may {verb} {object}");
+    }
 }
 
-/// In a folder of its own that has the manifests, as a clone has; each command must succeed.
-fn run_as_written(world: &RealControlPlane, block: &str) -> Ran {
-    let clone = tempfile::tempdir().unwrap();
-    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
-    std::os::unix::fs::symlink(manifests, clone.path().join("manifests")).unwrap();
-    let binaries = world.command("kubectl");
-    let binaries = Path::new(binaries.get_program()).parent().unwrap().display().to_string();
-    let path = format!("{binaries}:{}", std::env::var("PATH").unwrap_or_default());
-    let mut shell = Command::new("sh");
-    shell.args(["-e", "-c", block]).current_dir(clone.path());
-    run(shell.env("PATH", path).env("KUBECONFIG", world.admin()))
+#[tokio::test(flavor = "multi_thread")]
+async fn every_block_of_the_install_page_runs_as_written() {
+    let Some(world) = RealControlPlane::start().await else { return };
+    let page = blocks("docs/install.md");
+    let (helm, kubectl): (Vec<String>, Vec<String>) =
+        page.into_iter().partition(|block| block.contains("helm "));
+    assert!(kubectl.len() >= 5 && !helm.is_empty(), "{kubectl:?} {helm:?}");
+    let clone = Clone::new(&world, None);
+    for block in &kubectl {
+        let ran = clone.run(block);
+        assert!(ran.ok, "{block}\n{}", ran.said);
+    }
+    drop((clone, world));
+    let Some(found) = Helm::find() else { return };
+    // On a server of its own: Helm adopts no object that another tool has made.
+    let world = RealControlPlane::start().await.expect("it was there before");
+    let clone = Clone::new(&world, Some(&found));
+    for block in &helm {
+        for _ in 0..2 {
+            let ran = clone.run(block);
+            assert!(ran.ok, "{block}\n{}", ran.said);
+            what_stowage_writes_is_there(&world);
+        }
+    }
+    let ran = clone.run(helm.last().unwrap());
+    assert!(ran.ok, "{}", ran.said);
+    let written = get(&world, &["--namespace", "kube-system", "secret/stowage-agents-tls"]);
+    assert_eq!(written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=", "an upgrade keeps what Stowage wrote");
+}
+
+/// The shell blocks of a page, in their order.
+fn blocks(page: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split_once("\n```").unwrap().0.to_owned());
+    blocks.collect()
+}
+
+/// A folder that has the manifests, as a clone has.
+struct Clone {
+    folder: tempfile::TempDir,
+    path: String,
+    kubeconfig: std::path::PathBuf,
+}
+
+impl Clone {
+    fn new(world: &RealControlPlane, helm: Option<&Helm>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+        std::os::unix::fs::symlink(manifests, folder.path().join("manifests")).unwrap();
+        let kubectl = world.command("kubectl");
+        let binaries = Path::new(kubectl.get_program()).parent().unwrap().to_owned();
+        let folders = helm.map(|helm| helm.folder.clone()).into_iter().chain([binaries]);
+        let folders: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
+        let path = format!("{}:{}", folders.join(":"), std::env::var("PATH").unwrap_or_default());
+        Self { folder, path, kubeconfig: world.admin() }
+    }
+
+    /// The whole block in one shell; each of its commands must succeed.
+    fn run(&self, block: &str) -> Ran {
+        let mut shell = Command::new("sh");
+        shell.args(["-e", "-c", block]).current_dir(self.folder.path());
+        run(shell.env("PATH", &self.path).env("KUBECONFIG", &self.kubeconfig))
+    }
 }
 
 fn get(world: &RealControlPlane, what: &[&str]) -> Value {

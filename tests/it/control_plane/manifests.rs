@@ -1,7 +1,7 @@
 //! The shipped manifests before a real API server and scheduler: what they accept, and what the admission policies refuse.
 
 use super::processes::{eventually, run};
-use super::world::{RealControlPlane, SCHEDULER_CONFIG, manifest, yaml};
+use super::world::{RealControlPlane, manifest, yaml};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -11,29 +11,10 @@ use serde_json::{Value, json};
 async fn the_manifests_are_accepted_and_the_admission_policy_reserves_the_gpu_annotations_for_stowage() {
     let Some(world) = RealControlPlane::start().await else { return };
     println!("{}", world.versions());
-    config_map_is_the_shipped_configuration();
-    let accepted = |file: &str, flags: &[&str]| {
-        let applied = world.kubectl(&[&["apply", "-f", manifest(file).to_str().unwrap()], flags].concat());
-        assert!(applied.ok, "{file}: {}", applied.said);
-    };
-    for file in ["priority-classes.yaml", "stowage.yaml", "agent.yaml", "admission-policy.yaml"] {
-        accepted(file, &["--dry-run=server"]);
-        accepted(file, &[]);
-    }
-    let runtime =
-        "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
-    assert!(world.apply(runtime, &[]).ok);
-    accepted("examples/pod.yaml", &["--dry-run=server"]);
+    world.install();
     scheduler_reads_the_shipped_configuration(&world);
     policies_are_without_type_errors(&world).await;
     forgeries_are_refused(&world).await;
-}
-
-fn config_map_is_the_shipped_configuration() {
-    let shipped = std::fs::read_to_string(manifest(SCHEDULER_CONFIG)).unwrap();
-    let stowage = std::fs::read_to_string(manifest("stowage.yaml")).unwrap();
-    let config_map = stowage.split("\n---\n").map(yaml).find(|object| object["kind"] == "ConfigMap").unwrap();
-    assert_eq!(config_map["data"]["kube-scheduler-config.yaml"], shipped);
 }
 
 /// It is no object of the API server's: the scheduler itself reads it, strictly, and writes out what it understood.
@@ -59,7 +40,7 @@ async fn policies_are_without_type_errors(world: &RealControlPlane) {
 }
 
 async fn forgeries_are_refused(world: &RealControlPlane) {
-    let example = std::fs::read_to_string(manifest("examples/pod.yaml")).unwrap();
+    let example = std::fs::read_to_string(manifest("examples/pod-in-full.yaml")).unwrap();
     let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
     let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
     let devices = "only Stowage writes";

@@ -38,7 +38,7 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
 
     world.stowage.take().expect("it runs").kill();
     world.scheduler.take().expect("it runs").kill();
-    let deleted = world.kubectl(&["delete", "-f", manifest("").to_str().unwrap()]);
+    let deleted = world.kubectl(&["delete", "-k", manifest("base").to_str().unwrap()]);
     assert!(deleted.ok, "{}", deleted.said);
     a_reservation_of_a_leader_that_was_killed(&world).await;
 

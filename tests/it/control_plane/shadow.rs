@@ -90,7 +90,7 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
     world.install();
     create_nodes(&world).await;
     let shadow = Shadow::start(&world).await;
-    world.start_scheduler_with("scheduler/kube-scheduler-config-shadow.yaml");
+    world.start_scheduler_with("overlays/shadow/kube-scheduler-config.yaml");
     for number in 0..4 {
         create(&world, asks(&format!("gpu-{number}"), GPU, 2)).await;
     }

@@ -20,9 +20,11 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     let serve = [&ALWAYS[..], &tls].concat();
     let nodes = vec![node("a", 1, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let Some(world) = RealControlPlane::at_work(nodes, &serve).await else { return };
-    let ca_file = path("ca.crt", &ca.pem);
-    let published = ["create", "configmap", "stowage-agents-ca", "-n", "kube-system"];
-    let published = world.kubectl(&[&published[..], &["--from-file", &ca_file]].concat());
+    // The manifests have the ConfigMap, empty: here nobody else fills it.
+    let ca_map = json!({ "data": { "ca.crt": ca.pem } }).to_string();
+    let published =
+        ["patch", "configmap", "stowage-agents-ca", "-n", "kube-system", "--type=merge", "-p", &ca_map];
+    let published = world.kubectl(&published);
     assert!(published.ok, "{}", published.said);
     let asking = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"llm","namespace":"default"},"spec":{
         "schedulerName":"stowage","containers":[{"name":"c","image":"i","resources":{"limits":{"stowage.dev/vram":"10Gi"}}}]}}"#;

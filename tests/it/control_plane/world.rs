@@ -2,7 +2,7 @@
 //! beside them, and in place of nodes the stand-in kubelet and agents that report.
 //!
 //! Stowage and the scheduler run with the shipped manifests' rights and nothing more: as the service account of
-//! `stowage.yaml`, under the admission policy, with the shipped scheduler configuration.
+//! `base/rbac.yaml`, under the admission policy, with the shipped scheduler configuration.
 
 use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
 use super::processes::{Ran, TestProcess, eventually, free_ports, run};
@@ -27,7 +27,7 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
-pub const SCHEDULER_CONFIG: &str = "scheduler/kube-scheduler-config.yaml";
+pub const SCHEDULER_CONFIG: &str = "base/kube-scheduler-config.yaml";
 const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -288,12 +288,24 @@ impl RealControlPlane {
         values.sum::<f64>() as u64
     }
 
+    /// Without the defaults for pods: what a test's pod says is what there is.
     pub fn install(&self) {
-        let applied = self.kubectl(&["apply", "-f", manifest("").to_str().unwrap()]);
+        self.install_of("base");
+        self.create_runtime_class("nvidia");
+    }
+
+    /// One of the folders that `kubectl apply -k` takes.
+    pub fn install_of(&self, folder: &str) {
+        let applied = self.kubectl(&["apply", "-k", manifest(folder).to_str().unwrap()]);
         assert!(applied.ok, "{}", applied.said);
-        let runtime =
-            "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
-        let applied = self.apply(runtime, &[]);
+    }
+
+    /// As the GPU operator does.
+    pub fn create_runtime_class(&self, name: &str) {
+        let class = json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": { "name": name }, "handler": name,
+        });
+        let applied = self.apply(&class.to_string(), &[]);
         assert!(applied.ok, "{}", applied.said);
     }
 
@@ -397,7 +409,8 @@ pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
     Some((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-fn binaries() -> Option<PathBuf> {
+/// The folder of the binaries; `None`, with a line that says so, where they are not.
+pub fn binaries() -> Option<PathBuf> {
     let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
     let folder = PathBuf::from(folder);
     let missing: Vec<&str> = BINARIES.into_iter().filter(|name| !folder.join(name).exists()).collect();

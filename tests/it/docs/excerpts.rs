@@ -7,7 +7,8 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (page, manifest) in [
         ("docs/pod-contract.md", "examples/pod.yaml"),
-        ("docs/kube-scheduler.md", "scheduler/kube-scheduler-config.yaml"),
+        ("docs/pod-contract.md", "examples/pod-in-full.yaml"),
+        ("docs/kube-scheduler.md", "base/kube-scheduler-config.yaml"),
     ] {
         let page_text = std::fs::read_to_string(root.join(page)).unwrap();
         let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();

@@ -3,15 +3,13 @@
 use super::*;
 
 #[test]
-fn the_shipped_config_map_is_the_built_in_policy_where_the_service_looks_for_it() {
-    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/stowage.yaml");
-    let objects: Vec<Value> = serde_saphyr::from_multiple(&fs::read_to_string(manifests).unwrap()).unwrap();
-    let named = |kind: &str, name: &str| {
-        objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name).unwrap()
-    };
-    let text = named("ConfigMap", "stowage-policy")["data"]["policy.yaml"].as_str().unwrap();
-    assert_eq!(digest_of(text), policy_watch::built_in().digest);
-    let spec = &named("Deployment", "stowage")["spec"]["template"]["spec"];
+fn the_shipped_policy_is_the_built_in_one_where_the_service_looks_for_it() {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/base");
+    let of = |file: &str| fs::read_to_string(base.join(file)).unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&of("stowage.yaml")).unwrap();
+    assert_eq!(digest_of(&of("policy.yaml")), policy_watch::built_in().digest);
+    let stowage = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    let spec = &stowage["spec"]["template"]["spec"];
     let stowage = &spec["containers"][0];
     let argument =
         stowage["args"].as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--policy="));
