@@ -35,7 +35,7 @@ const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
 #[derive(Debug, thiserror::Error)]
 pub enum UninstallError {
     #[error(
-        "Stowage still runs: {}. It would write again what is taken off here. Delete its manifests first: kubectl delete -k manifests/base",
+        "Stowage still runs: {}. It would write again what is taken off here. Delete its manifests first: kubectl delete -k manifests/",
         .0.iter().map(PodKey::to_string).collect::<Vec<_>>().join(", ")
     )]
     StillRuns(Vec<PodKey>),
