@@ -20,7 +20,8 @@ const FOLDERS: [&str; 6] = [
 ];
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
-const OTHERS: [[&str; 4]; 6] = [
+const OTHERS: [[&str; 4]; 7] = [
+    ["monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"],
     ["cert-manager.io", "v1", "Issuer", "issuers"],
     ["cert-manager.io", "v1", "Certificate", "certificates"],
     ["leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"],
@@ -77,6 +78,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
         "kubeScheduler.mode=device-plugin-nodes",
         "certificates.mode=cert-manager",
         "certificates.mode=files,replicas=1,leaderFence.enabled=true",
+        "monitoring.serviceMonitor=true",
     ] {
         let objects = helm.render("kube-system", &["--set", flags]).unwrap();
         its_policy_is_sound(&world, flags, &objects);
