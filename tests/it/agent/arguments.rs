@@ -110,12 +110,11 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
-    let cases: [(i32, &[&str], &[&str]); 15] = [
+    let cases: [(i32, &[&str], &[&str]); 14] = [
         (1, &[], &["no extender to report to", "--extender https://HOST:PORT"]),
         (2, &["--extender", "stowage:9446"], &["neither https:// nor http://", "such as https://"]),
         (2, &["--extender", "https://stowage/v1"], &["more than a host and a port"]),
         (1, &["--extender", "https://stowage"], &["https://stowage:9446", "give --ca FILE"]),
-        (1, &["--once", "--extender", "https://stowage", "--ca", nowhere], &[nowhere]),
         (1, &["--extender", "http://10.0.0.1", "--token-file", nowhere], &["in the clear", "https://"]),
         (1, &["--once", "--node", "Node_A"], &["--node", "\"Node_A\"", "kubectl get nodes"]),
         (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
@@ -137,6 +136,16 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
         let longest = error.lines().map(str::len).max().unwrap();
         assert!(longest < LONGEST_LINE, "{error}");
     }
+}
+
+#[test]
+fn a_single_report_without_the_ca_fails_with_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("ca.crt");
+    let (code, error) =
+        fails(&["--once", "--extender", "https://stowage", "--ca", nowhere.to_str().unwrap()]);
+    assert!(code == 1 && error.contains(nowhere.to_str().unwrap()), "{code}: {error}");
+    assert!(error.contains("error: no extender accepted the report"), "{error}");
 }
 
 #[test]
