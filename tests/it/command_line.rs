@@ -62,7 +62,7 @@ fn a_malformed_report_is_refused_with_the_place_in_the_document() {
     let served = ServedCluster::of(&[("node-a", 1)]).serve();
     let report =
         r#"{"node": "node-a", "ageMillis": 0, "gpus": [], "processes": [], "engines": [{"pod": "u"}]}"#;
-    let answer = crate::client::Client::connect(served.agents).post("/v1/reports", report.to_owned());
+    let answer = crate::client::Client::connect(served.agents).post("/v1/reports", report);
     assert!(answer.status == 422 && answer.text().contains("engines[0]: "), "{}", answer.text());
 }
 

@@ -130,7 +130,7 @@ fn decoder(folder: &Path, minor: u32) -> Option<PathBuf> {
         command.args(arguments).current_dir(folder).env("GOFLAGS", "-mod=mod").output().unwrap()
     };
     if !go(&["mod", "download", "k8s.io/kube-scheduler"]).status.success() {
-        needs::skipped(&format!("Go cannot get the module k8s.io/kube-scheduler v0.{minor}.0"));
+        needs::skipped(format_args!("Go cannot get the module k8s.io/kube-scheduler v0.{minor}.0"));
         return None;
     }
     let built = go(&["build", "-o", "decoder", "."]);
