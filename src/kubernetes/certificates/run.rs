@@ -272,6 +272,17 @@ impl ServedCertificate {
         if published.is_none() && !matches!(state, SecretState::Foreign(_)) {
             problems.push(missing("ConfigMap", &options.config_map));
         }
+        if let (SecretState::Foreign(Ok(serving)), Some(published)) = (state, published) {
+            let cas: Vec<&CaCertificate> = published.iter().collect();
+            let names = &options.settings.names;
+            if !names.iter().any(|name| serving.is_of(&cas, std::slice::from_ref(name))) {
+                problems.push(format!(
+                    "the ConfigMap {} has no CA of this certificate, or it is for none of Stowage's names: agents refuse it. Put \
+                     the CA there under ca.crt, or empty the Secret's data, and Stowage makes both",
+                    options.config_map
+                ));
+            }
+        }
         match found {
             Ok(Some(found)) => problems.extend(self.put_into_use(found).err()),
             Ok(None) => self.awaits("its first certificate is being made, and its CA published before"),
@@ -339,7 +350,7 @@ impl ServedCertificate {
             }
         }
         for problem in problems.iter().filter(|problem| !self.said.contains(problem)) {
-            error!(secret = %self.secret, "--agents-tls-secret: {problem}; the certificate before it stays in use");
+            error!(secret = %self.secret, "--agents-tls-secret: {problem}. A certificate that is in use stays");
         }
         self.said = problems;
     }

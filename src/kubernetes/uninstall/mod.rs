@@ -1,7 +1,7 @@
 //! Takes back what Stowage wrote on nodes and pods, so that a cluster without it has nothing left that waits for it.
 //!
 //! Runs with the rights of whoever removes Stowage, after its manifests are deleted. What it finds it takes off with one write
-//! each, each of which names the object's UID; it can be interrupted and run again. [`leftovers`] says what there is.
+//! each; those of pods and Leases name the object's UID. It can be interrupted and run again. [`leftovers`] says what there is.
 
 mod leftovers;
 
@@ -10,13 +10,14 @@ use crate::ids::{NodeName, PodKey};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, Error, Resource};
 use leftovers::{PodLeftovers, Stays};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::ready;
+use std::time::Duration;
 
 /// Objects in one answer of the API server.
 const PAGE: u32 = 500;
@@ -29,6 +30,9 @@ const WRITES: usize = 8;
 const LEASES: [&str; 2] = ["stowage-scheduler", "stowage"];
 const LEASE_NAMESPACE: &str = "kube-system";
 
+/// In seconds: nobody waits for longer to see whether one is renewed.
+const LONGEST_LEASE: u64 = 60;
+
 /// Which pods are Stowage's own.
 const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
 
@@ -39,6 +43,10 @@ pub enum UninstallError {
         .0.iter().map(PodKey::to_string).collect::<Vec<_>>().join(", ")
     )]
     StillRuns(Vec<PodKey>),
+    #[error(
+        "{holder} still renews the Lease {LEASE_NAMESPACE}/{lease}: a Stowage runs that is no pod in {LEASE_NAMESPACE}. Stop it first"
+    )]
+    StillLeads { holder: String, lease: &'static str },
     #[error("the API server did not list {what}: {error}")]
     List { what: &'static str, error: Box<Error> },
 }
@@ -48,7 +56,7 @@ pub enum UninstallError {
 pub struct Leftovers {
     pub nodes: Vec<NodeName>,
     pods: Vec<PodLeftovers>,
-    pub leases: Vec<&'static str>,
+    pub leases: Vec<FoundLease>,
     /// Pods with GPUs that Stowage chose, by namespace. They run on.
     pub running: BTreeMap<String, usize>,
     /// Pods that ask for VRAM and wait, by namespace. No scheduler will place them.
@@ -81,6 +89,14 @@ impl Leftovers {
     }
 }
 
+/// A Lease that nobody renews.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundLease {
+    pub name: &'static str,
+    pub uid: Option<String>,
+    pub version: Option<String>,
+}
+
 /// One write that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -107,7 +123,7 @@ pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
     let nodes = found.nodes.iter().map(Write::Capacity);
     let statuses = found.pods.iter().filter(|pod| pod.has_status()).map(Write::Status);
     let gates = found.pods.iter().filter(|pod| pod.is_gated).map(Write::Gate);
-    let leases = found.leases.iter().copied().map(Write::Lease);
+    let leases = found.leases.iter().map(Write::Lease);
     let mut failures = Vec::new();
     for kind in [nodes.collect::<Vec<_>>(), statuses.collect(), gates.collect(), leases.collect()] {
         let outcomes = stream::iter(kind).map(async |write| {
@@ -123,7 +139,7 @@ enum Write<'a> {
     Capacity(&'a NodeName),
     Status(&'a PodLeftovers),
     Gate(&'a PodLeftovers),
-    Lease(&'static str),
+    Lease(&'a FoundLease),
 }
 
 impl Write<'_> {
@@ -131,7 +147,7 @@ impl Write<'_> {
         match self {
             Self::Capacity(node) => format!("node {node}"),
             Self::Status(pod) | Self::Gate(pod) => format!("pod {}", pod.key),
-            Self::Lease(name) => format!("lease {LEASE_NAMESPACE}/{name}"),
+            Self::Lease(lease) => format!("lease {LEASE_NAMESPACE}/{}", lease.name),
         }
     }
 
@@ -151,13 +167,16 @@ impl Write<'_> {
                 let patch = Patch::Strategic(pod.gate_patch());
                 pods(pod).patch(&pod.key.name, &params, &patch).await.map(drop)
             }
-            Self::Lease(name) => {
+            Self::Lease(FoundLease { name, uid, version }) => {
                 let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
-                leases.delete(name, &DeleteParams::default()).await.map(drop)
+                // Whoever has renewed it meanwhile needs it.
+                let unchanged = Preconditions { uid: uid.clone(), resource_version: version.clone() };
+                let params = DeleteParams::default().preconditions(unchanged);
+                leases.delete(name, &params).await.map(drop)
             }
         };
         match written {
-            // It is gone, or (409) another object has its name and never had what was to be taken off.
+            // It is gone, or (409) it is another one by now, or was written at the same time: a second look shows what is left.
             Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
             written => written.map_err(|error| error.to_string()),
         }
@@ -168,21 +187,60 @@ async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
     let own = ListParams::default().labels(OWN_PODS);
     let running = fold(client, "Stowage's own pods", &own, |running: &mut Vec<PodKey>, pod: &Pod| {
         let key = objects::identity(pod).map(|(_, key)| key);
-        running.extend(key.ok().filter(|_| !objects::is_finished(pod)));
+        // Elsewhere the label is anybody's.
+        let is_own = |key: &PodKey| &*key.namespace == LEASE_NAMESPACE && !objects::is_finished(pod);
+        running.extend(key.ok().filter(is_own));
     });
     let running = running.await?;
     if running.is_empty() { Ok(()) } else { Err(UninstallError::StillRuns(running)) }
 }
 
-async fn leases(client: &Client) -> Result<Vec<&'static str>, UninstallError> {
-    let api = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
+/// The Leases, once it is clear that nobody renews them.
+async fn leases(client: &Client) -> Result<Vec<FoundLease>, UninstallError> {
     let mut found = Vec::new();
     for name in LEASES {
-        let lease = api.get_opt(name).await;
-        let lease = lease.map_err(|error| UninstallError::List { what: "Leases", error: error.into() })?;
-        found.extend(lease.map(|_| name));
+        let Some(lease) = lease(client, name).await? else { continue };
+        let lease = match renewal_due(&lease) {
+            None => Some(lease),
+            Some(within) => {
+                tokio::time::sleep(within).await;
+                let later = self::lease(client, name).await?;
+                let renewed =
+                    |later: &Lease| later.metadata.resource_version != lease.metadata.resource_version;
+                if let Some(later) = later.as_ref().filter(|later| renewed(later)) {
+                    return Err(UninstallError::StillLeads { holder: holder(later), lease: name });
+                }
+                later
+            }
+        };
+        found.extend(lease.map(|lease| FoundLease {
+            name,
+            uid: lease.metadata.uid,
+            version: lease.metadata.resource_version,
+        }));
     }
     Ok(found)
+}
+
+async fn lease(client: &Client, name: &str) -> Result<Option<Lease>, UninstallError> {
+    let found = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE).get_opt(name).await;
+    found.map_err(|error| UninstallError::List { what: "Leases", error: error.into() })
+}
+
+/// How long to look whether the holder renews it; `None` if nobody holds it, or its time is long over.
+fn renewal_due(lease: &Lease) -> Option<Duration> {
+    let spec = lease.spec.as_ref()?;
+    spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
+    let lasts = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(15);
+    let lasts = Duration::from_secs(lasts.min(LONGEST_LEASE));
+    let since = jiff::Timestamp::now().duration_since(spec.renew_time.as_ref()?.0);
+    // This machine's clock may differ from the holder's by as much again.
+    (since.unsigned_abs() < 2 * lasts).then_some(lasts)
+}
+
+fn holder(lease: &Lease) -> String {
+    let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    holder.unwrap_or_else(|| "somebody".into())
 }
 
 /// Every object of a kind, a page at a time: a large cluster's pods would take a gigabyte at once.
@@ -212,5 +270,30 @@ where
             }
             Err(error) => return Err(UninstallError::List { what, error: error.into() }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn held(by: &str, renewed: jiff::Timestamp) -> Lease {
+        let spec = json!({ "holderIdentity": by, "leaseDurationSeconds": 15, "renewTime": renewed });
+        serde_json::from_value(json!({ "metadata": { "name": "stowage" }, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn only_a_lease_that_somebody_may_hold_is_waited_for() {
+        let now = jiff::Timestamp::now();
+        let ago = |seconds: i64| now - jiff::SignedDuration::from_secs(seconds);
+        assert_eq!(renewal_due(&held("stowage-0", ago(1))), Some(Duration::from_secs(15)));
+        assert_eq!(
+            renewal_due(&held("stowage-0", ago(-20))),
+            Some(Duration::from_secs(15)),
+            "a clock that is behind"
+        );
+        assert_eq!(renewal_due(&held("stowage-0", ago(3600))), None);
+        assert_eq!(renewal_due(&held("", ago(1))), None, "given up");
     }
 }

@@ -135,7 +135,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
     };
     cluster.put(&cert, &key[..key.len() / 2]);
     let told = running.line_with("tls.key cannot be read");
-    assert!(told.contains("ERROR") && told.contains("the certificate before it stays in use"), "{told}");
+    assert!(told.contains("ERROR") && told.contains("A certificate that is in use stays"), "{told}");
     assert!(told.contains("kube-system/stowage-agents-tls"), "{told}");
     assert!(metric("stowage_tls_reload_failed{address=\"agents\"} 1"));
     cluster.put(&issue(&old).cert, &key);

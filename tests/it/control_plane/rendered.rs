@@ -143,7 +143,7 @@ fn the_charts_defaults_are_what_kustomize_applies() {
     for (folder, flags) in [
         ("", ""),
         ("overlays/single-replica", "replicas=1"),
-        ("overlays/shadow", "kubeScheduler.mode=shadow,podDefaults.enabled=false"),
+        ("overlays/shadow", "kubeScheduler.mode=shadow"),
         ("overlays/device-plugin-nodes", "kubeScheduler.mode=device-plugin-nodes"),
         ("overlays/cert-manager", "certificates.mode=cert-manager"),
     ] {
