@@ -142,9 +142,10 @@ fn wrong_flags_are_refused_with_the_error_and_its_remedy() {
 fn a_single_report_without_the_ca_fails_with_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("ca.crt");
-    let (code, error) =
-        fails(&["--once", "--extender", "https://stowage", "--ca", nowhere.to_str().unwrap()]);
-    assert!(code == 1 && error.contains(nowhere.to_str().unwrap()), "{code}: {error}");
+    let nowhere = nowhere.to_str().unwrap();
+    let output = runs(&["--once", "--extender", "https://stowage", "--ca", nowhere]);
+    let (code, error) = (output.status.code(), text(&output.stderr));
+    assert!(code == Some(1) && error.contains(nowhere), "{code:?}: {error}");
     assert!(error.contains("error: no extender accepted the report"), "{error}");
 }
 

@@ -48,15 +48,19 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
     assert!(difference.ok && difference.said.is_empty(), "{}", difference.said);
 }
 
-/// As Stowage fills them with a certificate.
+/// As Stowage fills them with a certificate: by replacing the whole object.
 fn what_stowage_writes_is_there(world: &RealControlPlane) {
-    let secret = json!({ "data": { "tls.crt": "Y2VydGlmaWNhdGU=", "tls.key": "a2V5" } }).to_string();
-    let map = json!({ "data": { "ca.crt": "CA" } }).to_string();
-    for (object, patch) in [("secret/stowage-agents-tls", secret), ("configmap/stowage-agents-ca", map)] {
-        let patch = ["--namespace", "kube-system", "patch", object, "--type=merge", "-p", &patch];
+    let secret = json!({ "tls.crt": "Y2VydGlmaWNhdGU=", "tls.key": "a2V5" });
+    for (name, data) in
+        [("secret/stowage-agents-tls", secret), ("configmap/stowage-agents-ca", json!({ "ca.crt": "CA" }))]
+    {
+        let mut object = get(world, &["--namespace", "kube-system", name]);
+        object["data"] = data;
+        let file = world.folder().join("written.json");
+        std::fs::write(&file, object.to_string()).unwrap();
         let account = "--as=system:serviceaccount:kube-system:stowage";
-        let patched = world.kubectl(&[&patch[..], &[account]].concat());
-        assert!(patched.ok, "{}", patched.said);
+        let replaced = world.kubectl(&["replace", "-f", file.to_str().unwrap(), account]);
+        assert!(replaced.ok, "{}", replaced.said);
     }
     for (object, verb) in
         [("secret/other", "get"), ("secrets", "create"), ("configmap/stowage-policy", "patch")]

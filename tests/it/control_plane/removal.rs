@@ -35,6 +35,11 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
     );
     let deleted = world.kubectl(&["delete", "pod", "-n", "kube-system", "stowage-0", "--force"]);
     assert!(deleted.ok, "{}", deleted.said);
+    // A label is anybody's, and a Lease is whose who renews it.
+    assert!(world.apply(&own.replace("kube-system", "default"), &[]).ok);
+    let refused = uninstall(&world, &[]);
+    let renews = "still renews the Lease kube-system/stowage-scheduler";
+    assert!(!refused.ok && refused.said.contains(renews), "{}", refused.said);
 
     world.stowage.take().expect("it runs").kill();
     world.scheduler.take().expect("it runs").kill();
