@@ -51,15 +51,18 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
 /// As Stowage fills them with a certificate: by replacing the whole object.
 fn what_stowage_writes_is_there(world: &RealControlPlane) {
     let secret = json!({ "tls.crt": "Y2VydGlmaWNhdGU=", "tls.key": "a2V5" });
-    for (name, data) in
-        [("secret/stowage-agents-tls", secret), ("configmap/stowage-agents-ca", json!({ "ca.crt": "CA" }))]
+    let map = json!({ "ca.crt": "CA" });
+    for (kind, name, data) in
+        [("secrets", "stowage-agents-tls", secret), ("configmaps", "stowage-agents-ca", map)]
     {
-        let mut object = get(world, &["--namespace", "kube-system", name]);
+        let mut object = get(world, &["--namespace", "kube-system", &format!("{kind}/{name}")]);
         object["data"] = data;
         let file = world.folder().join("written.json");
         std::fs::write(&file, object.to_string()).unwrap();
         let account = "--as=system:serviceaccount:kube-system:stowage";
-        let replaced = world.kubectl(&["replace", "-f", file.to_str().unwrap(), account]);
+        let path = format!("/api/v1/namespaces/kube-system/{kind}/{name}");
+        // Without it kubectl would write its own annotation, too.
+        let replaced = world.kubectl(&["replace", "--raw", &path, "-f", file.to_str().unwrap(), account]);
         assert!(replaced.ok, "{}", replaced.said);
     }
     for (object, verb) in
