@@ -92,7 +92,7 @@ impl Ca {
     }
 }
 
-/// A certificate that Stowage makes has a subject that is made from its key ([`super::issue::subject`]); what another CA's key
+/// A certificate that Stowage makes has a subject that is made from its key (`issue`); what another CA's key
 /// signs would name the wrong issuer.
 fn signs_as(certificate: &CaCertificate, key: &PrivateKey) -> bool {
     let subject = super::issue::subject_of(key).unwrap_or_default();

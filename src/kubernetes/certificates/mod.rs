@@ -8,7 +8,7 @@
 //!  tls.crt, tls.key    what every replica serves, signed by the signing CA
 //! ```
 //!
-//! [`stored`] reads the two objects, [`plan`] decides what is due, [`change`] makes the objects that say so, and [`run`] reads and
+//! [`stored`] reads the two objects, [`plan`] decides what is due, [`change`] makes the objects that say so, and `run` reads and
 //! writes them. A new CA signs nothing before its publication is old enough for every agent to have it. How old it is, is
 //! counted in the Secret by a clock that cannot jump, so that a restart or another leader counts on.
 //!
