@@ -1,4 +1,4 @@
-//! Which build this is: the version, and the commit where whoever built it said so.
+//! Which build this is: the version, and the commit, where the build was given it.
 
 use std::sync::OnceLock;
 

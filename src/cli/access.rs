@@ -2,15 +2,15 @@
 //! trust. What is not given comes from the kubeconfig, for a server with TLS only.
 
 use super::cluster_credentials::{ClusterCredentials, SERVER_NAME};
+use crate::agent::publish::Destination;
 use crate::agent::publish::trust::{Trust, authorization};
 use anyhow::{Context, Result};
 use clap::Args;
-use http::{HeaderValue, Uri};
+use http::HeaderValue;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -68,10 +68,8 @@ impl AccessArgs {
 
 /// Whether the server is on this machine, and so behind a port-forward: no certificate of Stowage's own is for such an address.
 fn is_loopback(server: &str) -> bool {
-    let uri = server.parse::<Uri>().ok();
-    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    let server = server.trim_end_matches('/').parse::<Destination>();
+    server.is_ok_and(|server| server.is_loopback())
 }
 
 impl Access {

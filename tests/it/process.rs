@@ -10,10 +10,20 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 fn stowage(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments).output().unwrap()
+}
+
+/// Waits until it holds, on the thread of the test.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
 }
 
 /// Exit code and what stands on stderr.

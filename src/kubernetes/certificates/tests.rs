@@ -306,9 +306,9 @@ fn a_managed_secret_with_half_a_key_is_repaired() {
 
 #[test]
 fn a_certificate_of_an_unknown_ca_is_not_served_and_anothers_ca_does_not_sign() {
-    let (mut cluster, stranger) = (Cluster::filled(), Cluster::filled());
+    let (mut cluster, other) = (Cluster::filled(), Cluster::filled());
     for key in ["tls.crt", "tls.key"] {
-        cluster.set(key, &stranger.text(key));
+        cluster.set(key, &other.text(key));
     }
     assert!(cluster.served().unwrap_err().contains("of no CA that agents are to trust"));
     assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));

@@ -1,6 +1,6 @@
 //! Takes back what Stowage wrote on nodes and pods, so that a cluster without it has nothing left that waits for it.
 //!
-//! Runs with the rights of whoever removes Stowage, after its manifests are deleted. What it finds it takes off with one write
+//! Runs with the rights of the user who removes Stowage, after its manifests are deleted. What it finds it takes off with one write
 //! each; those of pods and Leases name the object's UID. It can be interrupted and run again. [`leftovers`] says what there is.
 
 mod leftovers;
@@ -169,7 +169,7 @@ impl Write<'_> {
             }
             Self::Lease(FoundLease { name, uid, version }) => {
                 let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
-                // Whoever has renewed it meanwhile needs it.
+                // A client that has renewed it meanwhile needs it.
                 let unchanged = Preconditions { uid: uid.clone(), resource_version: version.clone() };
                 let params = DeleteParams::default().preconditions(unchanged);
                 leases.delete(name, &params).await.map(drop)

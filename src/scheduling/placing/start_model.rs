@@ -112,7 +112,7 @@ pub fn ready(
     if let Some(model) = &demand.model {
         let holding = node.holding(model);
         prior = engine_start(holding, demand.weights(), speeds);
-        let of = StartKind::Engine(demand.engine, LoadPath::of(holding.map(|holding| holding.tier)));
+        let of = engine_kind(demand.engine, holding);
         engine_factors = starts.factors(node, of);
         kind = Some(of);
     } else if missing.count == 0 {
@@ -193,8 +193,7 @@ impl StartModel {
         weights: Bytes,
         speeds: &LoadingSpeeds,
     ) -> StartTime {
-        let kind = StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)));
-        let learned = self.factors(node, kind).factors;
+        let learned = self.factors(node, engine_kind(engine, holding)).factors;
         engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
@@ -207,8 +206,7 @@ impl StartModel {
         weights: Bytes,
         speeds: &LoadingSpeeds,
     ) -> StartTime {
-        let kind = StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)));
-        let learned = self.cluster_factors(kind, gpu).unwrap_or(StartFactors::PRIOR);
+        let learned = self.cluster_factors(engine_kind(engine, holding), gpu).unwrap_or(StartFactors::PRIOR);
         engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
@@ -323,6 +321,11 @@ impl ImageSizes {
             }
         }
     }
+}
+
+/// What is learned of an engine on a node that has `holding` of its model.
+fn engine_kind(engine: EngineKind, holding: Option<&NodeModel>) -> StartKind {
+    StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)))
 }
 
 #[cfg(test)]

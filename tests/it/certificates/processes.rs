@@ -1,14 +1,13 @@
 //! `stowage serve --agents-tls-secret`: from an empty Secret, with another's, and with what cannot be used.
 
 use super::{CONFIG_MAP, SECRET, create_empty, published};
-use crate::client::{Client, HttpAnswer, PATIENCE};
-use crate::process::{RunningServe, fails};
+use crate::client::{Client, HttpAnswer};
+use crate::process::{RunningServe, eventually, fails};
 use crate::tls::{Ca, Identity, connect_to};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 use stowage::lab::demo::api_server::ApiServer;
 use stowage::lab::demo::api_server::faults::{InjectedFault, Operation};
 use tempfile::NamedTempFile;
@@ -70,19 +69,11 @@ fn is_trusted(address: SocketAddr, cas: &str) -> bool {
     page(address, cas, "/").is_some()
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
-        std::thread::park_timeout(Duration::from_millis(100));
-    }
-}
-
 #[test]
 fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
     let cluster = Cluster::start();
     create_empty(&cluster.api);
-    // Whoever writes at the same time is read first, and an answer that is lost was a write all the same.
+    // A concurrent write is read first, and an answer that is lost was a write all the same.
     cluster.api.faults().next(Operation::Secret, 1, InjectedFault::Conflicts);
     cluster.api.faults().next(Operation::ConfigMap, 1, InjectedFault::LosesAnswer);
     let running = cluster.serve("0.0.0.0:0");

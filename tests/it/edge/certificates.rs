@@ -1,11 +1,9 @@
 //! S7: certificates and the client CA are reloaded from their files, on every address.
 
-use crate::client::PATIENCE;
-use crate::process::{RunningServe, json_dump};
+use crate::process::{RunningServe, eventually, json_dump};
 use crate::served::{args, pod};
 use crate::tls::{Ca, Identity, TlsFixture, connect};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 struct Paths {
     cert: PathBuf,
@@ -28,14 +26,6 @@ fn is_answered(running: &RunningServe, ca: &Ca, client: &Ca) -> bool {
     let identity = client.issue_for("127.0.0.1");
     let mut asking = connect(running.scheduler, &ca.pem, Some(&identity));
     asking.try_post("/scheduler/filter", body.as_bytes()).is_ok_and(|answer| answer.status == 200)
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
-        std::thread::park_timeout(Duration::from_millis(200));
-    }
 }
 
 #[test]

@@ -197,7 +197,7 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
         let output = Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["explain", "llm"])
             .args(arguments)
-            // Of whoever runs the tests.
+            // The kubeconfig of the machine that runs the tests is not used.
             .env("KUBECONFIG", "/nonexistent")
             .output()
             .unwrap();
