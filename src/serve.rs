@@ -17,6 +17,7 @@ use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, con
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
+use crate::telemetry::devices::GpuSeries;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -75,6 +76,8 @@ pub struct AdminOptions {
     pub tls: Option<AdminTls>,
     /// Whether pages require a token that the API server allows to see the page; otherwise every client is admitted.
     pub asks_for_tokens: bool,
+    /// Whether the metrics name each GPU.
+    pub gpu_series: GpuSeries,
 }
 
 /// Where the certificate of the operators' address is.
@@ -119,7 +122,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(watching).map(drop));
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
-    let extender = extender.with_page_auth(page_auth);
+    let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
 
     first_certificate(&service).await;
     let stop_http = CancellationToken::new();

@@ -9,13 +9,14 @@
 //! ```
 //!
 //! Each source is behind a small trait and may fail alone; the report then says which part is missing and why. [`blocking`]
-//! keeps a source that hangs from delaying the rest. [`run`] is the command's loop, [`mod@print`] its tables. Nothing here
-//! decides where a pod goes, and nothing here knows the extender except its address.
+//! keeps a source that hangs from delaying the rest. [`run`] is the command's loop, [`mod@print`] its tables, [`metrics_page`]
+//! what Prometheus sees of it. Nothing here decides where a pod goes, and nothing here knows the extender except its address.
 
 pub mod blocking;
 pub mod engines;
 pub mod error_text;
 pub mod findings;
+pub mod metrics_page;
 pub mod models;
 pub mod nvml;
 pub mod ownership;

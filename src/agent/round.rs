@@ -7,7 +7,7 @@ use super::blocking::{Blocking, BlockingResult};
 use super::engines::EngineWatcher;
 use super::findings::{findings, gpus_of_pods};
 use super::models::{self, ModelScan, ModelSource};
-use super::nvml::{GpuSample, GpuSource};
+use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
 use super::ownership::dual_pods::give_to_requesters;
 use super::pods::{PodOnNode, PodSource};
@@ -48,6 +48,8 @@ pub struct Rounds {
 /// A report, and the moment at which its ages were right.
 pub struct Round {
     pub report: NodeReport,
+    /// What the GPUs' sensors say, for metrics.
+    pub sensors: GpuSensors,
     pub as_of: Instant,
     /// The pods on the node, so that their names can be printed.
     pub pods: Vec<PodOnNode>,
@@ -74,9 +76,9 @@ impl Rounds {
         let mut missing = Vec::new();
         let pods = self.pods(&mut missing);
         let sample = self.sample(&mut missing).await;
-        let (mut gpus, taken) = match sample {
-            Some(sample) => (Some(sample.gpus), Some(sample.taken)),
-            None => (None, None),
+        let (mut gpus, sensors, taken) = match sample {
+            Some(sample) => (Some(sample.gpus), sample.sensors, Some(sample.taken)),
+            None => (None, GpuSensors::new(), None),
         };
         let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
         missing.extend(self.owners.owners(listed, &pods).await);
@@ -99,7 +101,7 @@ impl Rounds {
             missing,
         };
         report.keep_to_limits();
-        Round { report, as_of: Instant::now(), pods }
+        Round { report, sensors, as_of: Instant::now(), pods }
     }
 
     /// The latest round, for a single sample. If no process was there to find the owner of, it also says what would have

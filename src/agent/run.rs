@@ -2,6 +2,7 @@
 
 use super::engines::EngineWatcher;
 use super::engines::limits::EngineLimits;
+use super::metrics_page::{self, MetricsPage};
 use super::models::ModelSource;
 use super::nvml::GpuSource;
 use super::ownership::OwnerSource;
@@ -15,9 +16,12 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::time::Duration;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 /// Duration of a single sample (`--once`): the list of pods and an engine's first answer need a few rounds.
@@ -33,6 +37,8 @@ pub struct AgentOptions {
     pub pods: Box<dyn PodSource>,
     pub models: Box<dyn ModelSource>,
     pub publisher: Option<Publisher>,
+    /// Where its metrics are served, if they are.
+    pub metrics: Option<TcpListener>,
 }
 
 /// What a single sample prints.
@@ -43,8 +49,11 @@ pub enum Print {
 }
 
 /// Reports until shutdown.
-pub async fn run(options: AgentOptions) -> Result<()> {
+pub async fn run(mut options: AgentOptions) -> Result<()> {
     let (interval, node) = (options.interval, options.node.clone());
+    let page = Arc::new(MetricsPage::default());
+    // Ends with the runtime, which ends with this function.
+    let _served = options.metrics.take().map(|listener| served(listener, &page)).transpose()?;
     let (mut rounds, publisher) = start(options)?;
     let publisher = publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
     let mut publisher = publisher.with_patience(PATIENCE);
@@ -62,9 +71,12 @@ pub async fn run(options: AgentOptions) -> Result<()> {
         };
         let turn = async {
             ticks.tick().await;
-            let Round { report, as_of, .. } = rounds.next().await;
+            let begun = Instant::now();
+            let Round { report, as_of, sensors, .. } = rounds.next().await;
+            page.note_round(&report, sensors, begun.elapsed());
             tell_news(&report.missing, &mut known);
             publisher.publish(report, as_of).await;
+            page.note_published(&publisher.state());
         };
         tokio::select! {
             () = turn => {}
@@ -114,6 +126,12 @@ fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
     let engines = EngineWatcher::new(EngineLimits::default());
     let sources = ReportSources { gpus, owners, pods, models, engines };
     Ok((Rounds::new(node, boot_id(), sources).context("no thread")?, publisher))
+}
+
+fn served(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {
+    info!("metrics: http://{}/metrics", listener.local_addr()?);
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    Ok(AbortOnDropHandle::new(tokio::spawn(metrics_page::serve(listener, page.clone()))))
 }
 
 /// Differs at each start.

@@ -2,6 +2,7 @@
 
 use crate::extender::tls::ServerFiles;
 use crate::serve::{AdminOptions, AdminTls};
+use crate::telemetry::devices::GpuSeries;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -27,6 +28,10 @@ pub struct AdminArgs {
     /// on loopback, else token]
     #[arg(long, value_enum, value_name = "HOW")]
     admin_auth: Option<AdminAuth>,
+
+    /// Whether /metrics has up to six series for each GPU; each node's agent has others of its own
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    gpu_metrics: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -61,6 +66,7 @@ impl AdminArgs {
                  --admin-tls-key, or --agents-tls-secret, or listen on 127.0.0.1 with --admin-auth none, or say --insecure"
             );
         }
-        Ok(AdminOptions { listen, tls, asks_for_tokens: auth == AdminAuth::Token })
+        let gpu_series = if self.gpu_metrics { GpuSeries::Exported } else { GpuSeries::LeftOut };
+        Ok(AdminOptions { listen, tls, asks_for_tokens: auth == AdminAuth::Token, gpu_series })
     }
 }

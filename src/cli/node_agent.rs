@@ -16,6 +16,7 @@ use crate::policy_file::format;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -68,6 +69,10 @@ pub struct AgentArgs {
     /// Kubeconfig of the cluster with this node's pods [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+
+    /// Where to serve metrics for Prometheus, such as 0.0.0.0:9447; without it they are not served
+    #[arg(long, value_name = "ADDRESS", value_parser = super::address::address, conflicts_with = "once")]
+    metrics_listen: Option<SocketAddr>,
 
     /// Sample once, print the report, and exit; with --extender, report it too
     #[arg(long)]
@@ -139,7 +144,9 @@ impl AgentArgs {
                 Err(error) if self.kubeconfig.is_none() => Box::new(NoPods(error.to_string())),
                 Err(error) => return Err(error).context("--kubeconfig"),
             };
+        let metrics = self.metrics_listen.map(listen).transpose()?;
         Ok(AgentOptions {
+            metrics,
             interval: self.interval,
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
@@ -149,6 +156,12 @@ impl AgentArgs {
             node,
         })
     }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).with_context(|| format!("--metrics-listen {address}"))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// The kubelet's default name of its node: the machine's host name in lower case.

@@ -75,6 +75,8 @@ pub enum MetricQuantity {
     Running,
     /// How often the engine has interrupted a request of its own for lack of KV cache; it only rises.
     Preemptions,
+    /// Tokens that it has generated; it only rises, with some engines when a request ends.
+    GeneratedTokens,
     /// Tokens the KV cache holds.
     KvTokens,
     /// Blocks of the KV cache, and the tokens of one: their product is the number of tokens it holds.
@@ -161,6 +163,8 @@ pub static DIALECTS: [Dialect; 8] = [
             // The counter's name as the page has it, and as a collector of the newer format writes it.
             ("vllm:num_preemptions_total", Value(Preemptions)),
             ("vllm:num_preemptions", Value(Preemptions)),
+            ("vllm:generation_tokens_total", Value(GeneratedTokens)),
+            ("vllm:generation_tokens", Value(GeneratedTokens)),
             // If cache groups have blocks of several sizes the product is not the number of tokens: newer versions have a label
             // for it.
             (
@@ -193,6 +197,8 @@ pub static DIALECTS: [Dialect; 8] = [
             ("sglang:num_queue_reqs", Value(Waiting)),
             ("sglang:num_running_reqs", Value(Running)),
             ("sglang:max_total_num_tokens", Value(KvTokens)),
+            // Its gauge `sglang:gen_throughput` is of one batch, and stays where it was once there is none.
+            ("sglang:generation_tokens_total", Value(GeneratedTokens)),
         ],
     },
     Dialect {
@@ -205,6 +211,7 @@ pub static DIALECTS: [Dialect; 8] = [
             ("trtllm_num_requests_running", Value(Running)),
             ("trtllm_kv_cache_max_blocks", Value(KvBlocks)),
             ("trtllm_kv_cache_tokens_per_block", Value(BlockTokens)),
+            ("trtllm_generation_tokens_total", Value(GeneratedTokens)),
         ],
     },
     Dialect {
@@ -234,6 +241,7 @@ pub static DIALECTS: [Dialect; 8] = [
             ("lmdeploy:gpu_cache_usage_perc", Value(KvUsage)),
             ("lmdeploy:num_requests_waiting", Value(Waiting)),
             ("lmdeploy:num_requests_running", Value(Running)),
+            ("lmdeploy:generation_tokens_total", Value(GeneratedTokens)),
         ],
     },
     Dialect {
@@ -245,6 +253,8 @@ pub static DIALECTS: [Dialect; 8] = [
             ("tgi_batch_max_total_tokens", Value(BatchTokensLimit)),
             ("tgi_queue_size", Value(Waiting)),
             ("tgi_batch_current_size", Value(Running)),
+            // The sum of a histogram over ended requests: it has no counter of its own.
+            ("tgi_request_generated_tokens_sum", Value(GeneratedTokens)),
         ],
     },
     Dialect {
@@ -255,6 +265,7 @@ pub static DIALECTS: [Dialect; 8] = [
         metrics: &[
             ("llamacpp:requests_deferred", Value(Waiting)),
             ("llamacpp:requests_processing", Value(Running)),
+            ("llamacpp:tokens_predicted_total", Value(GeneratedTokens)),
         ],
     },
     Dialect {

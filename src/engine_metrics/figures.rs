@@ -24,6 +24,8 @@ pub struct Figures {
     pub running: Option<u64>,
     /// How often it has interrupted its own requests since it started, over all ranks.
     pub preemptions: Option<u64>,
+    /// Tokens that it has generated since it started, over all ranks.
+    pub generated_tokens: Option<u64>,
     /// 1: its weights are in host memory; 2: they are discarded. `None` if it is awake, or does not report it.
     pub sleep_level: Option<u8>,
     /// Why figures are missing.
@@ -234,6 +236,7 @@ impl<'p> Collected<'p> {
             waiting: self.sum(MetricQuantity::Waiting),
             running: self.sum(MetricQuantity::Running),
             preemptions: self.sum(MetricQuantity::Preemptions),
+            generated_tokens: self.sum(MetricQuantity::GeneratedTokens),
             sleep_level: self.sleep_level(),
             problems,
         }
@@ -296,6 +299,7 @@ impl Figures {
             waiting: None,
             running: None,
             preemptions: None,
+            generated_tokens: None,
             sleep_level: None,
             problems: Vec::new(),
         }
@@ -309,6 +313,7 @@ impl Figures {
         self.waiting = self.waiting.or(other.waiting);
         self.running = self.running.or(other.running);
         self.preemptions = self.preemptions.or(other.preemptions);
+        self.generated_tokens = self.generated_tokens.or(other.generated_tokens);
         self.sleep_level = self.sleep_level.or(other.sleep_level);
         self.problems.extend(other.problems);
         self

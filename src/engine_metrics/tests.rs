@@ -19,6 +19,7 @@ fn figures(engine: Engine, model: &str) -> Figures {
         waiting: None,
         running: None,
         preemptions: None,
+        generated_tokens: None,
         sleep_level: None,
         problems: Vec::new(),
     }

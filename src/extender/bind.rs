@@ -15,6 +15,7 @@ use crate::scheduling::verbs::binding::{
     SettlingEnded,
 };
 use crate::scheduling::verbs::shadow::Expected;
+use crate::telemetry::NO_CODE;
 use crate::units::{Millis, Moment};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -59,11 +60,11 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
-    let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node } };
+    let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node }, unplaced: None };
     let answers = extender.service.metrics.answers.clone();
     let bound = extender.writes.spawn(async move { task.run().await }).await;
     let (outcome, result) = match bound.unwrap_or(Err(Unbound::Unsettled)) {
-        Ok(()) => (("bound", ""), BindingResult { error: "" }),
+        Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
         Err(unbound) => (("unbound", unbound.code()), BindingResult { error: unbound.phrase() }),
     };
     answers.with_label_values(&["bind", outcome.0, outcome.1]).inc();
@@ -74,6 +75,8 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
 struct BindTask {
     extender: Extender,
     asked: BindAsked,
+    /// How long the pod had no place, if this request is the one that placed it.
+    unplaced: Option<Millis>,
 }
 
 impl BindTask {
@@ -94,10 +97,12 @@ impl BindTask {
             Err(BindRefusal::Conflict(conflict)) => return Err(Unbound::Conflict(conflict)),
             Err(BindRefusal::InShadow) => return Err(Unbound::InShadow),
         };
-        let BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun } = decision;
+        let BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun, unplaced } =
+            decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
         let order = BindOrder { key, uid, demand, placement, held: is_reserved, policy };
-        self.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
+        let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
+        task.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
         if wakes && is_new {
             self.extender.service.metrics.bound_to_wake.inc();
         }
@@ -178,6 +183,7 @@ impl BindTask {
     }
 
     fn bound(&self, order: &BindOrder) {
+        self.note_placement(order);
         let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
         info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
         if order.held {
@@ -186,6 +192,15 @@ impl BindTask {
             writes.spawn(async move {
                 control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
             });
+        }
+    }
+
+    fn note_placement(&self, order: &BindOrder) {
+        let service = &self.extender.service;
+        let policy = service.cluster().policy().clone();
+        if let Some((unplaced, class)) = self.unplaced.zip(policy.classes().get(order.demand.class.place())) {
+            let histogram = service.metrics.placement_seconds.with_label_values(&[&class.name]);
+            histogram.observe(unplaced.0 as f64 / 1e3);
         }
     }
 

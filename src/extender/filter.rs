@@ -12,9 +12,11 @@ use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::scheduling::vocabulary::demand::RequestError;
+use crate::telemetry::NO_CODE;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Instant;
 
 /// A pod whose request is invalid.
 #[derive(Debug)]
@@ -75,8 +77,14 @@ pub fn filter<'a>(
 }
 
 fn ask(extender: &Extender, request: VerbRequest) -> DecisionView {
-    let _timer = extender.service.metrics.ledger_seconds.start_timer();
-    extender.service.cluster().apply(FilterAsked(request))
+    let (metrics, asked) = (&extender.service.metrics, Instant::now());
+    let mut cluster = extender.service.cluster();
+    let locked = Instant::now();
+    let view = cluster.apply(FilterAsked(request));
+    drop(cluster);
+    metrics.ledger_wait.observe(locked.duration_since(asked).as_secs_f64());
+    metrics.ledger_hold.observe(locked.elapsed().as_secs_f64());
+    view
 }
 
 fn enforce<'a>(
@@ -94,7 +102,7 @@ fn enforce<'a>(
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
         return answer(nodes, std::iter::empty(), phrases);
     }
-    count_answer(extender, "passed", "");
+    count_answer(extender, "passed", NO_CODE);
     answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
 }
 

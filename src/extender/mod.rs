@@ -23,6 +23,7 @@ pub mod wire;
 
 use crate::kubernetes::port::ControlPlane;
 use crate::service::Service;
+use crate::telemetry::devices::GpuSeries;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
@@ -36,6 +37,8 @@ pub struct Extender {
     pub page_auth: page_auth::PageAuth,
     /// Slots for large pages that are rendered at one time.
     pub pages: operators::PageLimits,
+    /// Whether the metrics name each GPU.
+    pub gpu_series: GpuSeries,
     /// Bytes of report bodies in progress.
     pub report_bodies: Arc<reports::Bodies>,
     /// Decisions that were recorded and not answered, in shadow mode.
@@ -59,6 +62,7 @@ impl Extender {
             agent_auth: reports::AgentAuth::Anyone,
             page_auth: page_auth::PageAuth::Anyone,
             pages: operators::PageLimits::default(),
+            gpu_series: GpuSeries::default(),
             report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),
@@ -69,6 +73,11 @@ impl Extender {
     /// The same, with reports only from authenticated agents.
     pub fn with_agent_auth(self, agent_auth: reports::AgentAuth) -> Self {
         Self { agent_auth, ..self }
+    }
+
+    /// The same, with or without metrics of each GPU.
+    pub fn with_gpu_series(self, gpu_series: GpuSeries) -> Self {
+        Self { gpu_series, ..self }
     }
 
     /// The same, with pages only for clients that may see them.

@@ -1,7 +1,7 @@
 //! The operators' address: metrics, health, the ledger and the policy as JSON. Read only.
 //!
 //! Every page except `/healthz` and `/readyz` checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
-//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The two
+//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The three
 //! pages that grow with the cluster are written in chunks as the client reads them.
 
 mod page_limits;
@@ -11,18 +11,17 @@ pub use page_limits::PageLimits;
 pub(super) use page_limits::held;
 
 use super::Extender;
-use super::reports::tidy;
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
 use crate::ids::listed;
 use crate::kubernetes::port::OperatorPage;
-use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Digest, Policy};
 use crate::service::{RefusedPolicy, Service};
+use crate::telemetry::scrape;
 use crate::units::Moment;
 use axum::Router;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use page_limits::streamed;
@@ -30,6 +29,9 @@ use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
+
+/// The type of the large pages.
+const JSON: &str = "application/json";
 
 /// What a client needs to see a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,29 +129,11 @@ async fn metrics(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.metrics.clone();
-    page(extender, Asker::new(source, headers), "/metrics", turns, |extender| {
-        let books = extender.service.cluster().clone();
-        let text = gathered(extender, &books);
-        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-    })
-    .await
-}
-
-/// All metrics, with sums over this copy of the ledger. The ledger is not locked here.
-fn gathered(extender: &Extender, books: &Ledger) -> String {
-    let service = &extender.service;
-    let (now, metrics) = (service.now(), &service.metrics);
-    metrics.set_totals(&books.totals());
-    metrics.set_spare(books.spare());
-    metrics.starts.set_errors(&books.start_errors());
-    metrics.overuse.set(books.overusing_pods().map(|(key, overuse)| (key, overuse.excess())));
-    // A node that is gone would stay the oldest for ever.
-    tidy(&extender.board, books);
-    metrics.set_report_ages(extender.board.ages(now));
-    metrics.leading.set(service.gate.is_leading().into());
-    metrics.synced.set((service.gate.is_synced() && service.contact.lost_for(now).is_none()).into());
-    metrics.silence.set(service.contact.silence(now).map_or(0.0, |silence| silence.0 as f64 / 1e3));
-    metrics.render()
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/metrics"));
+    match extender.turn(&asker, page, &turns).await {
+        Ok(turn) => streamed(turn, scrape::CONTENT_TYPE, move |out| pages::metrics(&extender, out)),
+        Err(refused) => refused.into_response(),
+    }
 }
 
 /// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that does not lead is ready too: it is up to
@@ -257,7 +241,7 @@ async fn snapshot(
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
             let books = extender.service.cluster().clone();
-            streamed(turn, move |out| pages::snapshot(books, out))
+            streamed(turn, JSON, move |out| Ok(pages::snapshot(books, out)?))
         }
         Err(refused) => refused.into_response(),
     }
@@ -271,7 +255,7 @@ async fn reports(
 ) -> Response {
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/reports"));
     match extender.turn(&asker, page, &extender.pages.large).await {
-        Ok(turn) => streamed(turn, move |out| pages::reports(&extender, out)),
+        Ok(turn) => streamed(turn, JSON, move |out| Ok(pages::reports(&extender, out)?)),
         Err(refused) => refused.into_response(),
     }
 }
@@ -295,6 +279,12 @@ mod tests {
         Extender::new(service, Arc::new(control_plane), RequestLimits::default())
     }
 
+    fn scraped(extender: &Extender, books: &crate::scheduling::ledger::Ledger) -> String {
+        let mut page = Vec::new();
+        pages::write_metrics(extender, books, &mut page).unwrap();
+        String::from_utf8(page).unwrap()
+    }
+
     #[test]
     fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
         let extender = extender();
@@ -303,7 +293,7 @@ mod tests {
         let service = extender.service.clone();
         let _filter = service.cluster();
         std::thread::spawn(move || {
-            let text = gathered(&extender, &books);
+            let text = scraped(&extender, &books);
             let mut snapshot = Vec::new();
             pages::snapshot(books, &mut snapshot).unwrap();
             done.send((text, String::from_utf8(snapshot).unwrap())).unwrap();
@@ -340,7 +330,7 @@ mod tests {
         extender.service.contact.heard(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
         let books = extender.service.cluster().clone();
-        assert!(gathered(&extender, &books).contains("\nstowage_synced 0\n"));
+        assert!(scraped(&extender, &books).contains("\nstowage_synced 0\n"));
         extender.service.contact.heard(now);
         assert_eq!(ready().await, StatusCode::OK);
     }

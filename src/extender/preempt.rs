@@ -17,6 +17,7 @@ use crate::scheduling::verbs::preempt::{
 use crate::scheduling::verbs::preempt_device_plugin::{NarrowAsked, NarrowedCandidates};
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::ReleaseReservation;
+use crate::telemetry::NO_CODE;
 use std::collections::BTreeMap;
 use tracing::{info, warn};
 
@@ -47,7 +48,10 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         if narrowed.policy.mode == Mode::Shadow {
             return Ok(shadow::preempt(extender, &request, &offered, &narrowed));
         }
-        count(if narrowed.chosen.is_some() { "narrowed" } else { "none" }, narrowed.code);
+        match narrowed.chosen {
+            Some(_) => count("narrowed", NO_CODE),
+            None => count("none", narrowed.code),
+        }
         return Ok(narrowed_answer(&offered, &narrowed));
     }
     if !request.demand.may_preempt {
@@ -80,7 +84,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "awaited");
         return Ok(PreemptionResult::default());
     }
-    count("reserved", "");
+    count("reserved", NO_CODE);
     Ok(answer(others, &victims))
 }
 

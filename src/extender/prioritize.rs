@@ -10,6 +10,7 @@ use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::offered;
 use crate::scheduling::verbs::prioritize::{PrioritizeAsked, prioritize as decide};
 use crate::scheduling::verbs::request::VerbRequest;
+use crate::telemetry::NO_CODE;
 
 pub fn prioritize<'a>(
     extender: &Extender,
@@ -33,7 +34,7 @@ pub fn prioritize<'a>(
     if let Some(first) = list.best.first() {
         extender.service.cluster().apply(offered(&view, first));
     }
-    answers.with_label_values(&["prioritize", "ranked", ""]).inc();
+    answers.with_label_values(&["prioritize", "ranked", NO_CODE]).inc();
     Ok(ranked(nodes, &list))
 }
 

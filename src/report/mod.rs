@@ -126,6 +126,9 @@ pub struct EngineReport {
     /// Requests being processed, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,
+    /// Tokens that it generated per second between its last two pages, over all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
     /// Age of these figures when the report was sent.
     #[serde(default)]
     pub age_millis: Millis,

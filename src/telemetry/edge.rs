@@ -1,7 +1,8 @@
 //! Metrics of the addresses: connections and how they ended, certificate reloads, rejected tokens and limited pages.
 
-use prometheus::core::Collector;
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use super::family::{Families, known, open};
+use super::reports::REVIEWS;
+use prometheus::{IntCounterVec, IntGaugeVec};
 
 /// Shared with the code that serves an address.
 #[derive(Clone)]
@@ -23,63 +24,49 @@ pub struct EdgeMetrics {
 pub const ADDRESSES: [&str; 3] = ["scheduler", "agents", "operators"];
 
 impl EdgeMetrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let keep = |collector: Box<dyn Collector>| {
-            registry.register(collector).expect("each metric is registered once");
-        };
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            let gauges =
-                IntGaugeVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
-            keep(Box::new(gauges.clone()));
-            gauges
-        };
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let counters =
-                IntCounterVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
-            keep(Box::new(counters.clone()));
-            counters
-        };
+    pub(super) fn new(families: &mut Families) -> Self {
+        let address = || known("address", ADDRESSES);
         let metrics = Self {
-            connections: gauges("stowage_connections", "Open connections, by address.", &["address"]),
-            dropped: counters(
+            connections: families.gauges("stowage_connections", "Open connections, by address.", [address()]),
+            dropped: families.counters(
                 "stowage_connections_dropped_total",
                 "Connections that Stowage rejected or closed, by address and reason.",
-                &["address", "reason"],
+                [address(), open("reason", "the reasons of the source, some fifteen, each from the start")],
             ),
-            tls_reloads: counters(
+            tls_reloads: families.counters(
                 "stowage_tls_reloads_total",
                 "Certificate reloads, by address and outcome.",
-                &["address", "outcome"],
+                [address(), known("outcome", ["applied", "rejected"])],
             ),
-            tls_refused: gauges(
+            tls_refused: families.gauges(
                 "stowage_tls_reload_failed",
                 "1 while an address serves an old certificate because its new one cannot be used.",
-                &["address"],
+                [address()],
             ),
-            certificate_ends: gauges(
+            certificate_ends: families.gauges(
                 "stowage_certificate_expiry_timestamp_seconds",
-                "When the certificate that Stowage keeps in a Secret expires, in Unix time: the one it serves, and its CA.",
-                &["certificate"],
+                "When the certificate that Stowage keeps in a Secret expires, in Unix time: the one it serves, and its CA; absent if \
+                 it keeps none.",
+                // No zero: it would be a certificate that ended in 1970.
+                [open("certificate", "serving and ca")],
             ),
-            turned_away: counters(
+            turned_away: families.counters(
                 "stowage_requests_limited_total",
                 "Requests rejected because a limit was reached, by address and limit.",
-                &["address", "limit"],
+                [address(), open("limit", "four limits")],
             ),
-            page_reviews: counters(
+            page_reviews: families.counters(
                 "stowage_page_access_reviews_total",
                 "Access reviews for operators' pages, by outcome.",
-                &["outcome"],
+                [known("outcome", REVIEWS)],
             ),
         };
-        // An alert on a rate needs to see zero before the first increase.
-        for address in ADDRESSES {
-            metrics.connections.with_label_values(&[address]);
-            metrics.tls_refused.with_label_values(&[address]);
-            for outcome in ["applied", "rejected"] {
-                metrics.tls_reloads.with_label_values(&[address, outcome]);
+        for address in ["agents", "operators"] {
+            for limit in ["reviews", "reviews-per-source"] {
+                metrics.turned_away.with_label_values(&[address, limit]);
             }
         }
+        metrics.turned_away.with_label_values(&["operators", "pages"]);
         metrics
     }
 

@@ -1,9 +1,9 @@
 //! Metrics of the policy: which one is current, the outcomes of changes to its files, and whether they are rejected now.
 
+use super::family::{Families, known, open};
 use crate::scheduling::policy::{Mode, Policy};
 use parking_lot::Mutex;
-use prometheus::core::Collector;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 pub struct PolicyMetrics {
     /// Changes of the policy's files, by outcome.
@@ -21,37 +21,31 @@ pub struct PolicyMetrics {
 }
 
 impl PolicyMetrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let keep = |collector: Box<dyn Collector>| {
-            registry.register(collector).expect("each metric is registered once");
-        };
-        let reloads = Opts::new("stowage_policy_reloads_total", "Reloads of the policy files, by outcome.");
-        let reloads = IntCounterVec::new(reloads, &["outcome"]).expect("the name and labels are valid");
-        let refused = IntGauge::new(
-            "stowage_policy_reload_failed",
-            "1 while the policy files are rejected and the previous policy stays in force.",
-        )
-        .expect("the name is valid");
-        let window_changes = IntCounter::new(
-            "stowage_policy_window_changes_total",
-            "Times at which windows of the policy opened or closed.",
-        )
-        .expect("the name is valid");
-        let open_windows =
-            IntGauge::new("stowage_policy_open_windows", "Windows of the policy that are open.")
-                .expect("the name is valid");
-        let info = Opts::new("stowage_policy_info", "1 for the policy in force, by its digest and mode.");
-        let info = IntGaugeVec::new(info, &["digest", "mode"]).expect("the name and labels are valid");
-        keep(Box::new(reloads.clone()));
-        keep(Box::new(refused.clone()));
-        keep(Box::new(window_changes.clone()));
-        keep(Box::new(open_windows.clone()));
-        keep(Box::new(info.clone()));
-        // An alert on a rate needs to see the count before its first rise.
-        for outcome in ["applied", "unchanged", "rejected"] {
-            reloads.with_label_values(&[outcome]);
+    pub(super) fn new(families: &mut Families) -> Self {
+        Self {
+            reloads: families.counters(
+                "stowage_policy_reloads_total",
+                "Reloads of the policy files, by outcome.",
+                [known("outcome", ["applied", "unchanged", "rejected"])],
+            ),
+            refused: families.gauge(
+                "stowage_policy_reload_failed",
+                "1 while the policy files are rejected and the previous policy stays in force.",
+            ),
+            window_changes: families.counter(
+                "stowage_policy_window_changes_total",
+                "Times at which windows of the policy opened or closed.",
+            ),
+            open_windows: families
+                .gauge("stowage_policy_open_windows", "Windows of the policy that are open."),
+            info: families.gauges(
+                "stowage_policy_info",
+                "1 for the policy in force, by its digest and mode.",
+                // One at a time, so none from the start.
+                [open("digest", "one at a time"), open("mode", "enforce or shadow, one at a time")],
+            ),
+            shown: Mutex::default(),
         }
-        Self { reloads, refused, window_changes, open_windows, info, shown: Mutex::default() }
     }
 
     /// This policy decides from now on.

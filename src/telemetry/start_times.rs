@@ -1,60 +1,57 @@
 //! Metrics of engines' starts: how long they were expected to take, how long they took, and how far the two were apart.
 
+use super::family::{Families, Sampled, known};
+use super::scrape::Scrape;
 use crate::scheduling::ledger::{StartErrors, TimedStart};
 use crate::scheduling::vocabulary::start_time::EngineKind;
-use prometheus::core::Collector;
-use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntGauge, Opts, Registry};
+use prometheus::HistogramVec;
+use std::io;
 
 pub struct StartMetrics {
     observed: HistogramVec,
     expected: HistogramVec,
-    errors: GaugeVec,
-    starts: IntGauge,
+    median_error: Sampled,
+    high_error: Sampled,
+    starts: Sampled,
 }
 
 /// From an engine that wakes to a 400 GB model that is fetched over a slow network.
 const SECONDS: [f64; 12] = [1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0];
 
 impl StartMetrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let keep = |collector: Box<dyn Collector>| {
-            registry.register(collector).expect("each metric is registered once");
-        };
-        let histograms = |name: &str, help: &str| {
-            let options = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
-            let histograms = HistogramVec::new(options, &["engine"]).expect("the name and labels are valid");
-            keep(Box::new(histograms.clone()));
-            histograms
-        };
-        let observed = histograms(
-            "stowage_engine_start_duration_seconds",
-            "Time from binding until an engine was ready, by engine.",
-        );
-        let expected = histograms(
-            "stowage_engine_start_expected_seconds",
-            "The same as it was expected when the pod was bound, by engine.",
-        );
-        let errors = GaugeVec::new(
-            Opts::new(
-                "stowage_engine_start_error_ratio",
-                "How far expected starts were off, relative to the observed ones, by basis and percentile over the latest starts.",
+    pub(super) fn new(families: &mut Families) -> Self {
+        let engine = || known("engine", EngineKind::ALL.map(EngineKind::name));
+        let basis = || known("basis", ["calibrated", "policy"]);
+        Self {
+            observed: families.histograms(
+                "stowage_engine_start_duration_seconds",
+                "Time from binding until an engine was ready, by engine.",
+                [engine()],
+                &SECONDS,
             ),
-            &["basis", "percentile"],
-        )
-        .expect("the name and labels are valid");
-        let starts = IntGauge::new(
-            "stowage_engine_starts_compared",
-            "The latest starts over which the percentiles of the error are taken.",
-        )
-        .expect("the name is valid");
-        keep(Box::new(errors.clone()));
-        keep(Box::new(starts.clone()));
-        // A rate needs to see the count before its first rise.
-        for engine in EngineKind::ALL {
-            observed.with_label_values(&[engine.name()]);
-            expected.with_label_values(&[engine.name()]);
+            expected: families.histograms(
+                "stowage_engine_start_expected_seconds",
+                "The same as it was expected when the pod was bound, by engine.",
+                [engine()],
+                &SECONDS,
+            ),
+            median_error: families.sampled(
+                "stowage_engine_start_error_median_ratio",
+                "|expected - observed| / observed, the median over the latest 256 starts: as they were expected (calibrated), and as \
+                 the policy's figures alone would have it.",
+                [basis()],
+            ),
+            high_error: families.sampled(
+                "stowage_engine_start_error_p90_ratio",
+                "The same, of which a tenth of the starts have more.",
+                [basis()],
+            ),
+            starts: families.sampled(
+                "stowage_engine_starts_compared",
+                "Starts that this replica saw, of the latest 256, over which the error is taken.",
+                [],
+            ),
         }
-        Self { observed, expected, errors, starts }
     }
 
     /// An engine has started.
@@ -64,16 +61,14 @@ impl StartMetrics {
         self.expected.with_label_values(&engine).observe(start.expected.0 as f64 / 1e3);
     }
 
-    pub fn set_errors(&self, errors: &StartErrors) {
-        self.starts.set(errors.starts as i64);
-        if errors.starts == 0 {
-            return;
-        }
-        for (basis, percentiles) in [("calibrated", errors.expected), ("policy", errors.prior)] {
-            for (label, error) in [("50", percentiles.p50), ("90", percentiles.p90)] {
-                self.errors.with_label_values(&[basis, label]).set(error as f64 / 1e3);
-            }
-        }
+    pub fn write(&self, page: &mut Scrape<'_>, errors: &StartErrors) -> io::Result<()> {
+        let bases = [("calibrated", errors.expected), ("policy", errors.prior)];
+        // Without a start there is no error, not one of zero.
+        let bases = if errors.starts == 0 { &[][..] } else { &bases[..] };
+        let of = |thousandths: u64| thousandths as f64 / 1e3;
+        page.sampled(&self.median_error, bases.iter().map(|(basis, error)| ([basis], of(error.p50))))?;
+        page.sampled(&self.high_error, bases.iter().map(|(basis, error)| ([basis], of(error.p90))))?;
+        page.one(&self.starts, errors.starts as f64)
     }
 }
 
@@ -95,13 +90,16 @@ mod tests {
             expected: Percentiles { p50: 200, p90: 200 },
             prior: Percentiles { p50: 700, p90: 700 },
         };
-        metrics.starts.set_errors(&errors);
-        let text = metrics.render();
+        let mut page = Vec::new();
+        let mut scrape = Scrape::new(&mut page);
+        scrape.kept(metrics.families()).unwrap();
+        metrics.starts.write(&mut scrape, &errors).unwrap();
+        let text = String::from_utf8(page).unwrap();
         for line in [
             "stowage_engine_start_duration_seconds_sum{engine=\"vllm\"} 100",
             "stowage_engine_start_expected_seconds_sum{engine=\"vllm\"} 80",
-            "stowage_engine_start_error_ratio{basis=\"calibrated\",percentile=\"50\"} 0.2",
-            "stowage_engine_start_error_ratio{basis=\"policy\",percentile=\"90\"} 0.7",
+            "stowage_engine_start_error_median_ratio{basis=\"calibrated\"} 0.2",
+            "stowage_engine_start_error_p90_ratio{basis=\"policy\"} 0.7",
             "stowage_engine_starts_compared 1",
         ] {
             assert!(text.contains(line), "{line}\n{text}");

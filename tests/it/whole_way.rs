@@ -91,7 +91,12 @@ struct Given {
 
 impl GpuSource for Given {
     fn sample(&mut self) -> Result<GpuSample, String> {
-        Ok(GpuSample { gpus: self.gpus.clone(), missing: Vec::new(), taken: Instant::now() })
+        Ok(GpuSample {
+            gpus: self.gpus.clone(),
+            sensors: Default::default(),
+            missing: Vec::new(),
+            taken: Instant::now(),
+        })
     }
 }
 

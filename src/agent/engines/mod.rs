@@ -8,6 +8,7 @@ pub mod fetch;
 pub mod limits;
 pub mod probe;
 mod reuse;
+mod token_rate;
 pub mod watched;
 
 #[cfg(test)]
@@ -166,6 +167,7 @@ fn misconfigured(pod: &PodOnNode, gpus: Vec<GpuUuid>, error: &BadAnnotation) -> 
         waiting: None,
         preempting: false,
         running: None,
+        tokens_per_second: None,
         reusable_in: None,
         age_millis: Millis(0),
         problem: Some(error.to_string()),

@@ -6,6 +6,7 @@ use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
 use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use super::reuse;
+use super::token_rate::TokenRate;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
 use crate::ids::{GpuUuid, ModelId};
@@ -28,6 +29,7 @@ pub struct WatchedEngine {
     /// How often it had interrupted its own requests by the latest page, and when that number last rose.
     preemptions: Option<u64>,
     preempted: Option<Instant>,
+    token_rate: TokenRate,
     health: Option<EngineHealth>,
     /// The KV cache's size from llama.cpp's properties; requested once of each process.
     kv_cache_tokens: Option<u64>,
@@ -72,6 +74,7 @@ impl WatchedEngine {
             latest: None,
             preemptions: None,
             preempted: None,
+            token_rate: TokenRate::default(),
             health: None,
             kv_cache_tokens: None,
             properties: CacheSizeProbe::NotYet,
@@ -159,6 +162,7 @@ impl WatchedEngine {
         self.home = Some(found.at);
         self.engine = Some(found.figures.engine);
         self.note_preemptions(found.figures.preemptions, asked);
+        self.token_rate.note(found.figures.generated_tokens, asked);
         self.latest = Some((found.figures, asked));
         self.contact = EngineContact::Had;
         self.failures = 0;
@@ -218,6 +222,7 @@ impl WatchedEngine {
         self.properties = CacheSizeProbe::NotYet;
         self.kv_cache_tokens = None;
         (self.preemptions, self.preempted) = (None, None);
+        self.token_rate = TokenRate::default();
     }
 
     /// Continues with the next addresses; after the last, with a pause.
@@ -264,6 +269,7 @@ impl WatchedEngine {
             waiting: figures.and_then(|figures| figures.waiting),
             preempting: self.preempted.is_some_and(|at| now.duration_since(at) <= limits.preempting),
             running: figures.and_then(|figures| figures.running),
+            tokens_per_second: latest.and_then(|_| self.token_rate.per_second()),
             reusable_in: reuse::reusable_in(pod),
             age_millis: Millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             problem: self.problem(figures),

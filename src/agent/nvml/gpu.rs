@@ -8,8 +8,10 @@ use super::health;
 use crate::ids::{GpuModel, GpuUuid};
 use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
 use crate::scheduling::vocabulary::gpu::Health;
+use crate::telemetry::agent::SensorReading;
 use crate::units::Bytes;
 use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -191,6 +193,14 @@ impl GpuReader<'_> {
 /// The GPU's last reading, without the figures that change from one sample to the next.
 pub fn without_figures(before: &GpuReport) -> GpuReport {
     GpuReport { used_bytes: None, utilization_percent: None, processes: None, ..before.clone() }
+}
+
+/// What a GPU's sensors say. A driver that does not know one of them leaves it out; zero would be a reading.
+pub fn sensors(device: &Device<'_>) -> SensorReading {
+    SensorReading {
+        temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+        power_milliwatts: device.power_usage().ok(),
+    }
 }
 
 /// The NUMA node of the CPUs next to the GPU. NVML's own call for it answers only where a GPU is itself a NUMA node.

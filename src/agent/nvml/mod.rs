@@ -16,7 +16,9 @@ mod session;
 mod tests;
 mod xids;
 
+use crate::ids::GpuUuid;
 use crate::report::{GpuReport, MissingPart};
+use crate::telemetry::agent::SensorReading;
 use crate::units::Bytes;
 use nvml_wrapper::error::NvmlError;
 use session::Session;
@@ -34,10 +36,15 @@ pub trait GpuSource: Send {
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuSample {
     pub gpus: Vec<GpuReport>,
+    /// Of each GPU, what its sensors say. Not part of a report: no decision depends on it.
+    pub sensors: GpuSensors,
     /// Figures that could not be read.
     pub missing: Vec<MissingPart>,
     pub taken: Instant,
 }
+
+/// By GPU. A MIG slice has no sensors of its own.
+pub type GpuSensors = BTreeMap<GpuUuid, SensorReading>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmlOptions {
@@ -138,9 +145,9 @@ impl Nvml {
 
     fn read(&mut self, mut session: Session, now: Instant, wait: Duration) -> Result<GpuSample, String> {
         match session.sample(&self.options, &mut self.last) {
-            Ok((gpus, missing)) => {
+            Ok((gpus, sensors, missing)) => {
                 self.state = LibraryState::Open(session);
-                Ok(GpuSample { gpus, missing, taken: now })
+                Ok(GpuSample { gpus, sensors, missing, taken: now })
             }
             Err(cause) => self.fail(NvmlProblem::of(cause, &self.options), now, wait),
         }

@@ -6,7 +6,7 @@
 use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
 use super::xids::XidWatch;
-use super::{LastRead, NvmlOptions, NvmlProblem, islands};
+use super::{GpuSensors, LastRead, NvmlOptions, NvmlProblem, islands};
 use crate::ids::GpuUuid;
 use crate::report::{GpuReport, MissingPart, ReportPart};
 use crate::scheduling::vocabulary::gpu::Health;
@@ -56,7 +56,7 @@ impl Session {
         &mut self,
         options: &NvmlOptions,
         last: &mut LastRead,
-    ) -> Result<(Vec<GpuReport>, Vec<MissingPart>), NvmlError> {
+    ) -> Result<(Vec<GpuReport>, GpuSensors, Vec<MissingPart>), NvmlError> {
         let library = Arc::clone(&self.library);
         let count = library.device_count()?;
         let mut missing = Vec::new();
@@ -76,6 +76,7 @@ impl Session {
                 Err(error) => failed.push((index, error)),
             }
         }
+        let sensors = devices.iter().map(|(uuid, _, device)| (uuid.clone(), gpu::sensors(device))).collect();
         self.learn_places(&devices, &options.sys);
         drop_repeated(&mut read, &mut missing);
         let mut reports = self.finished(read, last);
@@ -84,7 +85,7 @@ impl Session {
         reports.extend(kept);
         reports.sort_by_key(|gpu| gpu.index);
         last.retain(|index, _| *index < count);
-        Ok((reports, missing))
+        Ok((reports, sensors, missing))
     }
 
     /// Reads links and NUMA nodes again if there is a new GPU, and watches for its errors.

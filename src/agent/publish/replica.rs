@@ -52,6 +52,17 @@ impl PublishOutcome {
         matches!(self, Self::Unreachable { .. })
     }
 
+    /// A short name for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Dropped => "dropped",
+            Self::Refused { .. } => "rejected",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Unsent { .. } => "unsent",
+        }
+    }
+
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,

@@ -48,15 +48,16 @@ pub fn held(page: Response, turn: OwnedSemaphorePermit) -> Response {
     page.map(|body| Body::new(GuardedBody::new(body, turn)))
 }
 
-/// A JSON page that is written on a blocking thread while it is read.
+/// A page of this type that is written on a blocking thread while it is read.
 pub fn streamed(
     turn: OwnedSemaphorePermit,
-    write: impl FnOnce(&mut dyn Write) -> serde_json::Result<()> + Send + 'static,
+    content_type: &'static str,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
 ) -> Response {
     let (chunks, coming) = mpsc::channel(AHEAD);
     tokio::task::spawn_blocking(move || {
         let mut out = BufWriter::with_capacity(CHUNK, Chunks(chunks.clone()));
-        let written = write(&mut out).map_err(io::Error::from).and_then(|()| out.flush());
+        let written = write(&mut out).and_then(|()| out.flush());
         if let Err(error) = written {
             // The client has disconnected, or learns from the broken body that this is not all.
             let _ = chunks.blocking_send(Err(error));
@@ -67,7 +68,7 @@ pub fn streamed(
         let chunk: io::Result<Bytes> = coming.recv().await?;
         Some((chunk, coming))
     });
-    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body)).into_response()
+    ([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response()
 }
 
 /// Writes into the channel; fails when the client has stopped reading.

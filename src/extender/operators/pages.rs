@@ -5,14 +5,18 @@ use crate::extender::reports::tidy;
 use crate::ids::{NodeName, PodUid};
 use crate::report::NodeReport;
 use crate::scheduling::audit::ledger::{Violation, audit};
+use crate::scheduling::explaining::fragmentation::fragmented_vram;
+use crate::scheduling::explaining::usage;
 use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::placing::snapshot::Snapshot;
 use crate::scheduling::policy::Digest;
+use crate::telemetry::UsageSample;
+use crate::telemetry::scrape::Scrape;
 use crate::units::Millis;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, Write};
 
 /// Every pod, every GPU, and every inconsistency.
 pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()> {
@@ -56,4 +60,40 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         map.serialize_entry::<NodeName, _>(&name, &Shape { received_millis_ago, report: latest.report })?;
     }
     SerializeMap::end(map)
+}
+
+/// All metrics, with sums over a copy of the ledger.
+pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
+    // A statement of its own, so that the lock is released with it.
+    let books = extender.service.cluster().clone();
+    write_metrics(extender, &books, out)
+}
+
+/// The ledger is not locked here.
+pub(super) fn write_metrics(extender: &Extender, books: &Ledger, out: &mut dyn Write) -> io::Result<()> {
+    let service = &extender.service;
+    let (now, metrics) = (service.now(), &service.metrics);
+    // A node that is gone would stay the oldest for ever.
+    tidy(&extender.board, books);
+    metrics.leading.set(service.gate.is_leading().into());
+    metrics.synced.set((service.gate.is_synced() && service.contact.lost_for(now).is_none()).into());
+    metrics.silence.set(service.contact.silence(now).map_or(0.0, |silence| silence.0 as f64 / 1e3));
+    for class in books.policy().classes() {
+        // A rate needs to see the count before its first rise.
+        metrics.placement_seconds.with_label_values(&[&class.name]);
+    }
+    let mut page = Scrape::new(out);
+    page.kept(metrics.families())?;
+    let sample = UsageSample {
+        totals: books.totals(),
+        usage: usage::usage(books),
+        fragmented: fragmented_vram(books),
+        spare: books.spare().collect(),
+    };
+    metrics.usage.write(&mut page, &sample)?;
+    metrics.starts.write(&mut page, &books.start_errors())?;
+    metrics.overuse.write(&mut page, books.overusing_pods().map(|(key, overuse)| (key, overuse.excess())))?;
+    let believed = books.policy().telemetry.stale;
+    metrics.models.write(&mut page, &extender.board.engines(now, believed))?;
+    metrics.devices.write(&mut page, books, &extender.board.ages(now), extender.gpu_series)
 }

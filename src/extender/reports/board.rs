@@ -8,8 +8,9 @@
 
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
-use crate::report::{NodeReport, ReportFinding};
+use crate::report::{EngineReport, NodeReport, ReportFinding};
 use crate::scheduling::vocabulary::node::NodeIdentity;
+use crate::telemetry::models::EngineFigures;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -57,6 +58,8 @@ struct BoardEntry {
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
+    /// What metrics show of its engines: a scrape parses no report.
+    engines: Vec<EngineFigures>,
     /// The whole report, as JSON.
     text: Vec<u8>,
     /// Boots that have ended, by which late reports of theirs are recognized.
@@ -111,9 +114,21 @@ impl Board {
         kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
     }
 
-    /// The age of each node's latest report.
-    pub fn ages(&self, now: Moment) -> Vec<Millis> {
-        self.places.iter().map(|place| now.since(place.received)).collect()
+    /// The age of each node's latest report, in order of name.
+    pub fn ages(&self, now: Moment) -> Vec<(NodeName, Millis)> {
+        let mut ages: Vec<_> =
+            self.places.iter().map(|place| (place.key().clone(), now.since(place.received))).collect();
+        ages.sort_unstable();
+        ages
+    }
+
+    /// The engines of all reports that were received within this time, in order of node.
+    pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineFigures> {
+        let recent = self.places.iter().filter(|place| now.since(place.received) <= within);
+        let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.clone())).collect();
+        // In which order sums of fractions are made shows in their last digit.
+        by_node.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        by_node.into_iter().flat_map(|(_, engines)| engines).collect()
     }
 
     /// Whether so many nodes were added that some may be gone.
@@ -167,12 +182,26 @@ impl BoardEntry {
         self.sequence = report.sequence;
         self.received = received;
         self.findings.clone_from(&report.findings);
+        self.engines.clear();
+        self.engines.extend(report.engines.iter().filter_map(figures));
         self.text.clear();
         match text.len() <= MAX_TEXT {
             true => self.text.extend_from_slice(text.as_bytes()),
             false => self.text = serde_json::to_vec(report).expect("a report is plain data"),
         }
     }
+}
+
+/// Nothing of an engine whose model is not known.
+fn figures(engine: &EngineReport) -> Option<EngineFigures> {
+    Some(EngineFigures {
+        model: engine.model.clone()?,
+        state: engine.state,
+        kv_cache_usage: engine.kv_cache_usage,
+        waiting: engine.waiting,
+        running: engine.running,
+        tokens_per_second: engine.tokens_per_second,
+    })
 }
 
 #[cfg(test)]

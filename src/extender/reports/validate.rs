@@ -6,7 +6,7 @@
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::report::limits::{
     MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
-    MAX_TEXT,
+    MAX_TEXT, MAX_TOKEN_RATE,
 };
 use crate::report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
@@ -51,6 +51,10 @@ impl ReportError {
 /// An impossible value, and where it is.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Flaw {
+    #[error(
+        "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}"
+    )]
+    TokenRate { place: usize, pod: PodUid, rate: f64 },
     #[error("gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once")]
     GpuTwice { place: usize, uuid: GpuUuid },
     #[error("gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}")]
@@ -93,6 +97,7 @@ impl Flaw {
             Self::TooManyGpus(_) => "too-many-gpus",
             Self::NoReason => "no-reason",
             Self::KvUsage { .. } => "bad-kv-usage",
+            Self::TokenRate { .. } => "bad-token-rate",
             Self::TooMany { .. } => "too-many",
             Self::TooLong { .. } => "too-long",
             Self::TooAged(_) => "too-aged",
@@ -208,6 +213,9 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
         // Written so that NaN never passes.
         if let Some(usage) = engine.kv_cache_usage.filter(|usage| !(0.0..=1.0).contains(usage)) {
             return Err(Flaw::KvUsage { place, pod: engine.pod.clone(), usage });
+        }
+        if let Some(rate) = engine.tokens_per_second.filter(|rate| !(0.0..=MAX_TOKEN_RATE).contains(rate)) {
+            return Err(Flaw::TokenRate { place, pod: engine.pod.clone(), rate });
         }
     }
     Ok(())

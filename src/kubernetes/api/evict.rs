@@ -38,7 +38,10 @@ impl ApiControlPlane {
             Err(failure) => self.not_evicted(key, uid, failure).await,
         };
         match outcome {
-            EvictionOutcome::Evicted => self.record_event(evicted(key, uid, why)),
+            EvictionOutcome::Evicted => {
+                self.service.metrics.evictions.with_label_values(&[why.label()]).inc();
+                self.record_event(evicted(key, uid, why));
+            }
             EvictionOutcome::Refused { .. } => {
                 // If this fails, the condition is wrong about a pod that is not evicted; the Events are right.
                 let _ = self.mark(key, uid, EvictionCondition::Cancelled).await;

@@ -175,6 +175,28 @@ pub fn reserved_text(reservation: &Reservation) -> String {
 }
 
 impl PodEventReason {
+    pub const ALL: [Self; 19] = [
+        Self::Unschedulable,
+        Self::InvalidRequest,
+        Self::Reserved,
+        Self::ReservationEnded,
+        Self::Evicted,
+        Self::PlanFailed,
+        Self::GroupFailed,
+        Self::EvictionLimit,
+        Self::Unplaced,
+        Self::EditIgnored,
+        Self::Drift,
+        Self::OverGrant,
+        Self::Overuse,
+        Self::GpuLost,
+        Self::WokeUnasked,
+        Self::GpuConflict,
+        Self::PublishedByDra,
+        Self::PolicyApplied,
+        Self::PolicyRejected,
+    ];
+
     /// The Event's reason.
     pub fn reason(self) -> &'static str {
         match self {

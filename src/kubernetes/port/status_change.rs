@@ -32,6 +32,34 @@ pub enum EvictionReason {
 }
 
 impl EvictionReason {
+    /// All of [`Self::label`].
+    pub const LABELS: [&'static str; 9] = [
+        "preemption",
+        "reclaim",
+        "relief",
+        "consolidation",
+        "group",
+        "incomplete-group",
+        "loan-end",
+        "conflict",
+        "overuse",
+    ];
+
+    /// A short name for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Preempted { .. } => "preemption",
+            Self::Reclaimed { .. } => "reclaim",
+            Self::Pressure { .. } => "relief",
+            Self::Consolidated { .. } => "consolidation",
+            Self::GroupEvicted { .. } => "group",
+            Self::GroupIncomplete { .. } => "incomplete-group",
+            Self::LoanEnded { .. } => "loan-end",
+            Self::Conflict { .. } => "conflict",
+            Self::Overuse { .. } => "overuse",
+        }
+    }
+
     /// The condition's reason: one word for each kind, which never changes.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -17,6 +17,7 @@ use crate::kubernetes::objects::written;
 use crate::report::{GpuReport, MissingPart, ModelReport, ProcessReport};
 use crate::scheduling::vocabulary::gpu::Health;
 use crate::scheduling::vocabulary::model_tier::ModelTier;
+use crate::telemetry::agent::SensorReading;
 use crate::units::Bytes;
 use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
@@ -122,8 +123,10 @@ impl GpuSource for SimulatedGpus {
     fn sample(&mut self) -> Result<GpuSample, String> {
         let Self(hardware) = self;
         let running = hardware.running();
-        let gpus = (0..hardware.machine.gpus).map(|index| gpu(&hardware.machine, index, &running)).collect();
-        Ok(GpuSample { gpus, missing: Vec::new(), taken: Instant::now() })
+        let gpus: Vec<GpuReport> =
+            (0..hardware.machine.gpus).map(|index| gpu(&hardware.machine, index, &running)).collect();
+        let sensors = gpus.iter().map(|gpu| (gpu.uuid.clone(), sensors(gpu))).collect();
+        Ok(GpuSample { gpus, sensors, missing: Vec::new(), taken: Instant::now() })
     }
 }
 
@@ -131,6 +134,7 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
     let uuid = machine.uuid(index);
     let here = running.iter().filter(|pod| pod.gpus.contains(&uuid));
     let processes: Vec<ProcessReport> = here.map(|pod| pod.process.clone()).collect();
+    let used: Bytes = processes.iter().filter_map(|process| process.used_bytes).sum();
     GpuReport {
         uuid: GpuUuid::parse(&uuid).expect("a name"),
         index,
@@ -138,13 +142,27 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         parent: None,
         total_bytes: Bytes::gib(machine.gib),
         reserved_bytes: Bytes::ZERO,
-        used_bytes: Some(processes.iter().filter_map(|process| process.used_bytes).sum()),
-        utilization_percent: None,
+        used_bytes: Some(used),
+        utilization_percent: Some(busy(used, machine.gib)),
         health: Health::Healthy,
         health_reason: None,
         numa_node: None,
         nvlink_island: None,
         processes: Some(processes),
+    }
+}
+
+/// The more of its memory is in use, the busier a simulated GPU is.
+fn busy(used: Bytes, gib: u64) -> u8 {
+    (used.0 * 90 / Bytes::gib(gib).0.max(1)).min(100) as u8
+}
+
+/// From an idle H100, at 30 °C and 70 W, to a busy one, at 75 °C and 700 W.
+fn sensors(gpu: &GpuReport) -> SensorReading {
+    let busy = u32::from(gpu.utilization_percent.unwrap_or(0));
+    SensorReading {
+        temperature_celsius: Some(30 + 45 * busy / 100),
+        power_milliwatts: Some(70_000 + 630_000 / 100 * busy),
     }
 }
 

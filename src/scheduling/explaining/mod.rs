@@ -3,7 +3,8 @@
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
 //! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
-//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are. It changes
+//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`usage`] who has how
+//! much, and [`fragmentation`] what is free and of no use. It changes
 //! nothing and has no clock.
 //!
 //! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
@@ -13,6 +14,7 @@
 mod classification;
 pub mod explanation;
 mod facts;
+pub mod fragmentation;
 mod loans;
 pub mod models;
 mod nodes;
@@ -21,6 +23,7 @@ mod pod_stage;
 pub mod remedy;
 pub mod units;
 mod unjudged;
+pub mod usage;
 
 pub use explanation::Explanation;
 pub use remedy::sentence::lost;

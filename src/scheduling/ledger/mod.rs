@@ -211,7 +211,8 @@ impl Ledger {
     }
 
     fn set_reservation(&mut self, uid: &PodUid, reservation: Option<Reservation>) {
-        self.edit_pod(uid, |pod_state| pod_state.set_reservation(reservation));
+        let now = self.now;
+        self.edit_pod(uid, |pod_state| pod_state.set_reservation(reservation, now));
     }
 
     fn drop_soft_reservations_on(&mut self, node: &NodeName) {

@@ -268,7 +268,7 @@ impl Ledger {
                 // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
                 let mirrored = reservation.filter(|_| !leads);
                 let moved = self.pod_states.edit_or_insert(&uid, new, |pod_state| {
-                    pod_state.observe_waiting(demand, mirrored, latest);
+                    pod_state.observe_waiting(demand, mirrored, latest, now);
                 });
                 self.follow(&uid, &moved);
             }

@@ -60,6 +60,12 @@ pub struct WaitingPod {
     pub gate: SchedulingGate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.
     pub since: Moment,
+    /// When it was first refused, or first seen behind the planner's gate; `None` for one that may get a place at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unplaced_since: Option<Moment>,
+    /// Since when GPUs of its node are reserved for it, as far as this ledger knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_since: Option<Moment>,
     /// Its `status.nominatedNodeName`.
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
@@ -203,6 +209,7 @@ impl WaitingPod {
     }
 
     pub(super) fn note_refused(&mut self, at: Moment, asked: Option<NodeSet>) {
+        self.unplaced_since.get_or_insert(at);
         self.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
     }
 
@@ -224,7 +231,20 @@ impl WaitingPod {
         if self.gate != gate {
             (self.since, self.failed_attempt) = (now, None);
         }
+        if gate == SchedulingGate::Planned {
+            self.unplaced_since.get_or_insert(now);
+        }
         (self.gate, self.nominated) = (gate, nominated);
+    }
+
+    /// A reservation on the same node is the same one, with another deadline or fewer victims.
+    fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
+        let stays =
+            self.reservation.as_ref().map(|known| &known.node) == reservation.as_ref().map(|new| &new.node);
+        if !stays {
+            self.reserved_since = reservation.as_ref().map(|_| now);
+        }
+        self.reservation = reservation;
     }
 
     /// The API server shows this reservation.
@@ -298,19 +318,26 @@ impl PodState {
         }
     }
 
-    pub(super) fn set_reservation(&mut self, reservation: Option<Reservation>) {
+    pub(super) fn set_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
         if let PodPhase::Waiting(waiting) = &mut self.phase {
-            waiting.reservation = reservation;
+            waiting.replace_reservation(reservation, now);
         }
     }
 
     /// The pod shows this demand, and a reservation that counts if it is new, until `latest` at the latest.
-    pub(super) fn observe_waiting(&mut self, demand: Demand, observed: Option<Reservation>, latest: Moment) {
+    pub(super) fn observe_waiting(
+        &mut self,
+        demand: Demand,
+        observed: Option<Reservation>,
+        latest: Moment,
+        now: Moment,
+    ) {
         self.demand = demand;
         if let PodPhase::Waiting(waiting) = &mut self.phase
             && let Some(new) = observed.filter(|observed| waiting.is_news(observed))
         {
-            waiting.reservation = Some(Reservation { deadline: new.deadline.min(latest), ..new });
+            let reservation = Reservation { deadline: new.deadline.min(latest), ..new };
+            waiting.replace_reservation(Some(reservation), now);
         }
     }
 
@@ -421,6 +448,11 @@ impl PodState {
 
     pub fn is_assumed(&self) -> bool {
         matches!(self.phase, PodPhase::Assumed(_))
+    }
+
+    /// When it was first refused, or first seen behind the planner's gate, if it has no place yet.
+    pub fn unplaced_since(&self) -> Option<Moment> {
+        self.waiting()?.unplaced_since
     }
 
     pub fn reservation(&self) -> Option<&Reservation> {

@@ -108,6 +108,34 @@ fn have(gpus: u32) -> &'static str {
 }
 
 impl Misfit {
+    /// All codes, so that a metric has each from the start.
+    pub const CODES: [&'static str; 24] = [
+        "unknown-node",
+        "device-plugin-node",
+        "stowage-node",
+        "dra-node",
+        "too-few-devices",
+        "devices-in-use",
+        "no-gpus",
+        "no-healthy-gpu",
+        "too-few-gpus",
+        "too-large",
+        "no-fresh-report",
+        "occupied",
+        "engine-starting",
+        "engines-busy",
+        "no-empty-gpu",
+        "insufficient-vram",
+        "class-not-admitted",
+        "class-kept-in-pools",
+        "mig-layout-mismatch",
+        "class-excluded",
+        "tenant-limit",
+        "tenant-limit-on-node",
+        "spare",
+        "victims-leaving",
+    ];
+
     /// A short name for metrics.
     pub fn code(&self) -> &'static str {
         match self {

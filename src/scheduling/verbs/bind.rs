@@ -7,7 +7,7 @@ use crate::scheduling::ledger::{AssumeConflict, AssumeResult, Ledger};
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 
 /// kube-scheduler asks to bind the pod to the node.
@@ -33,6 +33,8 @@ pub struct BindDecision {
     pub wakes: bool,
     /// When the write begins.
     pub begun: Moment,
+    /// Time since the pod was first refused, or first seen behind the planner's gate; zero if it never was.
+    pub unplaced: Millis,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,13 +73,15 @@ impl Change for BindAsked {
         }
         let begun = ledger.now();
         let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
+        let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| begun.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
             AssumeResult::New(placement) => (placement, true),
             AssumeResult::InFlight(placement) => (placement, false),
         };
         let wakes = ledger.wakes_an_engine(&self.uid);
-        let decision = BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun };
+        let decision =
+            BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun, unplaced };
         cluster.bindings.begin(&self.uid);
         Ok(BindAnswer::Write(decision))
     }

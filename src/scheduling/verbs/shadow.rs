@@ -53,6 +53,17 @@ enum ExpectedNode {
 pub struct LetThrough(pub VerbRequest);
 
 impl ShadowOutcome {
+    pub const ALL: [Self; 8] = [
+        Self::Same,
+        Self::Different,
+        Self::WouldReject,
+        Self::WouldRank,
+        Self::WouldNarrow,
+        Self::WouldNotPreempt,
+        Self::NotAsked,
+        Self::Refused,
+    ];
+
     pub fn code(self) -> &'static str {
         match self {
             Self::Same => "same",

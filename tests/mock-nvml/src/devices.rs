@@ -74,6 +74,21 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, rates: *mut Util
     code(gpu.and_then(|gpu| put(rates, Utilization { gpu, memory: 0 })))
 }
 
+/// `NVML_TEMPERATURE_GPU`, the only sensor that there is.
+const GPU_SENSOR: u32 = 0;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetTemperature(device: Handle, sensor: u32, celsius: *mut u32) -> u32 {
+    let gpu = world().gpu(device, "nvmlDeviceGetTemperature").map(|gpu| gpu.temperature);
+    code(gpu.and_then(|now| if sensor == GPU_SENSOR { put(celsius, now) } else { Err(INVALID_ARGUMENT) }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mut u32) -> u32 {
+    let gpu = world().gpu(device, "nvmlDeviceGetPowerUsage").map(|gpu| gpu.power_milliwatts);
+    code(gpu.and_then(|now| put(milliwatts, now)))
+}
+
 /// Which of the three lists of processes is asked for.
 #[derive(Clone, Copy)]
 enum ProcessList {

@@ -34,6 +34,9 @@ pub struct ScriptedGpu {
     pub used: u64,
     /// 0 to 100.
     pub utilization: u32,
+    /// In degrees Celsius.
+    pub temperature: u32,
+    pub power_milliwatts: u32,
     pub processes: Vec<GpuProcess>,
     pub mig_enabled: bool,
     /// By their place; NVML answers "not found" for the places between.
@@ -109,6 +112,8 @@ impl Default for ScriptedGpu {
             reserved: 600 << 20,
             used: 0,
             utilization: 0,
+            temperature: 30,
+            power_milliwatts: 70_000,
             processes: Vec::new(),
             mig_enabled: false,
             slices: BTreeMap::new(),

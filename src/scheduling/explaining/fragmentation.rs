@@ -1,0 +1,63 @@
+//! Free VRAM that the current mix of demands cannot use, as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): the
+//! expectation over a pod drawn from the last ones that came. For a gauge, and never for a decision.
+//!
+//! To a pod that does not fit a node, all that is free there is of no use; to one that fits, what is free on the GPUs of which
+//! each has too little for it. A cluster may be full without being fragmented, and half empty and of no use to most.
+
+use super::usage::nodes;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::placing::learned::DemandShape;
+use crate::scheduling::vocabulary::demand::{HostResources, Sharing};
+use crate::scheduling::vocabulary::gpu::{Gpu, Health};
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::units::Bytes;
+
+/// VRAM that is free and that pods like the latest could not use; nothing as long as none has come.
+///
+/// Costs a step for each GPU and each kind of demand that is remembered, of which a policy keeps a few thousand at most.
+pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
+    let history = ledger.demand_history();
+    let mut unusable: u128 = 0;
+    for (node, _) in nodes(ledger).filter(|(node, _)| node.kind == NodeKind::Stowage && !node.closed) {
+        let free: Bytes = node.gpus.iter().map(free_vram).sum();
+        if free == Bytes::ZERO {
+            continue;
+        }
+        for (shape, count) in history.demand_shapes() {
+            unusable += u128::from(free.minus(useful(node, shape)).0) * u128::from(count);
+        }
+    }
+    let pods = history.len().max(1) as u128;
+    Bytes(u64::try_from(unusable / pods).unwrap_or(u64::MAX))
+}
+
+/// What is free on the GPUs of a node that such a pod could use.
+fn useful(node: &Node, shape: &DemandShape) -> Bytes {
+    if node.free_host.is_some_and(|free| exceeds(shape.host_resources, free)) {
+        return Bytes::ZERO;
+    }
+    let (mut roomy, mut free) = (0, Bytes::ZERO);
+    for (gpu, device) in node.gpus.iter().zip(&*node.devices) {
+        let may_run = shape.models.is_empty() || shape.models.contains(&device.model);
+        let is_roomy =
+            free_vram(gpu) >= shape.per_gpu && (shape.sharing == Sharing::Shared || gpu.tenants == 0);
+        if may_run && is_roomy {
+            roomy += 1;
+            free += free_vram(gpu);
+        }
+    }
+    if roomy < shape.gpus { Bytes::ZERO } else { free }
+}
+
+fn exceeds(wanted: HostResources, free: HostResources) -> bool {
+    wanted.cpu > free.cpu || wanted.memory > free.memory
+}
+
+/// Nothing of a GPU that takes no pods.
+fn free_vram(gpu: &Gpu) -> Bytes {
+    let is_open = gpu.health == Health::Healthy && !gpu.exclusive;
+    if is_open { gpu.free() } else { Bytes::ZERO }
+}
+
+#[cfg(test)]
+mod tests;

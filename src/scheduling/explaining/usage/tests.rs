@@ -1,0 +1,112 @@
+use super::*;
+use crate::scheduling::policy::{Policy, Tenant};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, in_namespace};
+use crate::scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+fn tenants() -> Policy {
+    let guarantee = TenantUsage { vram: Bytes::gib(20), milli_gpus: u64::MAX };
+    let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
+    let chat = Tenant { guarantee, limit, ..Tenant::named("chat", &["chat"]) };
+    let gpus_only = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
+    let search = Tenant { guarantee: gpus_only, ..Tenant::named("search", &["search"]) };
+    Policy::default().with_tenants(vec![chat, search]).unwrap()
+}
+
+fn demand(gib: u64, namespace: &str, priority: i32) -> Demand {
+    in_namespace(demand_of(gib * GIB, 1, Sharing::Shared, priority), namespace, &tenants())
+}
+
+fn total(usage: &ClusterUsage) -> (Bytes, u64, u64) {
+    let classes = &usage.classes;
+    (
+        classes.iter().map(|class| class.allocated).sum(),
+        classes.iter().map(|class| class.bound).sum(),
+        classes.iter().map(|class| class.pending).sum(),
+    )
+}
+
+#[test]
+fn each_class_and_tenant_has_what_its_pods_have() {
+    let mut cluster = LedgerCluster::by(tenants(), &[("a", 2)]);
+    cluster.run("p", ("a", 0), demand(30, "chat", 0), None, ObservedDisruptionInfo::default());
+    cluster.run("q", ("a", 1), demand(10, "search", 0), None, ObservedDisruptionInfo::default());
+    cluster.gated("r", demand(5, "chat", 0));
+    cluster.pass(7);
+    let usage = usage(&cluster);
+    assert_eq!(total(&usage), (Bytes::gib(40), 2, 1));
+    let oldest = usage.classes.iter().map(|class| class.oldest_pending).max();
+    assert_eq!(oldest, Some(Millis::seconds(7)));
+    let [chat, search] = &usage.tenants[..] else { panic!("{usage:?}") };
+    assert_eq!((chat.allocated, chat.borrowed, chat.pending), (Bytes::gib(30), Bytes::gib(10), 1));
+    assert_eq!((chat.guarantee, chat.limit), (Some(Bytes::gib(20)), Some(Bytes::gib(60))));
+    assert_eq!((search.allocated, search.borrowed), (Bytes::gib(10), Bytes::ZERO));
+    assert_eq!((search.guarantee, search.limit), (None, None), "its guarantee is in GPUs");
+    assert_eq!(usage.oldest_reservation, Millis::default());
+}
+
+#[test]
+fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
+    use crate::scheduling::testkit::{gpu_at, node, uid};
+    use crate::scheduling::vocabulary::placement::Reservation;
+    let mut cluster = LedgerCluster::by(tenants(), &[("a", 1)]);
+    cluster.wait("p", demand(30, "chat", 0));
+    let reservation = Reservation {
+        node: node("a"),
+        devices: [gpu_at("a", 0)].into(),
+        victims: [].into(),
+        deadline: cluster.now() + Millis::seconds(60),
+    };
+    cluster.reserve(&uid("p"), reservation).unwrap();
+    cluster.pass(9);
+    let reserved = usage(&cluster);
+    assert_eq!(reserved.oldest_reservation, Millis::seconds(9));
+    assert_eq!(total(&reserved), (Bytes::gib(30), 0, 1));
+    cluster.pass(120);
+    let over = usage(&cluster);
+    assert_eq!((over.oldest_reservation, total(&over)), (Millis::default(), (Bytes::ZERO, 0, 1)));
+}
+
+#[test]
+fn each_gpu_shows_what_the_decisions_see() {
+    let mut cluster = LedgerCluster::by(tenants(), &[("a", 2)]);
+    cluster.run("p", ("a", 1), demand(30, "chat", 0), None, ObservedDisruptionInfo::default());
+    let seen: Vec<_> = nodes(&cluster)
+        .flat_map(|(node, _)| devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.tenants)))
+        .collect();
+    assert_eq!(seen, [(0, Bytes::ZERO, 0), (1, Bytes::gib(30), 1)]);
+}
+
+proptest! {
+    /// The count beside it goes over the steps and knows no ledger.
+    #[test]
+    fn classes_and_tenants_add_up_to_the_whole(
+        pods in prop::collection::vec((1u64..8, 0usize..3, 0i32..3, 0u32..4, prop::bool::ANY), 0..24),
+    ) {
+        let mut cluster = LedgerCluster::by(tenants(), &[("a", 4)]);
+        let (mut whole, mut by_tenant, mut waiting) = (Bytes::ZERO, [Bytes::ZERO; 2], 0);
+        for (n, (gib, namespace, priority, gpu, is_bound)) in pods.into_iter().enumerate() {
+            let demand = demand(gib, ["chat", "search", "none"][namespace], priority * 1_000_000);
+            let name = format!("p{n}");
+            if is_bound {
+                cluster.run(&name, ("a", gpu), demand, None, ObservedDisruptionInfo::default());
+                whole += Bytes::gib(gib);
+                if let Some(sum) = by_tenant.get_mut(namespace) {
+                    *sum += Bytes::gib(gib);
+                }
+            } else {
+                cluster.wait(&name, demand);
+                waiting += 1;
+            }
+        }
+        let usage = usage(&cluster);
+        let (allocated, _, pending) = total(&usage);
+        prop_assert_eq!((allocated, pending), (whole, waiting));
+        prop_assert_eq!(cluster.totals().charged, whole);
+        prop_assert_eq!([usage.tenants[0].allocated, usage.tenants[1].allocated], by_tenant);
+    }
+}

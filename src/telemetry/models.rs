@@ -1,0 +1,238 @@
+//! Families about each model: its engines by state, and how busy they are, from the agents' latest reports.
+//!
+//! Which models there are, pods say; so a pod's author could make as many series as pods. The [`MOST_MODELS`] models with the most
+//! engines have series, and the others are counted.
+
+use super::family::{Families, Sampled, known, open};
+use super::scrape::Scrape;
+use crate::ids::ModelId;
+use crate::report::EngineState;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io;
+
+/// Many times the models that a cluster serves; ten series each are few enough for Prometheus.
+pub const MOST_MODELS: usize = 500;
+
+/// One engine, as its agent last reported it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineFigures {
+    pub model: ModelId,
+    pub state: EngineState,
+    /// 0 to 1.
+    pub kv_cache_usage: Option<f64>,
+    pub waiting: Option<u64>,
+    pub running: Option<u64>,
+    pub tokens_per_second: Option<f64>,
+}
+
+const STATES: [&str; 5] = ["resident", "asleep", "loading", "draining", "unreachable"];
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct ModelFigures {
+    engines: u64,
+    /// By [`STATES`].
+    replicas: [u64; STATES.len()],
+    /// How many serving engines say it, their sum and their maximum.
+    kv_cache: (u64, f64, f64),
+    waiting: Option<u64>,
+    running: Option<u64>,
+    tokens_per_second: Option<f64>,
+}
+
+pub struct ModelMetrics {
+    replicas: Sampled,
+    kv_cache: Sampled,
+    kv_cache_max: Sampled,
+    waiting: Sampled,
+    running: Sampled,
+    tokens: Sampled,
+    not_exported: Sampled,
+}
+
+impl ModelMetrics {
+    pub(super) fn new(families: &mut Families) -> Self {
+        let model = || open("model", "the 500 models with the most engines");
+        Self {
+            replicas: families.sampled(
+                "stowage_model_replicas",
+                "Engines of a model, by state.",
+                [model(), known("state", STATES)],
+            ),
+            kv_cache: families.sampled(
+                "stowage_model_kv_cache_usage_ratio",
+                "Share of the KV cache in use, the mean over a model's serving engines that report it.",
+                [model()],
+            ),
+            kv_cache_max: families.sampled(
+                "stowage_model_kv_cache_usage_max_ratio",
+                "Share of the KV cache in use on the fullest of a model's serving engines.",
+                [model()],
+            ),
+            waiting: families.sampled(
+                "stowage_model_waiting_requests",
+                "Requests that wait in the queues of a model's serving engines.",
+                [model()],
+            ),
+            running: families.sampled(
+                "stowage_model_running_requests",
+                "Requests that a model's serving engines process.",
+                [model()],
+            ),
+            tokens: families.sampled(
+                "stowage_model_tokens_per_second",
+                "Tokens that a model's serving engines generate per second, of those that report it.",
+                [model()],
+            ),
+            not_exported: families.sampled(
+                "stowage_models_not_exported",
+                "Models with engines that have no series of their own, because 500 others have more engines.",
+                [],
+            ),
+        }
+    }
+
+    pub fn write<'e>(
+        &self,
+        page: &mut Scrape<'_>,
+        engines: impl IntoIterator<Item = &'e EngineFigures>,
+    ) -> io::Result<()> {
+        let (models, not_exported) = most_used(by_model(engines));
+        let replicas = models.iter().flat_map(|(model, figures)| {
+            let states = STATES.iter().zip(figures.replicas);
+            states.map(move |(state, count)| ([model.as_str(), *state], count as f64))
+        });
+        page.sampled(&self.replicas, replicas)?;
+        let figures: [(&Sampled, fn(&ModelFigures) -> Option<f64>); 5] = [
+            (&self.kv_cache, |one| (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)),
+            (&self.kv_cache_max, |one| (one.kv_cache.0 > 0).then_some(one.kv_cache.2)),
+            (&self.waiting, |one| one.waiting.map(|count| count as f64)),
+            (&self.running, |one| one.running.map(|count| count as f64)),
+            (&self.tokens, |one| one.tokens_per_second),
+        ];
+        for (family, figure) in figures {
+            let samples = models.iter().filter_map(|(model, one)| Some(([model.as_str()], figure(one)?)));
+            page.sampled(family, samples)?;
+        }
+        page.one(&self.not_exported, not_exported as f64)
+    }
+}
+
+fn by_model<'e>(engines: impl IntoIterator<Item = &'e EngineFigures>) -> BTreeMap<&'e ModelId, ModelFigures> {
+    let mut models: BTreeMap<&ModelId, ModelFigures> = BTreeMap::new();
+    for engine in engines {
+        models.entry(&engine.model).or_default().add(engine);
+    }
+    models
+}
+
+/// In order of model, and how many are left out.
+fn most_used(models: BTreeMap<&ModelId, ModelFigures>) -> (Vec<(&ModelId, ModelFigures)>, usize) {
+    let mut models: Vec<_> = models.into_iter().collect();
+    let left_out = models.len().saturating_sub(MOST_MODELS);
+    if left_out > 0 {
+        models.sort_by_key(|(model, figures)| (Reverse(figures.engines), *model));
+        models.truncate(MOST_MODELS);
+        models.sort_by_key(|(model, _)| *model);
+    }
+    (models, left_out)
+}
+
+impl ModelFigures {
+    fn add(&mut self, engine: &EngineFigures) {
+        self.engines += 1;
+        if let Some(place) = state(engine.state) {
+            self.replicas[place] += 1;
+        }
+        // What sleeps, loads or drains takes no requests.
+        if engine.state != EngineState::Serving {
+            return;
+        }
+        if let Some(usage) = engine.kv_cache_usage {
+            let (count, sum, most) = self.kv_cache;
+            self.kv_cache = (count + 1, sum + usage, most.max(usage));
+        }
+        sum_up(&mut self.waiting, engine.waiting);
+        sum_up(&mut self.running, engine.running);
+        self.tokens_per_second = match (self.tokens_per_second, engine.tokens_per_second) {
+            (Some(sum), Some(more)) => Some(sum + more),
+            (sum, more) => sum.or(more),
+        };
+    }
+}
+
+fn sum_up(sum: &mut Option<u64>, more: Option<u64>) {
+    if let Some(more) = more {
+        *sum = Some(sum.unwrap_or(0).saturating_add(more));
+    }
+}
+
+/// Its place among [`STATES`]; none of a state that a later version's agent reports.
+fn state(state: EngineState) -> Option<usize> {
+    Some(match state {
+        EngineState::Serving => 0,
+        EngineState::Sleeping => 1,
+        EngineState::Starting | EngineState::Loading => 2,
+        EngineState::Draining => 3,
+        EngineState::Unreachable => 4,
+        EngineState::Other => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine(model: &str, state: EngineState, usage: Option<f64>) -> EngineFigures {
+        EngineFigures {
+            model: ModelId::parse(model).unwrap(),
+            state,
+            kv_cache_usage: usage,
+            waiting: Some(2),
+            running: None,
+            tokens_per_second: usage.map(|usage| usage * 100.0),
+        }
+    }
+
+    fn page(engines: &[EngineFigures]) -> String {
+        let mut families = Families::new();
+        let metrics = ModelMetrics::new(&mut families);
+        let mut page = Vec::new();
+        metrics.write(&mut Scrape::new(&mut page), engines).unwrap();
+        String::from_utf8(page).unwrap()
+    }
+
+    #[test]
+    fn a_models_figures_are_those_of_its_serving_engines() {
+        let text = page(&[
+            engine("m", EngineState::Serving, Some(0.25)),
+            engine("m", EngineState::Serving, Some(0.75)),
+            engine("m", EngineState::Serving, None),
+            engine("m", EngineState::Sleeping, Some(0.0)),
+            engine("m", EngineState::Other, Some(1.0)),
+        ]);
+        for line in [
+            "stowage_model_replicas{model=\"m\",state=\"resident\"} 3\n",
+            "stowage_model_replicas{model=\"m\",state=\"asleep\"} 1\n",
+            "stowage_model_replicas{model=\"m\",state=\"loading\"} 0\n",
+            "stowage_model_kv_cache_usage_ratio{model=\"m\"} 0.5\n",
+            "stowage_model_kv_cache_usage_max_ratio{model=\"m\"} 0.75\n",
+            "stowage_model_waiting_requests{model=\"m\"} 6\n",
+            "stowage_model_tokens_per_second{model=\"m\"} 100\n",
+            "stowage_models_not_exported 0\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        assert!(!text.contains("stowage_model_running_requests{"), "none says it: unknown is not zero");
+    }
+
+    #[test]
+    fn pods_that_name_very_many_models_make_no_more_series() {
+        let hostile = (0..3000).map(|n| engine(&format!("made-up-{n:04}"), EngineState::Serving, Some(0.5)));
+        let served = (0..2).map(|_| engine("served", EngineState::Serving, Some(0.5)));
+        let text = page(&hostile.chain(served).collect::<Vec<_>>());
+        assert_eq!(text.matches("stowage_model_kv_cache_usage_ratio{").count(), MOST_MODELS);
+        assert!(text.contains("{model=\"served\"}"), "it has the most engines");
+        assert!(text.contains("stowage_models_not_exported 2501\n"), "{text}");
+    }
+}
