@@ -37,7 +37,7 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
             let jittering = measure(Caches::Jittering);
             (measure(Caches::Steady), jittering)
         };
-        let (without, with) = (steady.filter_p50(), jittering.filter_p50());
+        let (without, with) = (steady.filter_percentile(50), jittering.filter_percentile(50));
         let reports = (steady.reports_per_second() + jittering.reports_per_second()) / 2.0;
         println!("| {} | {without:.0} | {with:.0} | {:.2} | {reports:.0} |", pair + 1, with / without);
         ratios.push(with / without);

@@ -1,5 +1,6 @@
 //! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`; or filters beside reports whose KV
-//! caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`.
+//! caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`; or scrapes of the metrics, alone and beside filters: `cargo
+//! bench --bench reports -- scrape [NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
 //! one run, so that other load on the machine affects both; filter requests come at a steady pace all the while, in turn about
@@ -20,6 +21,7 @@ mod node;
 mod phase;
 #[path = "../common/samples.rs"]
 mod samples;
+mod scrape;
 #[path = "../common/server.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
 mod server;
@@ -43,7 +45,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 const FADE: Duration = Duration::from_secs(7);
 
 fn main() {
-    let is_jitter = std::env::args().any(|arg| arg == "jitter");
+    let is_asked_for = |mode: &str| std::env::args().any(|arg| arg == mode);
+    let (is_jitter, is_scrape) = (is_asked_for("jitter"), is_asked_for("scrape"));
     let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
     let nodes = nodes.unwrap_or(if is_jitter { jitter::NODES } else { 5000 });
     let cluster = BenchCluster::new(nodes, 0);
@@ -55,6 +58,9 @@ fn main() {
     let server = start(&cores, &dump);
     if is_jitter {
         return jitter::print(&cluster, &server);
+    }
+    if is_scrape {
+        return scrape::print(&cluster, &server);
     }
     alone::print(&cluster);
     decides_by_reports(&cluster, &server);
@@ -86,7 +92,7 @@ fn start(cores: &OneCore, dump: &Path) -> ServeProcess {
             .arg("--cluster")
             .arg(dump)
             .env("RUST_LOG", "stowage::serve=info,warn"),
-        &["the scheduler: http://", "agents: http://"],
+        &["the scheduler: http://", "agents: http://", "operators: http://"],
     )
 }
 

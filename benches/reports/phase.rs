@@ -91,8 +91,8 @@ impl Measured {
     }
 
     /// Of all filters, in microseconds.
-    pub fn filter_p50(&self) -> f64 {
-        Samples::of_both(&self.filters.some, &self.filters.all).percentile(50)
+    pub fn filter_percentile(&self, percent: usize) -> f64 {
+        Samples::of_both(&self.filters.some, &self.filters.all).percentile(percent)
     }
 
     pub fn reports_per_second(&self) -> f64 {

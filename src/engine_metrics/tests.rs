@@ -35,6 +35,7 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ..of
     };
     let vllm = |model| figures(Engine::Vllm, model);
+    let generated = |tokens: u64, of: Figures| Figures { generated_tokens: Some(tokens), ..of };
     let pages: [(&[u8], Figures); 13] = [
         // Two ranks; of eleven requests that wait, nine wait for something else than room.
         (
@@ -46,12 +47,15 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ),
         (
             page!("vllm-0.12"),
-            load(
-                vllm("meta-llama/Llama-3.1-8B-Instruct"),
-                Some(0.6342857142857143),
-                Some(438_608 + 438_400),
-                3,
-                21,
+            generated(
+                84_211 + 79_004,
+                load(
+                    vllm("meta-llama/Llama-3.1-8B-Instruct"),
+                    Some(0.6342857142857143),
+                    Some(438_608 + 438_400),
+                    3,
+                    21,
+                ),
             ),
         ),
         (
@@ -73,16 +77,28 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         // Two data-parallel ranks, each seen twice by its tensor-parallel ranks.
         (
             page!("sglang"),
-            load(figures(Engine::Sglang, "deepseek-ai/DeepSeek-V3"), Some(0.71), Some(2 * 147_456), 7, 77),
+            generated(
+                7_557_572,
+                load(
+                    figures(Engine::Sglang, "deepseek-ai/DeepSeek-V3"),
+                    Some(0.71),
+                    Some(2 * 147_456),
+                    7,
+                    77,
+                ),
+            ),
         ),
         (
             page!("trtllm-serve"),
-            load(
-                figures(Engine::TrtllmServe, "nvidia/Llama-3.1-70B-Instruct-FP8"),
-                Some(0.25),
-                Some(8192 * 32),
-                1,
-                16,
+            generated(
+                51_877,
+                load(
+                    figures(Engine::TrtllmServe, "nvidia/Llama-3.1-70B-Instruct-FP8"),
+                    Some(0.25),
+                    Some(8192 * 32),
+                    1,
+                    16,
+                ),
             ),
         ),
         (page!("triton"), load(figures(Engine::Triton, ""), Some(0.4375), Some(6272 * 64), 2, 14)),
@@ -90,10 +106,13 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         (page!("dynamo-vllm-worker"), load(vllm("Qwen/Qwen3-0.6B"), Some(0.16), None, 2, 6)),
         (
             page!("lmdeploy"),
-            load(figures(Engine::Lmdeploy, "internlm/internlm3-8b-instruct"), Some(0.875), None, 4, 7),
+            generated(
+                20_117,
+                load(figures(Engine::Lmdeploy, "internlm/internlm3-8b-instruct"), Some(0.875), None, 4, 7),
+            ),
         ),
-        (page!("tgi"), load(figures(Engine::Tgi, ""), Some(0.25), None, 11, 24)),
-        (page!("llama-cpp"), load(figures(Engine::LlamaCpp, ""), None, None, 1, 3)),
+        (page!("tgi"), generated(30_112, load(figures(Engine::Tgi, ""), Some(0.25), None, 11, 24))),
+        (page!("llama-cpp"), generated(29_201, load(figures(Engine::LlamaCpp, ""), None, None, 1, 3))),
     ];
     for (page, expected) in pages {
         assert_eq!(read(page, None).unwrap(), expected);

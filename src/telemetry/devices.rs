@@ -44,7 +44,11 @@ impl DeviceMetrics {
             node_info: families.sampled(
                 "stowage_node_info",
                 "1; what allocates the node's GPUs, and its node pool.",
-                [node(), known("kind", KINDS.map(|(_, name)| name)), open("pool", "the policy's node pools")],
+                [
+                    node(),
+                    known("kind", KINDS.map(|(_, name)| name)),
+                    open("pool", "the policy's node pools; none for a node that is in no pool"),
+                ],
             ),
             report_age: families.sampled(
                 "stowage_node_report_age_seconds",
@@ -93,7 +97,7 @@ impl DeviceMetrics {
         series: GpuSeries,
     ) -> io::Result<()> {
         let info = nodes(ledger)
-            .map(|(node, pool)| ([node.name.as_str(), kind(node.kind), pool.unwrap_or_default()], 1.0));
+            .map(|(node, pool)| ([node.name.as_str(), kind(node.kind), pool.unwrap_or("none")], 1.0));
         page.sampled(&self.node_info, info)?;
         page.sampled(&self.report_age, ages.iter().map(|(node, age)| ([node.as_str()], seconds(*age))))?;
         match series {

@@ -11,4 +11,4 @@ mod life;
 mod models;
 mod owners;
 mod reporting;
-mod world;
+pub mod world;

@@ -59,7 +59,7 @@ fn a_written_binding_is_confirmed_and_a_repeated_bind_is_ok() {
     assert_eq!(served.bind(&llm, "node-b"), "conflict: pod is bound to another node");
     assert_eq!(orders(&served), 1);
     assert_eq!(served.charged("node-a"), TAKEN);
-    assert_eq!(served.metric("stowage_answers_total{code=\"\",outcome=\"bound\",verb=\"bind\"}"), 2);
+    assert_eq!(served.metric("stowage_answers_total{code=\"none\",outcome=\"bound\",verb=\"bind\"}"), 2);
 }
 
 #[test]

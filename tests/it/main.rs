@@ -23,6 +23,7 @@ mod handover;
 mod handovers;
 mod helm;
 mod http;
+mod metrics;
 mod models;
 mod needs;
 mod packing;

@@ -337,7 +337,7 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
         let mut operators = Client::connect(running.operators);
         assert_eq!(operators.get("/readyz").text(), "ok\n");
         assert_eq!(operators.get("/healthz").text(), "ok\n");
-        let metrics = operators.get("/metrics");
+        let metrics = operators.get_page("/metrics");
         assert!(
             metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leader 1\n")
         );

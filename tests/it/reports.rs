@@ -207,9 +207,9 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
     assert_eq!(board.as_object().unwrap().len(), 2);
     assert_eq!(served.metric("stowage_agent_report_bytes_total"), bytes + later.to_string().len() as u64);
     let ages = |operators: &mut Client<_>| {
-        operators.get("/metrics").text().matches("agent_report_age_seconds{").count()
+        operators.get_page("/metrics").text().matches("stowage_node_report_age_seconds{").count()
     };
-    assert_eq!(ages(&mut operators), 3);
+    assert_eq!(ages(&mut operators), 2);
     for name in ["node-a", "node-b"] {
         served.index.lock().delete_node(&served.service, &serde_json::from_value(node(name)).unwrap());
     }

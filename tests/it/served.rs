@@ -345,9 +345,9 @@ impl Served {
         answer.text().to_owned()
     }
 
-    /// A counter by its line in the metrics' text, such as `stowage_answers_total{code="",outcome="bound",verb="bind"}`.
+    /// A counter by its line in the metrics' text, such as `stowage_answers_total{code="none",outcome="bound",verb="bind"}`.
     pub fn metric(&self, series: &str) -> u64 {
-        let answer = Client::connect(self.operators).get("/metrics");
+        let answer = Client::connect(self.operators).get_page("/metrics");
         let line = answer.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.map_or(0, |count| count.parse().unwrap())
     }

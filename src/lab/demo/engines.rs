@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The load of an engine.
@@ -24,8 +25,33 @@ pub struct StubEngineLoad {
 /// A running engine; dropping this stops it.
 pub struct FakeEngine {
     port: u16,
-    load: Arc<Mutex<StubEngineLoad>>,
+    work: Arc<Mutex<StubWork>>,
     _stop: DropGuard,
+}
+
+/// What an engine does, and has done.
+struct StubWork {
+    load: StubEngineLoad,
+    /// Tokens generated until then.
+    tokens: f64,
+    counted: Instant,
+}
+
+/// Tokens per second of one request: what an 8B model comes to on an H100 that serves several.
+const TOKENS_PER_REQUEST: f64 = 40.0;
+
+impl StubWork {
+    fn begin(load: StubEngineLoad) -> Self {
+        Self { load, tokens: 0.0, counted: Instant::now() }
+    }
+
+    /// Counts what was generated since it was last counted; nothing while the engine sleeps.
+    fn count(&mut self, is_asleep: bool) -> u64 {
+        let running = if is_asleep { 0 } else { self.load.running };
+        self.tokens += running as f64 * TOKENS_PER_REQUEST * self.counted.elapsed().as_secs_f64();
+        self.counted = Instant::now();
+        self.tokens as u64
+    }
 }
 
 /// Blocks of 16 tokens that the KV cache of every engine here has: some 8 GiB of an 8B model's.
@@ -41,20 +67,22 @@ impl FakeEngine {
     ) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
-        let (stop, load) = (CancellationToken::new(), Arc::new(Mutex::new(load)));
-        let (pod, model, shown) = (format!("pods/default/{pod}"), model.to_owned(), load.clone());
+        let (stop, work) = (CancellationToken::new(), Arc::new(Mutex::new(StubWork::begin(load))));
+        let (pod, model, shown) = (format!("pods/default/{pod}"), model.to_owned(), work.clone());
         let router = Router::new()
             .route("/metrics", {
                 let (api, pod) = (api.clone(), pod.clone());
                 get(async move || {
                     let is_asleep = api.get(&pod).is_some_and(|pod| sleeping::says_asleep(&pod));
-                    page(&model, *shown.lock(), is_asleep)
+                    let mut work = shown.lock();
+                    let tokens = work.count(is_asleep);
+                    page(&model, work.load, tokens, is_asleep)
                 })
             })
             .route("/health", get(async move || health(&api, &pod)));
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await });
-        Ok(Self { port, load, _stop: stop.drop_guard() })
+        Ok(Self { port, work, _stop: stop.drop_guard() })
     }
 
     pub fn port(&self) -> u16 {
@@ -63,7 +91,9 @@ impl FakeEngine {
 
     /// Sets the load on its page. Returns the previous one.
     pub fn set(&self, load: StubEngineLoad) -> StubEngineLoad {
-        std::mem::replace(&mut *self.load.lock(), load)
+        let mut work = self.work.lock();
+        work.count(false);
+        std::mem::replace(&mut work.load, load)
     }
 }
 
@@ -73,7 +103,7 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
 }
 
 /// The metrics of vLLM 0.12 or later, as far as they are read here.
-fn page(model: &str, load: StubEngineLoad, is_asleep: bool) -> String {
+fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> String {
     // A sleeping engine has no requests, and its KV cache is gone.
     let idle = StubEngineLoad { kv_percent: 0, waiting: 0, running: 0 };
     let StubEngineLoad { kv_percent, waiting, running } = if is_asleep { idle } else { load };
@@ -87,6 +117,8 @@ fn page(model: &str, load: StubEngineLoad, is_asleep: bool) -> String {
          vllm:num_requests_waiting{{{series}}} {waiting}\n\
          # TYPE vllm:kv_cache_usage_perc gauge\n\
          vllm:kv_cache_usage_perc{{{series}}} {kv}\n\
+         # TYPE vllm:generation_tokens_total counter\n\
+         vllm:generation_tokens_total{{{series}}} {tokens}\n\
          # TYPE vllm:cache_config_info gauge\n\
          vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n\
          # TYPE vllm:engine_sleep_state gauge\n\
@@ -103,15 +135,15 @@ mod tests {
 
     #[test]
     fn its_page_says_what_the_story_says() {
-        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, false);
+        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, 1234, false);
         let figures = read(page.as_bytes(), None).unwrap();
         assert_eq!((figures.engine, figures.problems.as_slice()), (Engine::Vllm, &[][..]));
         assert_eq!(figures.kv_cache_usage, Some(0.97));
         assert_eq!((figures.waiting, figures.running), (Some(40), Some(12)));
-        assert_eq!(figures.kv_cache_tokens, Some(65_536));
+        assert_eq!((figures.kv_cache_tokens, figures.generated_tokens), (Some(65_536), Some(1234)));
         assert_eq!((figures.sleep_level, figures.model.unwrap().as_str()), (None, "llama-8b"));
         let asleep =
-            super::page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, true);
+            super::page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, 1234, true);
         let figures = read(asleep.as_bytes(), None).unwrap();
         assert_eq!((figures.sleep_level, figures.running), (Some(1), Some(0)));
     }

@@ -127,7 +127,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
     eventually("the new certificate is served", || is_trusted(running.agents, &new.pem));
 
     let metric = |line: &str| {
-        let metrics = Client::connect(running.operators).get("/metrics");
+        let metrics = Client::connect(running.operators).get_page("/metrics");
         metrics.text().lines().any(|found| found == line)
     };
     cluster.put(&cert, &key[..key.len() / 2]);

@@ -20,8 +20,9 @@ const FOLDERS: [&str; 6] = [
 ];
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
-const OTHERS: [[&str; 4]; 7] = [
+const OTHERS: [[&str; 4]; 8] = [
     ["monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"],
+    ["monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"],
     ["cert-manager.io", "v1", "Issuer", "issuers"],
     ["cert-manager.io", "v1", "Certificate", "certificates"],
     ["leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"],

@@ -47,7 +47,7 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
     let told = running.line_with("the certificate before it goes on");
     assert!(told.contains("ERROR") && told.contains("--tls-cert"), "{told}");
     assert!(is_answered(&running, &new, &new), "the last good one goes on");
-    let metrics = crate::client::Client::connect(running.operators).get("/metrics");
+    let metrics = crate::client::Client::connect(running.operators).get_page("/metrics");
     for line in [
         "stowage_tls_reload_failed{address=\"scheduler\"} 1",
         "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"applied\"} 1",

@@ -42,7 +42,7 @@ fn readyz_a_replica_without_its_api_server_is_not_ready_and_not_synced() {
     let text = until(503, operators);
     assert!(text.contains("the API server has not answered for"), "{text}");
     let mut client = Client::connect(operators);
-    assert!(client.get("/metrics").text().contains("\nstowage_synced 0\n"));
+    assert!(client.get_page("/metrics").text().contains("\nstowage_synced 0\n"));
     assert_eq!(client.get("/healthz").status, 200, "a restart would not bring it back");
     stop.cancel();
 }

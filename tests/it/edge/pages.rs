@@ -65,7 +65,7 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     assert_eq!((count(" 200 "), count(" 503 ")), (1, 19), "{answers:?}");
     let body = args(&pod("llm", "40Gi"), &["node-0"]).to_string();
     assert_eq!(Client::connect(served.scheduler).post("/scheduler/filter", body).status, 200);
-    assert_eq!(Client::connect(served.operators).get("/metrics").status, 200);
+    assert_eq!(Client::connect(served.operators).get_page("/metrics").status, 200);
     drop(unread);
 }
 

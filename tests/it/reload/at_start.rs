@@ -64,7 +64,7 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
         assert!(ready.text().contains(part), "{}", ready.text());
     }
     assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
-    assert!(client.get("/metrics").text().contains("stowage_policy_reload_failed 1"));
+    assert!(client.get_page("/metrics").text().contains("stowage_policy_reload_failed 1"));
     // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
     running.line_with("policy applied");

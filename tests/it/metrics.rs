@@ -1,0 +1,228 @@
+//! Metrics: the reference page is what the declarations say, names keep to Prometheus' conventions, promtool finds nothing wrong with
+//! the pages, and scraping is bounded.
+
+use crate::agent::world::{AgentNode, RunningAgent, gpu};
+use crate::client::Client;
+use crate::needs::skipped;
+use crate::served::{Served, ServedCluster, on, pod, report};
+use mock_nvml::{ScriptedGpu, codes};
+use serde_json::json;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use stowage::telemetry::agent::AgentMetrics;
+use stowage::telemetry::devices::MOST_PER_GPU;
+use stowage::telemetry::family::{Family, FamilyKind};
+use stowage::telemetry::{Metrics, reference};
+
+#[test]
+fn the_reference_page_is_what_the_declarations_say() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let generated = reference::markdown();
+    if std::env::var_os("STOWAGE_BLESS").is_some() {
+        std::fs::write(&file, &generated).unwrap();
+    }
+    let committed = std::fs::read_to_string(&file).unwrap_or_default();
+    assert_eq!(committed, generated, "STOWAGE_BLESS=1 writes docs/metrics.md anew");
+}
+
+fn families() -> Vec<Family> {
+    let (serve, agent) = (Metrics::new(), AgentMetrics::new());
+    let all = serve.families().all().iter().chain(agent.families().all());
+    all.map(|family| Family::clone(family)).collect()
+}
+
+#[test]
+fn names_help_and_labels_keep_to_the_conventions() {
+    let families = families();
+    assert!(families.len() > 100, "{}", families.len());
+    for Family { name, kind, help, labels } in &families {
+        assert!(name.starts_with("stowage_") || name.starts_with("process_"), "{name}");
+        assert!(help.ends_with('.'), "{name}: {help:?} is no sentence");
+        assert_eq!(*kind == FamilyKind::Counter, name.ends_with("_total"), "{name}");
+        for bad in ["_count", "_sum", "_bucket", "_milliseconds", "_percent", "_mib", "_gib", "_minutes"] {
+            assert!(!name.ends_with(bad), "{name}: a base unit, and no suffix of Prometheus' own");
+        }
+        let names: Vec<&str> = labels.iter().map(|label| label.name).collect();
+        assert!(
+            !names.iter().any(|name| ["le", "quantile", "percentile"].contains(name)),
+            "{name}: {names:?}"
+        );
+    }
+}
+
+#[test]
+fn every_page_declares_a_name_once() {
+    for families in [Metrics::new().families().all(), AgentMetrics::new().families().all()] {
+        let mut names: Vec<_> = families.iter().map(|family| &family.name).collect();
+        names.sort();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}
+
+/// promtool's verdict; `None`, with a line that says so, where there is none.
+fn promtool(page: &str) -> Option<(bool, String)> {
+    let started = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut tool) = started else {
+        skipped("promtool is not installed; Debian has it in the package prometheus");
+        return None;
+    };
+    tool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = tool.wait_with_output().unwrap();
+    Some((output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap()))
+}
+
+fn assert_clean(page: &str) {
+    if let Some((is_clean, said)) = promtool(page) {
+        assert!(is_clean && said.is_empty(), "{said}");
+    }
+}
+
+fn page(served: &Served) -> String {
+    let answer = Client::connect(served.operators).get_page("/metrics");
+    assert_eq!(
+        (answer.status, answer.content_type.as_str()),
+        (200, "text/plain; version=0.0.4; charset=utf-8")
+    );
+    answer.text().to_owned()
+}
+
+/// Two nodes, a bound pod, a refused one, and an engine of a model whose name is made to break a line.
+fn busy() -> Served {
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+        .with([
+            on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
+            pod("small", "10Gi"),
+            pod("vast", "900Gi"),
+        ])
+        .serve();
+    let mut report = report("node-a", "boot", 1, 2);
+    report["engines"] = json!([{
+        "pod": "uid-tenant", "engine": "vllm", "gpus": ["GPU-node-a-0"], "state": "serving", "model": "a\"}\\,b=\"é",
+        "kvCacheUsage": 0.5, "waiting": 3, "running": 7, "tokensPerSecond": 120.5,
+    }]);
+    assert_eq!(served.report(report).status, 200);
+    assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]), Vec::<String>::new());
+    assert_eq!(served.passed(&pod("small", "10Gi"), &["node-a", "node-b"]).len(), 2);
+    assert_eq!(served.bind(&pod("small", "10Gi"), "node-b"), "");
+    served
+}
+
+#[test]
+fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_nothing_wrong() {
+    let served = busy();
+    let text = page(&served);
+    assert_clean(&text);
+    for line in [
+        "stowage_gpu_vram_allocated_bytes{node=\"node-a\",gpu=\"GPU-node-a-0\"} 42949672960\n",
+        "stowage_gpu_healthy{node=\"node-a\",gpu=\"GPU-node-a-1\"} 1\n",
+        "stowage_node_info{node=\"node-b\",kind=\"stowage\",pool=\"none\"} 1\n",
+        "stowage_class_pods{class=\"serving\",phase=\"bound\"} ",
+        "stowage_evictions_total{reason=\"preemption\"} 0\n",
+        "stowage_reservations 0\n",
+        "stowage_reservation_age_seconds 0\n",
+        "stowage_pod_placement_duration_seconds_count{class=\"",
+        "stowage_oldest_pending_pod_age_seconds{class=\"",
+        "stowage_vram_fragmented_bytes ",
+        "stowage_ledger_lock_wait_seconds_count 2\n",
+        "stowage_ledger_lock_hold_seconds_count 2\n",
+        "stowage_model_replicas{model=\"a\\\"}\\\\,b=\\\"é\",state=\"resident\"} 1\n",
+        "stowage_model_tokens_per_second{model=\"a\\\"}\\\\,b=\\\"é\"} 120.5\n",
+        "process_resident_memory_bytes ",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    let declared = served.service.metrics.families().all().len();
+    let shown = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+    assert!(shown > 80 && shown <= declared, "{shown} of {declared}");
+}
+
+#[test]
+fn a_gpu_has_at_most_six_series() {
+    let text = page(&busy());
+    let of = |gpu: &str| {
+        text.lines()
+            .filter(|line| line.starts_with("stowage_") && line.contains(&format!("gpu=\"{gpu}\"")))
+            .count()
+    };
+    for gpu in ["GPU-node-a-0", "GPU-node-a-1"] {
+        assert_eq!(of(gpu), MOST_PER_GPU, "{gpu}");
+    }
+}
+
+#[test]
+fn a_prometheus_that_scrapes_without_a_pause_is_bounded_and_delays_no_decision() {
+    let served = busy();
+    let scrape = |address: SocketAddr| {
+        // A client that is turned away learns so by the status.
+        let answer = Client::connect(address).get_page("/metrics");
+        assert!([200, 503].contains(&answer.status), "{}", answer.status);
+        answer.status
+    };
+    let answers: Vec<u16> = std::thread::scope(|threads| {
+        let scrapers: Vec<_> = (0..20)
+            .map(|_| threads.spawn(|| (0..10).map(|_| scrape(served.operators)).collect::<Vec<_>>()))
+            .collect();
+        for _ in 0..10 {
+            assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]), Vec::<String>::new());
+        }
+        scrapers.into_iter().flat_map(|scraper| scraper.join().unwrap()).collect()
+    });
+    assert_eq!(answers.len(), 200);
+    let limited = answers.iter().filter(|status| **status == 503).count();
+    assert!(limited < 200, "some are answered");
+    assert_eq!(
+        served.metric("stowage_requests_limited_total{address=\"operators\",limit=\"pages\"}"),
+        limited as u64
+    );
+}
+
+#[test]
+fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
+    let blind = ScriptedGpu {
+        refuse: [("nvmlDeviceGetPowerUsage".to_owned(), codes::NOT_SUPPORTED)].into(),
+        ..gpu("b")
+    };
+    let seeing = ScriptedGpu { temperature: 63, power_milliwatts: 412_500, utilization: 80, ..gpu("a") };
+    let (zero, one) = (seeing.uuid.clone(), blind.uuid.clone());
+    let world = AgentNode::of([seeing, blind]);
+    let extender = world.extender();
+    let url = format!("http://{}", extender.agents);
+    let agent = RunningAgent::start(&mut world.agent(&[
+        "--interval",
+        "100ms",
+        "--extender",
+        &url,
+        "--metrics-listen",
+        "127.0.0.1:0",
+    ]));
+    let said = agent.line_with("metrics: http://");
+    let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+    let mut text = String::new();
+    crate::served::eventually("the page shows an accepted report", || {
+        text = Client::connect(address).get("/metrics").text().to_owned();
+        let accepted = "stowage_agent_sent_reports_total{outcome=\"accepted\"} ";
+        text.lines().any(|line| line.strip_prefix(accepted).is_some_and(|count| count != "0"))
+    });
+    assert_clean(&text);
+    for line in [
+        format!("stowage_agent_gpu_temperature_celsius{{gpu=\"{zero}\"}} 63\n"),
+        format!("stowage_agent_gpu_power_watts{{gpu=\"{zero}\"}} 412.5\n"),
+        format!("stowage_agent_gpu_utilization_ratio{{gpu=\"{zero}\"}} 0.8\n"),
+        format!("stowage_agent_gpu_temperature_celsius{{gpu=\"{one}\"}} 30\n"),
+    ] {
+        assert!(text.contains(&line), "{line}\n{text}");
+    }
+    assert!(
+        !text.contains(&format!("stowage_agent_gpu_power_watts{{gpu=\"{one}\"}}")),
+        "unknown is not zero"
+    );
+}
