@@ -102,6 +102,12 @@ impl Leader {
         self.pod(name)["metadata"]["deletionTimestamp"].is_string()
     }
 
+    /// Over all reasons.
+    fn evictions(&self) -> u64 {
+        let of = |reason| self.service.metrics.evictions.with_label_values(&[reason]).get();
+        stowage::telemetry::EVICTION_REASONS.into_iter().map(of).sum()
+    }
+
     fn writes(&self, kind: &str, outcome: &str) -> u64 {
         self.service.metrics.writes.with_label_values(&[kind, outcome]).get()
     }
@@ -136,6 +142,7 @@ async fn an_eviction_is_explained_by_a_condition_and_an_event() {
     assert_eq!((notice.kind, notice.key, notice.uid), (PodEventReason::Evicted, key("victim"), uid));
     assert!(notice.text.contains("team-a/llama"), "{}", notice.text);
     assert_eq!((leader.writes("evict", "written"), leader.writes("eviction-reason", "written")), (1, 1));
+    assert_eq!(leader.evictions(), 1, "an eviction is counted once, by its reason");
     assert_eq!(leader.api.calls().reads_by("stowage"), 0);
 }
 

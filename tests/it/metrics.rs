@@ -104,12 +104,12 @@ fn busy() -> Served {
             pod("vast", "900Gi"),
         ])
         .serve();
-    let mut report = report("node-a", "boot", 1, 2);
+    let mut report = report("node-a", "boot", 2, 2);
     report["engines"] = json!([{
         "pod": "uid-tenant", "engine": "vllm", "gpus": ["GPU-node-a-0"], "state": "serving", "model": "a\"}\\,b=\"é",
         "kvCacheUsage": 0.5, "waiting": 3, "running": 7, "tokensPerSecond": 120.5,
     }]);
-    assert_eq!(served.report(report).status, 200);
+    assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]), Vec::<String>::new());
     assert_eq!(served.passed(&pod("small", "10Gi"), &["node-a", "node-b"]).len(), 2);
     assert_eq!(served.bind(&pod("small", "10Gi"), "node-b"), "");
@@ -143,6 +143,19 @@ fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_no
     let declared = served.service.metrics.families().all().len();
     let shown = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
     assert!(shown > 80 && shown <= declared, "{shown} of {declared}");
+}
+
+#[test]
+fn a_binding_is_counted_with_the_time_that_its_pod_had_no_place() {
+    let served = busy();
+    let text = page(&served);
+    let counts = text.lines().filter_map(|line| {
+        let (_, count) =
+            line.strip_prefix("stowage_pod_placement_duration_seconds_count{")?.split_once("} ")?;
+        count.parse::<u64>().ok()
+    });
+    assert_eq!(counts.sum::<u64>(), 1, "of the pod that was bound, and from the start of every class");
+    assert!(text.contains("stowage_oldest_pending_pod_age_seconds{"), "of the one that waits");
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub struct ClassId(u8);
 
 /// Some of a policy's classes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ClassSet(u64);
+pub struct ClassSet(#[serde(with = "super::bits")] u64);
 
 impl ClassId {
     /// The class at this place of its policy, of which there are at most [`MAX_CLASSES`].

@@ -211,7 +211,7 @@ impl Gpu {
 
 /// A set of GPUs of one node, by their place in the node's list.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct GpuSet(u64);
+pub struct GpuSet(#[serde(with = "super::bits")] u64);
 
 impl GpuSet {
     pub const EMPTY: Self = Self(0);

@@ -7,6 +7,7 @@
 //!
 //! Data and arithmetic on one value only: nothing here decides.
 
+mod bits;
 pub mod classification;
 pub mod cluster_share;
 pub mod demand;

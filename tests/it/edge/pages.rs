@@ -69,6 +69,21 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     drop(unread);
 }
 
+#[test]
+fn the_snapshot_has_no_number_that_javascript_would_round() {
+    fn largest(value: &serde_json::Value) -> u64 {
+        match value {
+            serde_json::Value::Number(number) => number.as_u64().unwrap_or(0),
+            serde_json::Value::Array(items) => items.iter().map(largest).max().unwrap_or(0),
+            serde_json::Value::Object(fields) => fields.values().map(largest).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+    let served = ServedCluster::of(&[("node-0", 2)]).with([pod("llm", "40Gi")]).serve();
+    let books = serde_json::from_str(&served.books()).unwrap();
+    assert!(largest(&books) < 1 << 53, "{books:#}");
+}
+
 /// A Stowage whose pages are authorized by a stand-in API server.
 struct GuardedPages {
     served: Served,

@@ -72,6 +72,29 @@ fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
 }
 
 #[test]
+fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_gate() {
+    use crate::scheduling::testkit::uid;
+    let mut cluster = LedgerCluster::by(tenants(), &[("a", 1)]);
+    cluster.wait("p", demand(30, "chat", 0));
+    cluster.gated("q", demand(30, "chat", 0));
+    let begun = cluster.now();
+    let since = |cluster: &LedgerCluster, name: &str| cluster.pod_state(&uid(name)).unwrap().unplaced_since();
+    assert_eq!((since(&cluster, "p"), since(&cluster, "q")), (None, Some(begun)));
+    cluster.pass(5);
+    cluster.note_refused(&uid("p"), None);
+    cluster.pass(5);
+    cluster.note_refused(&uid("p"), None);
+    // Its gate is lifted, and it is seen anew.
+    cluster.wait("q", demand(30, "chat", 0));
+    let first = begun + Millis::seconds(5);
+    assert_eq!((since(&cluster, "p"), since(&cluster, "q")), (Some(first), Some(begun)));
+    assert_eq!(
+        usage(&cluster).classes.iter().map(|class| class.oldest_pending).max(),
+        Some(Millis::seconds(10))
+    );
+}
+
+#[test]
 fn each_gpu_shows_what_the_decisions_see() {
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 2)]);
     cluster.run("p", ("a", 1), demand(30, "chat", 0), None, ObservedDisruptionInfo::default());
