@@ -3,9 +3,9 @@
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
 //! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
-//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`usage`] who has how
-//! much, and [`fragmentation`] what is free and of no use. It changes
-//! nothing and has no clock.
+//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`fleet`] shows
+//! the whole cluster, [`usage`] says who has how much of it, and [`fragmentation`] what is free and of no use. Nothing here
+//! changes anything or has a clock.
 //!
 //! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
 //! [`fit`]: crate::scheduling::placing::fit
@@ -14,6 +14,7 @@
 mod classification;
 pub mod explanation;
 mod facts;
+pub mod fleet;
 pub mod fragmentation;
 mod loans;
 pub mod models;
