@@ -13,7 +13,6 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-pub const NODES: usize = 5000;
 /// Scrapes that are timed one after the other.
 const SCRAPES: usize = 20;
 const PAIRS: usize = 6;

@@ -36,6 +36,8 @@ pub enum GpuSeries {
     LeftOut,
 }
 
+type Figure = fn(&Node, &DeviceUsage<'_>) -> f64;
+
 impl DeviceMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
         let node = || open("node", "the cluster's GPU nodes");
@@ -114,7 +116,7 @@ impl DeviceMetrics {
             ([node.to_owned(), gpu.to_owned(), index, model.to_owned()], 1.0)
         });
         page.sampled(&self.gpu_info, info)?;
-        let figures: [(&Sampled, fn(&Node, &DeviceUsage<'_>) -> f64); 5] = [
+        let figures: [(&Sampled, Figure); 5] = [
             (&self.allocatable, |node, one| bytes(one.allocatable(node))),
             (&self.allocated, |_, one| bytes(one.gpu.charged)),
             (&self.unaccounted, |_, one| bytes(one.gpu.unaccounted_vram)),

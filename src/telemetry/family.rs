@@ -64,7 +64,7 @@ pub fn known(name: &'static str, values: impl IntoIterator<Item = &'static str>)
     Label { name, values: LabelValues::Known(values.into_iter().collect()) }
 }
 
-/// A label whose values nobody lists; `bound` says how many there can be.
+/// A label whose values are not known in advance; `bound` says how many there can be.
 pub fn open(name: &'static str, bound: &'static str) -> Label {
     Label { name, values: LabelValues::Open(bound) }
 }

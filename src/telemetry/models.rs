@@ -40,6 +40,8 @@ struct ModelFigures {
     tokens_per_second: Option<f64>,
 }
 
+type Figure = fn(&ModelFigures) -> Option<f64>;
+
 pub struct ModelMetrics {
     replicas: Sampled,
     kv_cache: Sampled,
@@ -103,7 +105,7 @@ impl ModelMetrics {
             states.map(move |(state, count)| ([model.as_str(), *state], count as f64))
         });
         page.sampled(&self.replicas, replicas)?;
-        let figures: [(&Sampled, fn(&ModelFigures) -> Option<f64>); 5] = [
+        let figures: [(&Sampled, Figure); 5] = [
             (&self.kv_cache, |one| (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)),
             (&self.kv_cache_max, |one| (one.kv_cache.0 > 0).then_some(one.kv_cache.2)),
             (&self.waiting, |one| one.waiting.map(|count| count as f64)),

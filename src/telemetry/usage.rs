@@ -1,4 +1,4 @@
-//! Families about who has how much: the cluster as a whole, classes, tenants, reservations. All sampled from a copy of the ledger.
+//! Families about the use of VRAM: the cluster as a whole, classes, tenants, reservations. All sampled from a copy of the ledger.
 
 use super::family::{Families, Sampled, known, open};
 use super::scrape::Scrape;

@@ -1,4 +1,4 @@
-//! Who has how much of the cluster: VRAM and pods by class and by tenant, each GPU by itself. For gauges, and never for a decision.
+//! How much of the cluster each class and tenant has, in VRAM and pods, and each GPU by itself. For gauges, and never for a decision.
 //!
 //! Sums are made anew of the pods each time, on a copy of the ledger. Of each pod counts what it takes or has reserved; so the
 //! classes add up to the whole, and so do the tenants with what has none.
@@ -55,7 +55,7 @@ pub struct DeviceUsage<'l> {
     pub gpu: &'l Gpu,
 }
 
-/// Adds up who has what.
+/// Adds up what each class and tenant has.
 pub fn usage(ledger: &Ledger) -> ClusterUsage {
     let (policy, now) = (ledger.policy(), ledger.now());
     let class = |name: &String| ClassUsage { name: name.clone(), ..ClassUsage::default() };
