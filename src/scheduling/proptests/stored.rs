@@ -183,7 +183,8 @@ fn a_state_is_loaded_only_if_everything_that_it_names_is_there() {
     let class = load(&|stored| stored["pods"]["uid-1"]["demand"]["class"] = 63.into());
     assert_eq!(class, Err(LoadError::UnknownClass { pod: pod.clone() }));
     let gpus = load(&|stored| {
-        stored["pods"]["uid-1"]["phase"]["waiting"]["soft_reservation"]["gpus"] = (1u64 << 40).into()
+        stored["pods"]["uid-1"]["phase"]["waiting"]["soft_reservation"]["gpus"] =
+            format!("{:x}", 1u64 << 40).into()
     });
     assert_eq!(gpus, Err(LoadError::UnknownGpu { pod: pod.clone(), node: node_name(0) }));
     let set = load(&|stored| {
