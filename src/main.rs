@@ -2,9 +2,9 @@
 
 use clap::Parser;
 use mimalloc::MiMalloc;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
-use stowage::cli::Cli;
+use stowage::cli::{Cli, is_of_broken_pipe};
 
 /// mimalloc, because it returns free memory to the kernel: three times 200 reports of 0.9 MB at once took a debug build with
 /// glibc's allocator from 42 MiB to 60 MiB, where it stayed; with mimalloc and `MIMALLOC_PURGE_DELAY=0`, which the shipped
@@ -20,14 +20,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         // The reader, such as `head`, has read enough.
         Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
+        Err(error) if let Some(invalid) = error.downcast_ref::<clap::Error>() => invalid.exit(),
         Err(error) => {
             // Standard error may be closed too.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

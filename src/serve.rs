@@ -10,13 +10,14 @@ use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
-use crate::kubernetes::dump::{Dump, DumpControlPlane};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
+use crate::units::plural;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -25,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -135,7 +136,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let http = server::serve(extender, doors, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
-        ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
+        ended = tasks.join_next() => Err(ended_early(ended)),
     };
     renewing.abort_all();
     // The HTTP side first: its requests in progress need leadership, and the Lease is given up here.
@@ -143,6 +144,15 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     while tasks.join_next().await.is_some() {}
     info!("stopped");
     outcome
+}
+
+/// A panic has been written to standard error by then, with its place.
+fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
+    let why = match ended {
+        Some(Err(error)) => error.to_string(),
+        _ => "it returned".into(),
+    };
+    anyhow::anyhow!("a task that should run for ever ended: {why}")
 }
 
 fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
@@ -290,13 +300,16 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     drop(dump);
     let totals = service.cluster().totals();
     info!(
-        "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",
+        "{}: {}, {}, {} bound, {} waiting",
         path.display(),
-        totals.nodes,
-        totals.gpus,
-        totals.bound + totals.unplaced,
+        plural(totals.nodes, "node"),
+        plural(totals.gpus, "GPU"),
+        plural(totals.bound + totals.unplaced, "pod"),
         totals.waiting
     );
+    if let Some(left_out) = left_out_text(control_plane.left_out()) {
+        warn!("{left_out}");
+    }
     if totals.gpus == 0 {
         warn!(
             "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"

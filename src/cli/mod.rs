@@ -18,6 +18,7 @@ mod reference;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
+mod standard_input;
 mod uninstall;
 
 use crate::build_info;
@@ -55,11 +56,22 @@ use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
-#[command(version = build_info::text(), max_term_width = 100)]
+#[command(version = build_info::text(), max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Of every command; what a command adds is in its own help.
+const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if the reader of standard \
+                          output has gone. `explain`, `models` and `policy` tell an answer of no (1) from no answer (2).";
+const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
+                                   arguments, 130 after a second signal.";
+const EXIT_CODES_OF_AGENT: &str =
+    "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid arguments.";
+#[cfg(feature = "lab")]
+const EXIT_CODES_OF_DEMO: &str =
+    "Exit codes: 0 if every invariant held, 1 if one did not, 2 for invalid arguments.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -90,6 +102,8 @@ enum Command {
         #[arg(value_enum)]
         of: SchemaOf,
     },
+    /// Print the version
+    Version,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -101,13 +115,14 @@ enum SchemaOf {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES_OF_SERVE)]
 struct ServeArgs {
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     kubeconfig: Option<PathBuf>,
 
     /// Serve what `kubectl get nodes,pods -A -o yaml` printed, in place of an API server; binds change the copy
-    /// in memory
+    /// in memory. `-` is standard input
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
 
@@ -182,6 +197,7 @@ enum Lead {
 
 #[cfg(feature = "lab")]
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES_OF_DEMO)]
 struct DemoArgs {
     /// Play the story once and exit: 0 if every invariant held
     #[arg(long)]
@@ -237,6 +253,10 @@ impl Cli {
             }
             Command::Completion(args) => args.run(),
             Command::Man(args) => args.run(),
+            Command::Version => {
+                writeln!(std::io::stdout(), "stowage {}", build_info::text())?;
+                Ok(ExitCode::SUCCESS)
+            }
             Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
             Command::Schema { of: SchemaOf::Report } => {
                 let schema = schemars::schema_for!(NodeReport);
@@ -245,6 +265,11 @@ impl Cli {
             }
         }
     }
+}
+
+/// Whether the reader of standard output, such as `head`, has read enough.
+pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// They are asked to stop beforehand, and check for it at every node.

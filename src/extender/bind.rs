@@ -196,7 +196,8 @@ impl BindTask {
         let task = self.clone();
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
-            info!(pod = %task.asked.key, result = ?settled, "the settling loop of a binding ended");
+            let outcome = settled.map_or_else(|unbound| unbound.code(), |()| "bound");
+            info!(pod = %task.asked.key, outcome, "the settling loop of a binding ended");
             task.extender.service.cluster().apply(SettlingEnded(uid));
         });
     }

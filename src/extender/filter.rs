@@ -12,6 +12,7 @@ use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::scheduling::vocabulary::demand::RequestError;
+use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -144,7 +145,7 @@ fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
     for (place, misfit) in &list.refused {
         reasons.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
     }
-    let mut text = format!("0 of {} nodes fit.", nodes.len());
+    let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
     for (count, place, misfit) in reasons.values() {
         let example = nodes.name(*place);
         write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())

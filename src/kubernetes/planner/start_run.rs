@@ -113,9 +113,10 @@ impl Planner {
 
     /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
     fn begin(&mut self, place: PlannedPlacement, now: Moment) {
-        let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
-        let node = &reservation.node;
-        info!(pod = %key, %node, victims = %listed(reservation.victims.iter()), ?price, exact, ?by, "place planned");
+        let PlannedPlacement { uid, key, reservation, eviction_cost, exact, by } = place;
+        let (node, victims) = (&reservation.node, listed(reservation.victims.iter()));
+        let (lost_gpu_ms, by) = (eviction_cost.cost, by.code());
+        info!(pod = %key, %node, %victims, lost_gpu_ms, exact, by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
             let reservation_status = self.service.cluster().reservation_of(&uid);
