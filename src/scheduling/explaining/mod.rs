@@ -3,8 +3,8 @@
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] takes a few
 //! short reads of the ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`nodes`] how each
-//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are. It changes
-//! nothing and has no clock.
+//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, and
+//! [`fleet`] shows the whole cluster. It changes nothing and has no clock.
 //!
 //! [`rank::shortlist`]: crate::scheduling::placing::rank::shortlist
 //! [`fit`]: crate::scheduling::placing::fit
@@ -13,6 +13,7 @@
 mod classification;
 pub mod explanation;
 mod facts;
+pub mod fleet;
 mod loans;
 pub mod models;
 mod nodes;

@@ -378,7 +378,7 @@ impl PodState {
     }
 
     /// The pod once it is bound.
-    pub(super) fn bound(&self) -> Option<&BoundPod> {
+    pub(in crate::scheduling) fn bound(&self) -> Option<&BoundPod> {
         match &self.phase {
             PodPhase::Bound(bound) => Some(bound),
             _ => None,
@@ -386,7 +386,7 @@ impl PodState {
     }
 
     /// Whether it is being deleted.
-    pub(super) fn is_leaving(&self) -> bool {
+    pub(in crate::scheduling) fn is_leaving(&self) -> bool {
         self.bound().is_some_and(|bound| bound.leaving.is_some())
     }
 

@@ -1,0 +1,391 @@
+//! The whole cluster at one moment, for people who look at it: nodes with their GPUs and pods, pods that wait, and what classes
+//! and tenants have. The operators' page, `stowage top` and their tests read it; no decision does.
+//!
+//! Times are moments of the replica's clock, with [`Fleet::now`] beside them, so that a part in which nothing happened is equal
+//! to the same part a second ago, and only what changed has to be sent. A name that a user chose (pod, model, class, tenant) is
+//! as the user wrote it: what shows it must escape it.
+//!
+//! It reads a copy of the ledger, so nothing waits for it. Its size follows the cluster's, but for the pods that wait, of which
+//! the longest-waiting of the highest priority are listed and the others counted.
+
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{
+    Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate,
+};
+use crate::scheduling::policy::{Class, Policy};
+use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
+use crate::scheduling::vocabulary::gpu::{Device, Gpu, Health};
+use crate::scheduling::vocabulary::node::{Node, NodeKind};
+use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading};
+use crate::units::{Bytes, Moment, Percent};
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// The cluster at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fleet {
+    /// The present, by the clock of all moments here.
+    pub now: Moment,
+    /// In the policy's order.
+    pub classes: Vec<FleetClass>,
+    /// In the policy's order.
+    pub tenants: Vec<FleetTenant>,
+    /// In order of name.
+    pub nodes: Vec<FleetNode>,
+    /// Pods without a node, the highest priority first, then those that wait longest.
+    pub pending: Vec<FleetPendingPod>,
+    /// All of them, listed or not.
+    pub pending_count: u64,
+}
+
+/// A class of the policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetClass {
+    pub name: String,
+    /// Its pods may be evicted for others.
+    pub preemptible: bool,
+    /// What its pods have: bound or assumed.
+    pub allocated_bytes: Bytes,
+    pub pods: u64,
+    pub pending: u64,
+}
+
+/// A tenant of the policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetTenant {
+    pub name: String,
+    /// What its pods have: bound, assumed or reserved.
+    pub used_bytes: Bytes,
+    /// GPUs it uses, in thousandths: a pod counts by its part of each GPU's VRAM.
+    pub used_milli_gpus: u64,
+    /// `None` if its guarantee names GPUs only, or if it has none.
+    pub guarantee_bytes: Option<Bytes>,
+    pub guarantee_milli_gpus: Option<u64>,
+    pub limit_bytes: Option<Bytes>,
+    pub limit_milli_gpus: Option<u64>,
+    pub pending: u64,
+}
+
+/// A node with GPUs, or with pods that ask for them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetNode {
+    pub name: NodeName,
+    pub kind: NodeKind,
+    pub pool: Option<String>,
+    /// How far what was measured on it can be believed.
+    pub freshness: Freshness,
+    /// The policy places nothing here without a recent report.
+    pub closed: bool,
+    /// In the node's order; a pod names them by their places in this list.
+    pub gpus: Vec<FleetGpu>,
+    /// In order of UID.
+    pub pods: Vec<FleetPod>,
+}
+
+/// A GPU or MIG slice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetGpu {
+    pub uuid: GpuUuid,
+    /// NVML's index on its node.
+    pub index: u32,
+    pub model: GpuModel,
+    /// The GPU a MIG slice is cut from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<GpuUuid>,
+    pub health: Health,
+    pub total_bytes: Bytes,
+    /// What pods may have: total, less the driver's reserve and the headroom.
+    pub allocatable_bytes: Bytes,
+    /// What pods and reservations have.
+    pub allocated_bytes: Bytes,
+    /// In use beyond what pods have.
+    pub unaccounted_bytes: Bytes,
+    /// What sleeping engines lend.
+    pub lendable_bytes: Bytes,
+    /// In use by all processes, as last measured; `None` if nothing was.
+    pub used_bytes: Option<Bytes>,
+    /// Of the fullest engine on it, as last read: 0 without engines, `None` if it is unknown.
+    pub kv_cache_percent: Option<Percent>,
+    /// Requests that wait in the queues of its engines, likewise. Decisions use the average of some seconds.
+    pub queue: Option<u32>,
+    /// A pod has it for itself.
+    pub exclusive: bool,
+    /// An engine starts on it.
+    pub starting: bool,
+}
+
+/// A pod on a node, or one that has something reserved there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetPod {
+    pub uid: PodUid,
+    pub pod: PodKey,
+    pub class: String,
+    pub tenant: Option<String>,
+    pub priority: i32,
+    pub model: Option<ModelId>,
+    /// What it has on each of its GPUs; of an exclusive pod, what it asks for.
+    pub bytes_per_gpu: Bytes,
+    /// Places in the node's list of GPUs.
+    pub gpus: Vec<usize>,
+    pub phase: OccupantPhase,
+    /// Its engine starts.
+    pub starting: bool,
+    /// It is being deleted.
+    pub leaving: bool,
+    /// Since when it runs, as far as that is known.
+    pub started: Option<Moment>,
+    /// It uses VRAM that sleeping engines lend.
+    pub borrows: bool,
+}
+
+/// A pod without a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetPendingPod {
+    pub uid: PodUid,
+    pub pod: PodKey,
+    pub class: String,
+    pub tenant: Option<String>,
+    pub priority: i32,
+    pub model: Option<ModelId>,
+    pub bytes_per_gpu: Bytes,
+    pub gpus: u32,
+    pub gate: SchedulingGate,
+    /// Since when it waits.
+    pub since: Moment,
+    /// It was refused, and has not been placed since.
+    pub refused: bool,
+    pub reservation: Option<FleetReservation>,
+}
+
+/// VRAM that is kept for a pending pod while others leave.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetReservation {
+    pub node: NodeName,
+    pub gpus: Vec<GpuUuid>,
+    /// Pods that are still there and leave for it.
+    pub victims: Vec<PodKey>,
+    pub deadline: Moment,
+}
+
+impl Fleet {
+    /// The cluster as the ledger has it, with at most so many pods that wait.
+    pub fn of(ledger: &Ledger, most_pending: usize) -> Self {
+        let policy = &**ledger.policy();
+        let mut classes = ClassSums::default();
+        let mut waiting = Vec::new();
+        for (uid, pod_state) in ledger.pod_states() {
+            let sums = classes.of(pod_state);
+            match &pod_state.phase {
+                PodPhase::Waiting(pod) => {
+                    sums.pending += 1;
+                    waiting.push((Reverse(pod_state.demand.priority), pod.since, uid, pod_state));
+                }
+                PodPhase::Assumed(_) | PodPhase::Bound(_) => sums.pods += 1,
+            }
+        }
+        let nodes: Vec<FleetNode> =
+            ledger.node_states().filter_map(|(_, node)| Self::node(ledger, node, &mut classes)).collect();
+        let pending_count = waiting.len() as u64;
+        waiting.sort_unstable_by_key(|(priority, since, uid, _)| (*priority, *since, *uid));
+        waiting.truncate(most_pending);
+        Self {
+            now: ledger.now(),
+            pending: waiting.into_iter().map(|(.., uid, pod)| pending_pod(ledger, uid, pod)).collect(),
+            pending_count,
+            tenants: tenants(ledger, &classes),
+            classes: classes.shown(policy),
+            nodes,
+        }
+    }
+
+    /// `None` for a node without GPUs and without pods that ask for them.
+    fn node(ledger: &Ledger, node: &Node, classes: &mut ClassSums) -> Option<FleetNode> {
+        let occupants = ledger.occupants_of(&node.name);
+        if node.gpus.is_empty() && occupants.is_empty() {
+            return None;
+        }
+        for occupant in &occupants {
+            if matches!(occupant.presence, OccupantPhase::Bound | OccupantPhase::Assumed) {
+                let charges = occupant.gpus.iter().filter_map(|place| node.gpus.get(place));
+                let charged = charges.map(|gpu| gpu.charge_for(occupant.per_gpu, occupant.sharing)).sum();
+                classes.add(occupant.class, charged);
+            }
+        }
+        let reading = ledger.reading(&node.name);
+        let measured = |device: &Device| reading?.gpu(&device.uuid);
+        Some(FleetNode {
+            name: node.name.clone(),
+            kind: node.kind,
+            pool: ledger.pool_of(&node.name).map(|pool| pool.name.clone()),
+            freshness: node.freshness,
+            closed: node.closed,
+            gpus: node
+                .gpus
+                .iter()
+                .zip(&*node.devices)
+                .map(|(gpu, at)| fleet_gpu(gpu, at, measured(at)))
+                .collect(),
+            pods: occupants.into_iter().map(|occupant| fleet_pod(ledger, occupant)).collect(),
+        })
+    }
+}
+
+fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {
+    FleetGpu {
+        uuid: device.uuid.clone(),
+        index: device.index,
+        model: device.model.clone(),
+        parent: device.parent.clone(),
+        health: gpu.health,
+        total_bytes: device.total,
+        allocatable_bytes: gpu.capacity,
+        allocated_bytes: gpu.charged,
+        unaccounted_bytes: gpu.unaccounted_vram,
+        lendable_bytes: gpu.lendable,
+        used_bytes: measured.and_then(|gpu| gpu.used),
+        kv_cache_percent: measured.and_then(|gpu| gpu.engine_load.occupancy()),
+        queue: measured.and_then(|gpu| gpu.engine_load.queue),
+        exclusive: gpu.exclusive,
+        starting: gpu.starting,
+    }
+}
+
+fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
+    let pod_state = ledger.known_pod(&occupant.uid);
+    let demand = &pod_state.demand;
+    FleetPod {
+        class: class_name(ledger.policy(), occupant.class),
+        tenant: tenant_name(ledger.policy(), demand.tenant),
+        model: demand.model.clone(),
+        uid: occupant.uid,
+        pod: occupant.key,
+        priority: occupant.priority,
+        bytes_per_gpu: occupant.per_gpu,
+        gpus: occupant.gpus.iter().collect(),
+        phase: occupant.presence,
+        starting: occupant.starting.is_some(),
+        leaving: pod_state.is_leaving(),
+        started: pod_state.bound().map(|bound| bound.started),
+        borrows: pod_state.borrows(),
+    }
+}
+
+fn pending_pod(ledger: &Ledger, uid: &PodUid, pod_state: &PodState) -> FleetPendingPod {
+    let demand = &pod_state.demand;
+    let (gate, since) = match &pod_state.phase {
+        PodPhase::Waiting(waiting) => (waiting.gate, waiting.since),
+        // None of these is pending.
+        PodPhase::Assumed(_) | PodPhase::Bound(_) => (SchedulingGate::Open, ledger.now()),
+    };
+    FleetPendingPod {
+        uid: uid.clone(),
+        pod: pod_state.key.clone(),
+        class: class_name(ledger.policy(), demand.class),
+        tenant: tenant_name(ledger.policy(), demand.tenant),
+        priority: demand.priority,
+        model: demand.model.clone(),
+        bytes_per_gpu: demand.per_gpu,
+        gpus: demand.gpus,
+        gate,
+        since,
+        refused: pod_state.refused().is_some(),
+        reservation: ledger.reservation_of(uid).map(fleet_reservation),
+    }
+}
+
+fn fleet_reservation(status: ReservationStatus) -> FleetReservation {
+    FleetReservation {
+        node: status.reservation.node,
+        gpus: status.reservation.devices.to_vec(),
+        victims: status.remaining.into_iter().map(|victim| victim.key).collect(),
+        deadline: status.reservation.deadline,
+    }
+}
+
+fn tenants(ledger: &Ledger, sums: &ClassSums) -> Vec<FleetTenant> {
+    let policy = ledger.policy();
+    let named = |id: TenantId| {
+        let tenant = policy.tenant(id)?;
+        let used = ledger.used_by(id);
+        // What is not limited is as much as can be written; a guarantee of nothing is none.
+        let said = |amount: u64| (amount != 0 && amount != u64::MAX).then_some(amount);
+        Some(FleetTenant {
+            name: tenant.name.clone(),
+            used_bytes: used.vram,
+            used_milli_gpus: used.milli_gpus,
+            guarantee_bytes: said(tenant.guarantee.vram.0).map(Bytes),
+            guarantee_milli_gpus: said(tenant.guarantee.milli_gpus),
+            limit_bytes: tenant.limit.vram,
+            limit_milli_gpus: tenant.limit.milli_gpus,
+            pending: sums.pending_of(id),
+        })
+    };
+    policy.tenant_ids().filter_map(named).collect()
+}
+
+fn class_name(policy: &Policy, class: ClassId) -> String {
+    policy.class(class).name.clone()
+}
+
+fn tenant_name(policy: &Policy, tenant: Option<TenantId>) -> Option<String> {
+    Some(policy.tenant(tenant?)?.name.clone())
+}
+
+/// What each class has, while it is counted.
+#[derive(Debug, Default)]
+struct ClassSums {
+    by_class: BTreeMap<ClassId, ClassSum>,
+    pending_by_tenant: BTreeMap<TenantId, u64>,
+}
+
+#[derive(Debug, Default)]
+struct ClassSum {
+    allocated: Bytes,
+    pods: u64,
+    pending: u64,
+}
+
+impl ClassSums {
+    fn of(&mut self, pod_state: &PodState) -> &mut ClassSum {
+        if let (PodPhase::Waiting(_), Some(tenant)) = (&pod_state.phase, pod_state.demand.tenant) {
+            *self.pending_by_tenant.entry(tenant).or_default() += 1;
+        }
+        self.by_class.entry(pod_state.demand.class).or_default()
+    }
+
+    fn add(&mut self, class: ClassId, charged: Bytes) {
+        self.by_class.entry(class).or_default().allocated += charged;
+    }
+
+    fn pending_of(&self, tenant: TenantId) -> u64 {
+        self.pending_by_tenant.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Every class of the policy, with pods or without.
+    fn shown(mut self, policy: &Policy) -> Vec<FleetClass> {
+        let shown = |(place, class): (usize, &Class)| {
+            let id = ClassId::at(place);
+            let sum = self.by_class.remove(&id).unwrap_or_default();
+            FleetClass {
+                name: class.name.clone(),
+                preemptible: policy.is_preemptible(id),
+                allocated_bytes: sum.allocated,
+                pods: sum.pods,
+                pending: sum.pending,
+            }
+        };
+        policy.classes().iter().enumerate().map(shown).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
