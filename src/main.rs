@@ -20,8 +20,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         // The reader, such as `head`, has read enough.
         Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
-        Err(error) if let Some(invalid) = error.downcast_ref::<clap::Error>() => invalid.exit(),
         Err(error) => {
+            if let Some(invalid) = error.downcast_ref::<clap::Error>() {
+                invalid.exit();
+            }
             // Standard error may be closed too.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE

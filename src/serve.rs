@@ -1,5 +1,6 @@
 //! `stowage serve`: assembles the edges, runs them until shutdown, and stops them in order.
 
+use crate::agent::publish::trust::Trust;
 use crate::extender::certificate_reload::{CertificateFiles, Renewal};
 use crate::extender::page_auth::PageAuth;
 use crate::extender::reports::{AgentAuth, TokenGuard};
@@ -17,10 +18,14 @@ use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, con
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
+use crate::telemetry::traces::{self, Collector, Exporting};
 use crate::units::plural;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
+use http::Uri;
+use hyper_rustls::HttpsConnectorBuilder;
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +44,18 @@ pub struct ServeOptions {
     pub agents: AgentsOptions,
     pub limits: RequestLimits,
     pub policy: PolicyOptions,
+    /// Where spans go; nowhere without it.
+    pub traces: Option<TraceOptions>,
+}
+
+/// An OTLP collector.
+#[derive(Debug, Clone)]
+pub struct TraceOptions {
+    pub endpoint: Uri,
+    /// Trusted for `https`.
+    pub ca: Option<PathBuf>,
+    /// This replica's name among the others.
+    pub instance: String,
 }
 
 /// The policy's files, and where their state is reported.
@@ -112,6 +129,8 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let (doors, renewals, kept) = doors(&options)?;
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
+    // Dropped last: it sends the spans of what was finished at the end.
+    let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, kept, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
@@ -144,6 +163,18 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     while tasks.join_next().await.is_some() {}
     info!("stopped");
     outcome
+}
+
+/// Records spans from here on, and sends them.
+fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
+    let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
+    let connector = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
+    let connector = connector.https_or_http().enable_http1().build();
+    let collector = Collector { endpoint: options.endpoint.clone(), instance: options.instance.clone() };
+    let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
+    service.trace_with(traces);
+    info!(collector = %options.endpoint, "spans are sent to a collector");
+    Ok(exporting)
 }
 
 /// A panic has been written to standard error by then, with its place.

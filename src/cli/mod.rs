@@ -19,6 +19,7 @@ mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
 mod standard_input;
+mod traces;
 mod uninstall;
 
 use crate::build_info;
@@ -52,6 +53,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use traces::TraceArgs;
 use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
@@ -185,6 +187,9 @@ struct ServeArgs {
     connections: ConnectionArgs,
 
     #[command(flatten)]
+    traces: TraceArgs,
+
+    #[command(flatten)]
     log: LogArgs,
 }
 
@@ -307,6 +312,8 @@ impl ServeArgs {
         let is_kept = matches!(agents.tls, Some(AgentsTls::Secret(_)));
         let admin = self.admin.validate(self.cluster.is_some(), self.insecure, is_kept)?;
         let identity = self.identity.filter(|name| !name.is_empty());
+        let instance = identity.clone().or_else(hostname).unwrap_or_else(|| "stowage".into());
+        let traces = self.traces.validate(&instance, |variable| std::env::var(variable).ok())?;
         let source = match self.cluster {
             Some(dump) => ClusterSource::Dump(dump),
             None => ClusterSource::ApiServer {
@@ -321,7 +328,7 @@ impl ServeArgs {
         let limits =
             RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
         let policy = self.policy.validate()?;
-        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy })
+        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy, traces })
     }
 }
 

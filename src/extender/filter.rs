@@ -64,11 +64,21 @@ pub fn filter<'a>(
             return Ok(let_through.unwrap_or_else(|| refuse_unclear(extender, nodes, &unclear)));
         }
     };
+    let step = extender.service.traces().step("decide");
     let view = ask(extender, request);
     let score_cache = || extender.service.score_cache();
     let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
     let list = decide(&view, nodes.names(), &mut scores);
     score_cache().put(scores);
+    if step.is_recorded() {
+        step.set("stowage.nodes.passed", list.best.len() as i64);
+        step.set("stowage.nodes.refused", list.refused.len() as i64);
+        step.set("stowage.policy.digest", view.policy.digest.to_string());
+        if let (true, Some((_, misfit))) = (list.best.is_empty(), list.refused.first()) {
+            step.set("stowage.refusal", misfit.code());
+        }
+    }
+    drop(step);
     Ok(match view.policy.mode {
         Mode::Enforce => enforce(extender, nodes, &view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),

@@ -1,4 +1,4 @@
-//! Metrics in Prometheus text, and logs.
+//! Metrics in Prometheus text, and [`traces`] for OpenTelemetry.
 //!
 //! No decision reads a metric.
 
@@ -9,6 +9,7 @@ mod overuse;
 mod planner;
 mod policy;
 mod start_times;
+pub mod traces;
 
 use crate::build_info;
 use crate::scheduling::ledger::Totals;
@@ -26,6 +27,7 @@ pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 pub use start_times::StartMetrics;
+use traces::TraceMetrics;
 
 /// Resources that are watched.
 const WATCHED: [&str; 8] = [
@@ -98,6 +100,7 @@ pub struct Metrics {
     pub starts: StartMetrics,
     pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
+    pub traces: TraceMetrics,
 }
 
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.
@@ -289,6 +292,7 @@ impl Metrics {
             starts: StartMetrics::new(&registry),
             overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
+            traces: TraceMetrics::new(&registry),
             registry,
         }
     }

@@ -107,7 +107,7 @@ fn a_cluster_comes_from_standard_input_and_pods_that_it_cannot_use_are_named() {
     assert!(said.code == 0 && said.out.starts_with("default/llm fits"), "{}{}", said.out, said.err);
     assert!(said.err.contains("1 pod of the dump cannot be understood and is left out"), "{}", said.err);
     assert!(said.err.contains("team-x/bad: "), "{}", said.err);
-    let policy = "apiVersion: stowage.dev/v1\nkind: SchedulingPolicy\n";
+    let policy = "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\n";
     let folder = tempfile::tempdir().unwrap();
     let (file, cluster) = (folder.path().join("policy.yaml"), folder.path().join("cluster.json"));
     std::fs::write(&file, policy).unwrap();

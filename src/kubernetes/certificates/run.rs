@@ -205,7 +205,7 @@ impl CertificateKeeper {
             SecretChange::Fill => info!(%secret, "made a CA and a certificate for the agents' address"),
             SecretChange::AddNextCa => info!(
                 %secret,
-                "made another CA; it signs from {delay:?} after its publication on, when every agent has it"
+                "made another CA; it signs from {} s after its publication on, when every agent has it", delay.as_secs()
             ),
             SecretChange::Promote => {
                 info!(%secret, "the next CA signs from now on; made a certificate of it")
