@@ -1,6 +1,5 @@
 //! The `stowage` command. What it does is in `stowage::cli`.
 
-use clap::Parser;
 use mimalloc::MiMalloc;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -16,7 +15,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    match Cli::parse().run() {
+    match Cli::parsed().run() {
         Ok(code) => code,
         // The reader, such as `head`, has read enough.
         Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),

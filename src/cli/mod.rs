@@ -12,6 +12,7 @@ mod models;
 mod node_agent;
 mod operators_client;
 mod output;
+mod plugin;
 mod pod_argument;
 mod policy;
 mod reference;
@@ -19,6 +20,7 @@ mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
 mod standard_input;
+mod top;
 mod traces;
 mod uninstall;
 
@@ -36,12 +38,14 @@ use crate::serve::{self, AgentsTls, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
 use explain::ExplainArgs;
 use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
+use output::lines;
 use policy::{PolicyArgs, print_policy_schema};
 use reference::{CompletionArgs, ManArgs};
 use serve_policy::ServePolicyArgs;
@@ -53,6 +57,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use top::TopArgs;
 use traces::TraceArgs;
 use uninstall::UninstallArgs;
 
@@ -90,6 +95,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
+    /// Show the fleet live: nodes, GPUs, pods, what waits, and models
+    Top(TopArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
@@ -214,6 +221,20 @@ struct DemoArgs {
 }
 
 impl Cli {
+    /// Parses the command line, as `stowage` or as the plugin of kubectl; a mistake ends the process.
+    pub fn parsed() -> Self {
+        if !plugin::is_plugin(std::env::args_os().next().as_deref()) {
+            return Self::parse();
+        }
+        let mut command = plugin::command();
+        let found = command.get_matches_mut();
+        if let Some(name) = found.subcommand_name().filter(|name| !plugin::has(name)) {
+            let text = format!("`{name}` is no command of the plugin; it is one of `stowage`");
+            command.error(ErrorKind::InvalidSubcommand, text).exit();
+        }
+        Self::from_arg_matches(&found).unwrap_or_else(|error| error.exit())
+    }
+
     pub fn run(self) -> Result<ExitCode> {
         let mut runtime = match self.command {
             // One thread is enough for a report a second, and each more costs memory on every node.
@@ -251,6 +272,13 @@ impl Cli {
             Command::Models(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
+            }
+            Command::Top(args) => {
+                LogArgs::default().to_stderr("off");
+                let outcome = runtime.block_on(args.run());
+                // A question that is not answered yet is not waited for.
+                runtime.shutdown_background();
+                outcome
             }
             Command::Uninstall(args) => {
                 LogArgs::default().to_stderr("error");

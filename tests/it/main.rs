@@ -48,6 +48,7 @@ mod stand_in_nominations;
 mod stand_in_scheduler;
 mod stand_in_shapes;
 mod tls;
+mod top;
 mod traces;
 mod upgrade;
 mod wake;
