@@ -8,6 +8,7 @@ mod lending;
 mod overuse;
 mod planner;
 mod policy;
+mod spans;
 mod start_times;
 pub mod traces;
 
@@ -26,8 +27,8 @@ pub use lending::LendingMetrics;
 pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
+pub use spans::TraceMetrics;
 pub use start_times::StartMetrics;
-use traces::TraceMetrics;
 
 /// Resources that are watched.
 const WATCHED: [&str; 8] = [

@@ -58,7 +58,7 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
         ("bind", bind_args(&llm, "node-b")),
     ] {
         let mut client = Client::connect(scheduler);
-        assert_eq!(client.post(&format!("/scheduler/{verb}"), &body.to_string()).status, 200, "{verb}");
+        assert_eq!(client.post(&format!("/scheduler/{verb}"), body.to_string()).status, 200, "{verb}");
     }
     crate::process::eventually("the binding is logged", || text().contains(r#""message":"bound""#));
     let _ = serve.kill();

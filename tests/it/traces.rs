@@ -73,7 +73,7 @@ fn attributes(of: &[KeyValue]) -> BTreeMap<String, String> {
 }
 
 fn call(serve: &RunningServe, verb: &str, body: &serde_json::Value) -> serde_json::Value {
-    let answer = Client::connect(serve.scheduler).post(&format!("/scheduler/{verb}"), &body.to_string());
+    let answer = Client::connect(serve.scheduler).post(&format!("/scheduler/{verb}"), body.to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()
 }

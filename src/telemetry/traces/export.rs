@@ -2,8 +2,8 @@
 //! own encodes and sends them. What does not fit into the queue, or is not taken, is dropped and counted.
 
 use super::Traces;
-use super::metrics::TraceMetrics;
 use super::trace_id::PodTraceIds;
+use crate::telemetry::TraceMetrics;
 use http::Uri;
 use hyper_util::client::legacy::connect::Connect;
 use opentelemetry::Context;

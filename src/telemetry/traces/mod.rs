@@ -6,11 +6,9 @@
 //! `Option`. [`export`] sends what is recorded; nothing here waits for it.
 
 mod export;
-mod metrics;
 mod trace_id;
 
 pub use export::{Collector, Exporting, TraceError, start};
-pub use metrics::TraceMetrics;
 
 use crate::ids::{NodeName, PodKey, PodUid};
 use futures::future::Either;

@@ -276,7 +276,7 @@ fn start_agent(
     });
     let Some(first) = all.iter().min().map(|place| &nodes[*place]) else {
         let is_any_known = nodes.iter().any(|node| !node.gpus.is_empty() || !node.plugin.is_empty());
-        return (!is_any_known).then_some(RemedyChange::LabelGpuNodes);
+        return (!is_any_known && !nodes.is_empty()).then_some(RemedyChange::LabelGpuNodes);
     };
     Some(RemedyChange::StartAgent {
         node: first.name.clone(),

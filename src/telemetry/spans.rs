@@ -13,7 +13,7 @@ pub struct TraceMetrics {
 }
 
 impl TraceMetrics {
-    pub(in crate::telemetry) fn new(registry: &Registry) -> Self {
+    pub(super) fn new(registry: &Registry) -> Self {
         let exported = IntCounter::new(
             "stowage_trace_spans_exported_total",
             "Spans that the OTLP collector has taken; 0 without --otlp-endpoint.",
