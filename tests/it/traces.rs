@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::process::{RunningServe, eventually, json_dump};
-use crate::served::{args, bind_args, pod};
+use crate::served::{self, args, bind_args, on, pod, preempt_args, priority};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
@@ -135,6 +135,39 @@ fn all_calls_about_a_pod_are_one_trace_with_their_decisions_and_writes_below_the
     let count = collector.spans.lock().len() as f64;
     eventually("they are counted", || metric(&serve, "stowage_trace_spans_exported_total") >= count);
     assert_eq!(metric(&serve, r#"stowage_trace_spans_dropped_total{reason="queue-full"}"#), 0.0);
+}
+
+#[test]
+fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let collector = StandInCollector::start();
+    let mut node = served::node("node-a");
+    node["metadata"]["labels"] = served::gpu_labels(1);
+    let mut victim = on(priority(pod("batch", "60Gi"), -10), "node-a", &[0], 60 << 30);
+    // Labels show only the index of a GPU.
+    victim["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let dump = folder.path().join("dump.json");
+    let items = json!({ "kind": "List", "items": [node, victim, urgent] });
+    std::fs::write(&dump, items.to_string()).unwrap();
+    let serve = RunningServe::serve_with(&dump, &["--otlp-endpoint", &collector.endpoint]);
+    call(&serve, "filter", &args(&urgent, &["node-a"]));
+    let answer = call(&serve, "preempt", &preempt_args(&urgent, &[("node-a", &[&victim])]));
+    assert!(answer["NodeNameToMetaVictims"]["node-a"].is_object(), "{answer}");
+    eventually("the collector has the spans", || !collector.spans("preempt").is_empty());
+    let preempt = collector.span("preempt");
+    let written = collector.span("write reservation");
+    assert_eq!(written.parent_span_id, preempt.span_id);
+    assert_eq!(attributes(&written.attributes)["k8s.node.name"], "node-a");
+    let decisions = collector.spans("decide");
+    let of = |call: &Span| {
+        let below = decisions.iter().find(|step| step.parent_span_id == call.span_id);
+        attributes(&below.expect("a decision").attributes)
+    };
+    assert_eq!(of(&preempt)["stowage.victims"], "1");
+    let filter = collector.span("filter");
+    assert!(of(&filter).contains_key("stowage.refusal"), "{:?}", of(&filter));
+    assert_eq!(filter.trace_id, preempt.trace_id);
 }
 
 #[test]
