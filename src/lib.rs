@@ -12,7 +12,7 @@
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
-//! - [`telemetry`]: the metrics of all modules.
+//! - [`telemetry`]: the metrics of all modules, and their spans.
 //! - [`service`]: the cluster's state behind its lock, the clock, leadership.
 //! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger;
 //!   Bindings, reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched,

@@ -1,10 +1,9 @@
 //! The `stowage` command. What it does is in `stowage::cli`.
 
-use clap::Parser;
 use mimalloc::MiMalloc;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
-use stowage::cli::Cli;
+use stowage::cli::{Cli, is_of_broken_pipe};
 
 /// mimalloc, because it returns free memory to the kernel: three times 200 reports of 0.9 MB at once took a debug build with
 /// glibc's allocator from 42 MiB to 60 MiB, where it stayed; with mimalloc and `MIMALLOC_PURGE_DELAY=0`, which the shipped
@@ -16,18 +15,17 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    match Cli::parse().run() {
+    match Cli::parsed().run() {
         Ok(code) => code,
         // The reader, such as `head`, has read enough.
         Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
+            if let Some(invalid) = error.downcast_ref::<clap::Error>() {
+                invalid.exit();
+            }
             // Standard error may be closed too.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

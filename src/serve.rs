@@ -1,5 +1,6 @@
 //! `stowage serve`: assembles the edges, runs them until shutdown, and stops them in order.
 
+use crate::agent::publish::trust::Trust;
 use crate::extender::certificate_reload::{CertificateFiles, Renewal};
 use crate::extender::page_auth::PageAuth;
 use crate::extender::reports::{AgentAuth, TokenGuard};
@@ -10,7 +11,7 @@ use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
-use crate::kubernetes::dump::{Dump, DumpControlPlane};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
@@ -18,15 +19,20 @@ use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use crate::telemetry::devices::GpuSeries;
+use crate::telemetry::traces::{self, Collector, Exporting};
+use crate::units::plural;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
+use http::Uri;
+use hyper_rustls::HttpsConnectorBuilder;
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -39,6 +45,18 @@ pub struct ServeOptions {
     pub agents: AgentsOptions,
     pub limits: RequestLimits,
     pub policy: PolicyOptions,
+    /// Where spans go; nowhere without it.
+    pub traces: Option<TraceOptions>,
+}
+
+/// An OTLP collector.
+#[derive(Debug, Clone)]
+pub struct TraceOptions {
+    pub endpoint: Uri,
+    /// Trusted for `https`.
+    pub ca: Option<PathBuf>,
+    /// This replica's name among the others.
+    pub instance: String,
 }
 
 /// The policy's files, and where their state is reported.
@@ -114,6 +132,8 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let (doors, renewals, kept) = doors(&options)?;
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
+    // Dropped last: it sends the spans of what was finished at the end.
+    let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, kept, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
@@ -138,7 +158,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let http = server::serve(extender, doors, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
-        ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
+        ended = tasks.join_next() => Err(ended_early(ended)),
     };
     renewing.abort_all();
     // The HTTP side first: its requests in progress need leadership, and the Lease is given up here.
@@ -146,6 +166,27 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     while tasks.join_next().await.is_some() {}
     info!("stopped");
     outcome
+}
+
+/// Records spans from here on, and sends them.
+fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
+    let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
+    let connector = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
+    let connector = connector.https_or_http().enable_http1().build();
+    let collector = Collector { endpoint: options.endpoint.clone(), instance: options.instance.clone() };
+    let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
+    service.trace_with(traces);
+    info!(collector = %options.endpoint, "spans are sent to a collector");
+    Ok(exporting)
+}
+
+/// A panic has been written to standard error by then, with its place.
+fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
+    let why = match ended {
+        Some(Err(error)) => error.to_string(),
+        _ => "it returned".into(),
+    };
+    anyhow::anyhow!("a task that should run for ever ended: {why}")
 }
 
 fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
@@ -293,13 +334,16 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     drop(dump);
     let totals = service.cluster().totals();
     info!(
-        "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",
+        "{}: {}, {}, {} bound, {} waiting",
         path.display(),
-        totals.nodes,
-        totals.gpus,
-        totals.bound + totals.unplaced,
+        plural(totals.nodes, "node"),
+        plural(totals.gpus, "GPU"),
+        plural(totals.bound + totals.unplaced, "pod"),
         totals.waiting
     );
+    if let Some(left_out) = left_out_text(control_plane.left_out()) {
+        warn!("{left_out}");
+    }
     if totals.gpus == 0 {
         warn!(
             "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"

@@ -2,8 +2,9 @@
 //! trust. What is not given comes from the kubeconfig, for a server with TLS only.
 
 use super::cluster_credentials::{ClusterCredentials, SERVER_NAME};
+use super::standard_input::is_standard_input;
 use crate::agent::publish::Destination;
-use crate::agent::publish::trust::{Trust, authorization};
+use crate::agent::publish::trust::{Trust, authorization, bearer};
 use anyhow::{Context, Result};
 use clap::Args;
 use http::HeaderValue;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// A token to present to --server, such as `kubectl create token` prints [default: the kubeconfig's token or exec plugin;
+    /// A token to present to --server, such as `kubectl create token` prints; `-` is standard input [default: the kubeconfig's token or exec plugin;
     /// with a client certificate a token for the account kube-system/stowage-viewer]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -55,6 +56,13 @@ impl AccessArgs {
             (ca, _) => Trust::new(ca.clone()).context("--ca")?,
         };
         let authorization = match (&self.token_file, &cluster) {
+            (Some(file), _) if is_standard_input(file) => {
+                let token = std::io::read_to_string(std::io::stdin()).context("--token-file -")?;
+                Some(
+                    bearer(&token)
+                        .context("--token-file -: standard input should hold a token and holds none")?,
+                )
+            }
             (Some(file), _) => Some(authorization(file).context("--token-file")?),
             (None, Some(cluster)) => Some(cluster.authorization().await?),
             (None, None) => None,

@@ -12,12 +12,16 @@ mod models;
 mod node_agent;
 mod operators_client;
 mod output;
+mod plugin;
 mod pod_argument;
 mod policy;
 mod reference;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
+mod standard_input;
+mod top;
+mod traces;
 mod uninstall;
 
 use crate::build_info;
@@ -34,12 +38,14 @@ use crate::serve::{self, AgentsTls, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
 use explain::ExplainArgs;
 use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
+use output::lines;
 use policy::{PolicyArgs, print_policy_schema};
 use reference::{CompletionArgs, ManArgs};
 use serve_policy::ServePolicyArgs;
@@ -51,15 +57,28 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use top::TopArgs;
+use traces::TraceArgs;
 use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
 #[derive(Debug, Parser)]
-#[command(version = build_info::text(), max_term_width = 100)]
+#[command(version = build_info::text(), max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Of every command; what a command adds is in its own help.
+const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if the reader of standard \
+                          output has gone. `explain`, `models` and `policy` tell an answer of no (1) from no answer (2).";
+const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
+                                   arguments, 130 after a second signal.";
+const EXIT_CODES_OF_AGENT: &str =
+    "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid arguments.";
+#[cfg(feature = "lab")]
+const EXIT_CODES_OF_DEMO: &str =
+    "Exit codes: 0 if every invariant held, 1 if one did not, 2 for invalid arguments.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -76,6 +95,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
+    /// Show the fleet live: nodes, GPUs, pods, what waits, and models
+    Top(TopArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
@@ -90,6 +111,8 @@ enum Command {
         #[arg(value_enum)]
         of: SchemaOf,
     },
+    /// Print the version
+    Version,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -101,13 +124,14 @@ enum SchemaOf {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES_OF_SERVE)]
 struct ServeArgs {
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
     kubeconfig: Option<PathBuf>,
 
     /// Serve what `kubectl get nodes,pods -A -o yaml` printed, in place of an API server; binds change the copy
-    /// in memory
+    /// in memory. `-` is standard input
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
 
@@ -170,6 +194,9 @@ struct ServeArgs {
     connections: ConnectionArgs,
 
     #[command(flatten)]
+    traces: TraceArgs,
+
+    #[command(flatten)]
     log: LogArgs,
 }
 
@@ -182,6 +209,7 @@ enum Lead {
 
 #[cfg(feature = "lab")]
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES_OF_DEMO)]
 struct DemoArgs {
     /// Play the story once and exit: 0 if every invariant held
     #[arg(long)]
@@ -193,6 +221,20 @@ struct DemoArgs {
 }
 
 impl Cli {
+    /// Parses the command line, as `stowage` or as the plugin of kubectl; a mistake ends the process.
+    pub fn parsed() -> Self {
+        if !plugin::is_plugin(std::env::args_os().next().as_deref()) {
+            return Self::parse();
+        }
+        let mut command = plugin::command();
+        let found = command.get_matches_mut();
+        if let Some(name) = found.subcommand_name().filter(|name| !plugin::has(name)) {
+            let text = format!("`{name}` is no command of the plugin; it is one of `stowage`");
+            command.error(ErrorKind::InvalidSubcommand, text).exit();
+        }
+        Self::from_arg_matches(&found).unwrap_or_else(|error| error.exit())
+    }
+
     pub fn run(self) -> Result<ExitCode> {
         let mut runtime = match self.command {
             // One thread is enough for a report a second, and each more costs memory on every node.
@@ -231,12 +273,23 @@ impl Cli {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
+            Command::Top(args) => {
+                LogArgs::default().to_stderr("off");
+                let outcome = runtime.block_on(args.run());
+                // A question that is not answered yet is not waited for.
+                runtime.shutdown_background();
+                outcome
+            }
             Command::Uninstall(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }
             Command::Completion(args) => args.run(),
             Command::Man(args) => args.run(),
+            Command::Version => {
+                writeln!(std::io::stdout(), "stowage {}", build_info::text())?;
+                Ok(ExitCode::SUCCESS)
+            }
             Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
             Command::Schema { of: SchemaOf::Report } => {
                 let schema = schemars::schema_for!(NodeReport);
@@ -245,6 +298,11 @@ impl Cli {
             }
         }
     }
+}
+
+/// Whether the reader of standard output, such as `head`, has read enough.
+pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// They are asked to stop beforehand, and check for it at every node.
@@ -282,6 +340,8 @@ impl ServeArgs {
         let is_kept = matches!(agents.tls, Some(AgentsTls::Secret(_)));
         let admin = self.admin.validate(self.cluster.is_some(), self.insecure, is_kept)?;
         let identity = self.identity.filter(|name| !name.is_empty());
+        let instance = identity.clone().or_else(hostname).unwrap_or_else(|| "stowage".into());
+        let traces = self.traces.validate(&instance, |variable| std::env::var(variable).ok())?;
         let source = match self.cluster {
             Some(dump) => ClusterSource::Dump(dump),
             None => ClusterSource::ApiServer {
@@ -296,7 +356,7 @@ impl ServeArgs {
         let limits =
             RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
         let policy = self.policy.validate()?;
-        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy })
+        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy, traces })
     }
 }
 

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
+#[command(after_help = super::EXIT_CODES_OF_AGENT)]
 pub struct AgentArgs {
     /// The Node object's name [default: this machine's host name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]

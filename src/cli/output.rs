@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
@@ -25,6 +27,11 @@ enum Format {
 }
 
 impl OutputArgs {
+    /// Whether the answer is printed for programs.
+    pub fn is_data(&self) -> bool {
+        self.json || self.output != Format::Text
+    }
+
     /// The answer as data, with a line break at its end; `None` if it is for people.
     pub fn data(&self, answer: &impl Serialize) -> Result<Option<String>> {
         let text = match self.output {
@@ -36,4 +43,19 @@ impl OutputArgs {
         };
         Ok(Some(text.trim_end().to_owned() + "\n"))
     }
+}
+
+/// A table without lines between its cells; `right` are the columns of numbers.
+pub fn lines(header: &[&str], rows: impl Iterator<Item = Vec<String>>, right: &[usize]) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.to_vec());
+    for column in right {
+        if let Some(column) = table.column_mut(*column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.add_rows(rows);
+    table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
 }

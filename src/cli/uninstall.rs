@@ -13,7 +13,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 if nothing is left (with --dry-run: even if something is), 1 if something is, 2 for invalid \
+                          arguments.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct UninstallArgs {
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, then the pod's service account]
     #[arg(long, value_name = "FILE")]

@@ -17,7 +17,7 @@ use crate::scheduling::verbs::binding::{
 use crate::scheduling::verbs::shadow::Expected;
 use crate::telemetry::NO_CODE;
 use crate::units::{Millis, Moment};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tracing::{info, warn};
 
 /// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
@@ -56,16 +56,30 @@ impl Unbound {
 
 /// Binds, even if the client's connection closes meanwhile.
 pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
+    bind_since(extender, args, extender.service.traces().arrival()).await
+}
+
+/// The same for a call that arrived then, for its span.
+pub(super) async fn bind_since(
+    extender: &Extender,
+    args: &BindingArgs,
+    arrived: Option<SystemTime>,
+) -> Result<BindingResult, BadRequest> {
     let uid = PodUid::parse(&args.pod_uid).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
+    let call = extender.service.traces().call("bind", arrived, &uid, &key);
+    call.set_node(&node);
     let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node }, unplaced: None };
     let answers = extender.service.metrics.answers.clone();
-    let bound = extender.writes.spawn(async move { task.run().await }).await;
+    let bound = extender.writes.spawn(call.around(async move { task.run().await })).await;
     let (outcome, result) = match bound.unwrap_or(Err(Unbound::Unsettled)) {
         Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
-        Err(unbound) => (("unbound", unbound.code()), BindingResult { error: unbound.phrase() }),
+        Err(unbound) => {
+            call.fail(unbound.code());
+            (("unbound", unbound.code()), BindingResult { error: unbound.phrase() })
+        }
     };
     answers.with_label_values(&["bind", outcome.0, outcome.1]).inc();
     Ok(result)
@@ -91,12 +105,25 @@ impl BindTask {
     }
 
     async fn bind(&self) -> Result<(), Unbound> {
-        let decision = match self.extender.service.cluster().apply(self.asked.clone()) {
+        let step = self.extender.service.traces().step("decide");
+        let answer = self.extender.service.cluster().apply(self.asked.clone());
+        let decision = match answer {
             Ok(BindAnswer::AlreadyBound) => return Ok(()),
             Ok(BindAnswer::Write(decision)) => decision,
-            Err(BindRefusal::Conflict(conflict)) => return Err(Unbound::Conflict(conflict)),
-            Err(BindRefusal::InShadow) => return Err(Unbound::InShadow),
+            Err(refusal) => {
+                let unbound = match refusal {
+                    BindRefusal::Conflict(conflict) => Unbound::Conflict(conflict),
+                    BindRefusal::InShadow => Unbound::InShadow,
+                };
+                step.fail(unbound.code());
+                return Err(unbound);
+            }
         };
+        if step.is_recorded() {
+            step.set("stowage.gpus", listed(&*decision.placement.devices).to_string());
+            step.set("stowage.policy.digest", decision.policy.to_string());
+        }
+        drop(step);
         let BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun, unplaced } =
             decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
@@ -144,7 +171,12 @@ impl BindTask {
     async fn write(&self, order: &BindOrder, begun: Moment, stage: BindingStage) -> BindingStep {
         let Extender { service, control_plane, .. } = &self.extender;
         let (pod, node) = (&order.key, &order.placement.node);
-        let answer = match control_plane.bind(order).await {
+        let span = service.traces().write("write Binding", &order.uid, pod);
+        span.set_node(node);
+        let outcome = span.around(control_plane.bind(order)).await;
+        span.set("stowage.outcome", outcome.code());
+        drop(span);
+        let answer = match outcome {
             BindOutcome::Written => BindingAnswer::Written,
             BindOutcome::Conflict => BindingAnswer::Conflict,
             BindOutcome::Refused { message } => {
@@ -211,7 +243,8 @@ impl BindTask {
         let task = self.clone();
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
-            info!(pod = %task.asked.key, result = ?settled, "the settling loop of a binding ended");
+            let outcome = settled.map_or_else(|unbound| unbound.code(), |()| "bound");
+            info!(pod = %task.asked.key, outcome, "the settling loop of a binding ended");
             task.extender.service.cluster().apply(SettlingEnded(uid));
         });
     }

@@ -9,7 +9,8 @@ use super::request::json;
 use super::server::PeerAddress;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::OperatorPage;
-use crate::scheduling::explaining::explanation::ConflictPart;
+use crate::scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
+use crate::scheduling::explaining::remedy::RemedyChange;
 use crate::scheduling::explaining::{ClusterAccess, Explanation, ShownNodes, explain};
 use crate::scheduling::verbs::Cluster;
 use crate::service::Service;
@@ -117,10 +118,36 @@ async fn explained(
         let explanation = explain(&mut Locked(&service), &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
         let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
-        Some(Explanation { conflicts, ..explanation })
+        let explanation = Explanation { conflicts, ..explanation };
+        Some(if service.gate.is_leading() { explanation } else { on_standby(explanation, &service) })
     });
     // A pod that ends meanwhile is unknown, too.
     explaining.await.ok().flatten().ok_or(ExplainError::UnknownPod(key))
+}
+
+/// What kube-scheduler asked, and what was decided on it, is the leader's to know: this replica's next step would be a guess.
+fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
+    let leader = service.gate.leader();
+    let ask = match &leader {
+        Some(leader) => format!(
+            "ask the leader, {leader}: kubectl -n kube-system port-forward pod/{leader} 9445, and stowage explain again"
+        ),
+        None => "no replica is known to hold the Lease; ask again in a few seconds".into(),
+    };
+    let text = format!(
+        "this replica is on standby, and kube-scheduler asks the leader: which nodes it asked about, refusals and soft \
+         reservations are not known here; {ask}"
+    );
+    if matches!(explanation.stage, PodStage::Waiting { .. }) {
+        explanation.remedies.retain(|remedy| !is_next_step(&remedy.change));
+    }
+    explanation.standby = Some(StandbyPart { leader: leader.map(|leader| leader.to_string()), text });
+    explanation
+}
+
+fn is_next_step(change: &RemedyChange) -> bool {
+    use RemedyChange::{NotAsked, NotBound, Requeued};
+    matches!(change, NotAsked | NotBound { .. } | Requeued { .. })
 }
 
 fn options(asked: &ExplainQuery) -> Result<ShownNodes, ExplainError> {

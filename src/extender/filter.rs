@@ -13,6 +13,7 @@ use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::scheduling::vocabulary::demand::RequestError;
 use crate::telemetry::NO_CODE;
+use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -65,11 +66,21 @@ pub fn filter<'a>(
             return Ok(let_through.unwrap_or_else(|| refuse_unclear(extender, nodes, &unclear)));
         }
     };
+    let step = extender.service.traces().step("decide");
     let view = ask(extender, request);
     let score_cache = || extender.service.score_cache();
     let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
     let list = decide(&view, nodes.names(), &mut scores);
     score_cache().put(scores);
+    if step.is_recorded() {
+        step.set("stowage.nodes.passed", list.best.len() as i64);
+        step.set("stowage.nodes.refused", list.refused.len() as i64);
+        step.set("stowage.policy.digest", view.policy.digest.to_string());
+        if let (true, Some((_, misfit))) = (list.best.is_empty(), list.refused.first()) {
+            step.set("stowage.refusal", misfit.code());
+        }
+    }
+    drop(step);
     Ok(match view.policy.mode {
         Mode::Enforce => enforce(extender, nodes, &view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
@@ -152,7 +163,7 @@ fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
     for (place, misfit) in &list.refused {
         reasons.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
     }
-    let mut text = format!("0 of {} nodes fit.", nodes.len());
+    let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
     for (count, place, misfit) in reasons.values() {
         let example = nodes.name(*place);
         write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())

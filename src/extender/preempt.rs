@@ -18,6 +18,7 @@ use crate::scheduling::verbs::preempt_device_plugin::{NarrowAsked, NarrowedCandi
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::telemetry::NO_CODE;
+use crate::telemetry::traces::Traced;
 use std::collections::BTreeMap;
 use tracing::{info, warn};
 
@@ -65,6 +66,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
+    let step = extender.service.traces().step("decide");
     let decision = tokio::task::spawn_blocking(move || decide(view)).await;
     let left_to_planner = |code| {
         count("none", code);
@@ -76,6 +78,9 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         PreemptDecision::FitsNow => return left_to_planner("fits-now"),
         PreemptDecision::Evict { victims, others } => (victims, others),
     };
+    step.set_node(&victims.node);
+    step.set("stowage.victims", victims.victims.len() as i64);
+    drop(step);
     if !reserve(extender, &request, &victims).await {
         return left_to_planner("not-reserved");
     }
@@ -104,10 +109,14 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
                 return false;
             }
         };
-        let written = extender
-            .control_plane
-            .write_status(&key, &uid, &StatusChange::reservation(reservation.clone()))
-            .await;
+        let span = extender.service.traces().write("write reservation", &uid, &key);
+        span.set_node(&reservation.node);
+        let change = StatusChange::reservation(reservation.clone());
+        let written = span.around(extender.control_plane.write_status(&key, &uid, &change)).await;
+        if written.is_err() {
+            span.fail("not-written");
+        }
+        drop(span);
         if let Err(error) = &written {
             warn!(pod = %key, %error, "could not write the reservation; no pod is evicted");
             extender.service.cluster().apply(ReleaseReservation(uid.clone()));
@@ -131,7 +140,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         true
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.
-    writes.spawn(task).await.unwrap_or(false)
+    writes.spawn(Traced::present().around(task)).await.unwrap_or(false)
 }
 
 fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {

@@ -25,8 +25,13 @@ pub fn prioritize<'a>(
         answers.with_label_values(&["prioritize", "refused", "invalid-request"]).inc();
         return Ok(zeros(nodes));
     };
+    let step = extender.service.traces().step("decide");
     let view = extender.service.cluster().apply(PrioritizeAsked(request));
     let list = decide(&view, nodes.names());
+    if let Some(first) = list.best.first().filter(|_| step.is_recorded()) {
+        step.set("stowage.nodes.first", nodes.name(first.asked).to_owned());
+    }
+    drop(step);
     if view.policy.mode == Mode::Shadow {
         shadow::prioritize(extender, &view, &list);
         return Ok(zeros(nodes));

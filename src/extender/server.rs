@@ -16,6 +16,8 @@ use super::request::{BadRequest, RequestLimits, announces_no_more, json, parse, 
 use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
+use crate::kubernetes::objects;
+use crate::telemetry::traces::Traced;
 use accept::ServedAddress;
 use axum::Router;
 use axum::body::Body;
@@ -24,10 +26,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use bytes::Bytes;
+use k8s_openapi::api::core::v1::Pod;
 use std::any::Any;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -162,18 +165,24 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
 }
 
 async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "filter", headers, body, async |body| {
+    verb(&extender, "filter", headers, body, async |body, arrived| {
         let args: ExtenderArgs<'_> = parse(&body)?;
         let nodes = asked_nodes(&args)?;
+        let call = traced(&extender, "filter", arrived, &args.pod);
+        let _within = call.enter();
+        call.set("stowage.nodes.asked", nodes.len() as i64);
         Ok(json(StatusCode::OK, &filter::filter(&extender, &args, &nodes)?))
     })
     .await
 }
 
 async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "prioritize", headers, body, async |body| {
+    verb(&extender, "prioritize", headers, body, async |body, arrived| {
         let args: ExtenderArgs<'_> = parse(&body)?;
         let nodes = asked_nodes(&args)?;
+        let call = traced(&extender, "prioritize", arrived, &args.pod);
+        let _within = call.enter();
+        call.set("stowage.nodes.asked", nodes.len() as i64);
         Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, &args, &nodes)?))
     })
     .await
@@ -184,26 +193,30 @@ async fn prioritize_claims_verb(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    verb(&extender, "prioritize", headers, body, async |body| {
+    verb(&extender, "prioritize", headers, body, async |body, arrived| {
         let args: ExtenderArgs<'_> = parse(&body)?;
         let nodes = asked_nodes(&args)?;
+        let call = traced(&extender, "prioritize", arrived, &args.pod);
+        let _within = call.enter();
+        call.set("stowage.nodes.asked", nodes.len() as i64);
         Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, &args, &nodes)?))
     })
     .await
 }
 
 async fn preempt_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "preempt", headers, body, async |body| {
+    verb(&extender, "preempt", headers, body, async |body, arrived| {
         let args: PreemptionArgs<'_> = parse(&body)?;
-        Ok(json(StatusCode::OK, &preempt::preempt(&extender, &args).await?))
+        let call = traced(&extender, "preempt", arrived, &args.pod);
+        Ok(json(StatusCode::OK, &call.around(preempt::preempt(&extender, &args)).await?))
     })
     .await
 }
 
 async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "bind", headers, body, async |body| {
+    verb(&extender, "bind", headers, body, async |body, arrived| {
         let args: BindingArgs = parse(&body)?;
-        Ok(json(StatusCode::OK, &bind::bind(&extender, &args).await?))
+        Ok(json(StatusCode::OK, &bind::bind_since(&extender, &args, arrived).await?))
     })
     .await
 }
@@ -232,24 +245,37 @@ async fn reports_in(
     answer
 }
 
+/// The span of a call about this pod. A pod without a name or a UID is refused, and has none.
+fn traced(extender: &Extender, verb: &'static str, arrived: Option<SystemTime>, pod: &Pod) -> Traced {
+    // Nothing is parsed for a span that is not recorded.
+    if arrived.is_none() {
+        return Traced::default();
+    }
+    match objects::identity(pod) {
+        Ok((uid, key)) => extender.service.traces().call(verb, arrived, &uid, &key),
+        Err(_) => Traced::default(),
+    }
+}
+
 /// What all verbs share: the leadership check, the body, the timing, and the count of malformed requests.
 async fn verb<F>(
     extender: &Extender,
     name: &'static str,
     headers: HeaderMap,
     body: Body,
-    decide: impl FnOnce(Bytes) -> F,
+    decide: impl FnOnce(Bytes, Option<SystemTime>) -> F,
 ) -> Response
 where
     F: Future<Output = Result<Response, BadRequest>>,
 {
     let outcome = async {
+        let arrived = extender.service.traces().arrival();
         let body = read_body(&headers, body, extender.limits).await?;
         if let Some(reason) = extender.service.gate.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
         }
         let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();
-        decide(body).await
+        decide(body, arrived).await
     };
     answer(extender, name, outcome.await)
 }

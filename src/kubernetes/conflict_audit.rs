@@ -16,6 +16,7 @@ use crate::scheduling::vocabulary::gpu::Device;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -75,6 +76,17 @@ enum AuditEvictionOutcome {
     Over,
     Unread(String),
     RateLimited,
+}
+
+impl fmt::Display for AuditEvictionOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tried(outcome) => outcome.fmt(f),
+            Self::Over => f.write_str("the conflict is over"),
+            Self::Unread(error) => write!(f, "the other pod could not be read: {error}"),
+            Self::RateLimited => f.write_str("enough pods were evicted within the minute"),
+        }
+    }
 }
 
 impl ConflictAudit {
@@ -194,7 +206,7 @@ impl ConflictAudit {
             self.service.cluster().apply(PodEvicted(uid.clone()));
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
-            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "not evicted yet, although its GPU was allocated twice");
+            tracing::warn!(pod = %key, %gpu, other = %stays, %outcome, "not evicted yet, although its GPU was allocated twice");
         }
         let failures = self.tries.get(uid).map_or(0, |one| one.failures);
         let not_before = now + pause(failures);

@@ -12,6 +12,7 @@ use super::port::{
 };
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::service::Service;
+use crate::units::plural;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -23,15 +24,18 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use tracing::info;
 
+/// The path that stands for standard input on the command line.
+const STANDARD_INPUT: &str = "-";
 /// A dump of 20,000 pods has some ten million YAML events; the file is the operator's own.
 const MAX_YAML_EVENTS: usize = 200_000_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
-    #[error("cannot read {}: {error}", .path.display())]
+    #[error("--cluster {}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints there, or pipe it in and write -", .path.display())]
     Read { path: PathBuf, error: std::io::Error },
     #[error("{}: {error}", .path.display())]
     Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
@@ -68,8 +72,13 @@ enum Object {
 }
 
 impl Dump {
+    /// `-` is standard input.
     pub fn read(path: &Path) -> Result<Self, DumpError> {
-        match std::fs::read_to_string(path) {
+        let text = match path == Path::new(STANDARD_INPUT) {
+            true => io::read_to_string(io::stdin().lock()),
+            false => std::fs::read_to_string(path),
+        };
+        match text {
             Ok(text) => Ok(Self::of(text, path)),
             Err(error) => Err(DumpError::Read { path: path.into(), error }),
         }
@@ -176,12 +185,60 @@ impl DumpItem<'_> {
 /// The copy in memory: which pod is on which node.
 pub struct DumpControlPlane {
     pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
+    left_out: Vec<LeftOutPod>,
+}
+
+/// A pod that asks for a GPU and cannot be understood: no decision knows of it, and what it uses is not charged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOutPod {
+    /// `NAMESPACE/NAME`, as the dump has it.
+    pub pod: String,
+    pub why: String,
+}
+
+impl LeftOutPod {
+    /// `None` for a pod that the ledger has, or that is none of Stowage's.
+    fn of(pod: &Pod, service: &Service) -> Option<Self> {
+        if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
+            return None;
+        }
+        let why = match objects::identity(pod) {
+            Ok((_, key)) if service.cluster().uid_of(&key).is_some() => return None,
+            Ok(_) => objects::demand(pod, service.cluster().policy()).err()?.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+        let pod = [namespace.as_deref().unwrap_or("?"), name.as_deref().unwrap_or("?")].join("/");
+        Some(Self { pod: printable(&pod), why })
+    }
+}
+
+/// How many pods a warning names; the others are counted.
+const NAMED: usize = 10;
+
+/// `2 pods of the dump cannot be understood and are left out`, and a line for each; `None` without any.
+pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
+    let is = if left_out.len() == 1 { "is" } else { "are" };
+    let mut text =
+        format!("{} of the dump cannot be understood and {is} left out:", plural(left_out.len(), "pod"));
+    for LeftOutPod { pod, why } in left_out.iter().take(NAMED) {
+        text += &format!("\n  {pod}: {why}");
+    }
+    if let Some(more @ 1..) = left_out.len().checked_sub(NAMED) {
+        text += &format!("\n  and {more} more");
+    }
+    (!left_out.is_empty()).then_some(text)
+}
+
+/// A name that no API server has accepted may have control characters in it.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 impl DumpControlPlane {
     /// Adds a dump to the ledger and lets this replica lead.
     pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
-        let mut pods = BTreeMap::new();
+        let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
         index.begin_nodes();
         index.begin_pods(service);
         index.begin_budgets(service);
@@ -192,6 +249,7 @@ impl DumpControlPlane {
             Object::Pod(pod) => {
                 index.apply_pod(service, &pod);
                 pods.extend(on_record(&pod));
+                left_out.extend(LeftOutPod::of(&pod, service));
             }
             Object::Budget(budget) => index.apply_budget(service, &budget),
             Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
@@ -215,7 +273,12 @@ impl DumpControlPlane {
             info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
         }
         service.lead_from_the_start();
-        Ok(Self { pods: Mutex::new(pods) })
+        Ok(Self { pods: Mutex::new(pods), left_out })
+    }
+
+    /// In the order of the dump.
+    pub fn left_out(&self) -> &[LeftOutPod] {
+        &self.left_out
     }
 
     fn bind_now(&self, order: &BindOrder) -> BindOutcome {
@@ -300,6 +363,33 @@ impl ControlPlane for DumpControlPlane {
 mod tests {
     use super::*;
     use crate::scheduling::policy::Policy;
+
+    #[test]
+    fn pods_that_cannot_be_understood_are_named_with_the_reason() {
+        let pod = |name: &str, uid: &str, limits: &str| {
+            format!(
+                r#"{{"kind": "Pod", "metadata": {{"name": "{name}", "namespace": "x"{uid}}},
+                    "spec": {{"containers": [{{"name": "c", "resources": {{"limits": {limits}}}}}]}}}}"#
+            )
+        };
+        let items = [
+            r#"{"kind": "Node", "metadata": {"name": "a"}}"#.to_owned(),
+            pod("good", r#", "uid": "1""#, r#"{"stowage.dev/vram": "4Gi"}"#),
+            pod("fraction", r#", "uid": "2""#, r#"{"stowage.dev/vram": "1.5"}"#),
+            pod("none-of-ours", r#", "uid": "3""#, r#"{"cpu": "1"}"#),
+            pod("bare", "", r#"{"stowage.dev/vram": "4Gi"}"#),
+        ];
+        let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+        let service = Service::new(Policy::default());
+        let dump = Dump::of(text, Path::new("dump"));
+        let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let text = left_out_text(loaded.left_out()).unwrap();
+        assert!(text.starts_with("2 pods of the dump cannot be understood and are left out:\n"), "{text}");
+        assert!(text.contains("x/fraction: ") && text.contains("x/bare: "), "{text}");
+        assert_eq!(left_out_text(&[]), None);
+        let many = vec![LeftOutPod { pod: "a/b".into(), why: "bad".into() }; 12];
+        assert!(left_out_text(&many).unwrap().ends_with("\n  and 2 more"));
+    }
 
     #[test]
     fn a_dump_brings_budgets_and_all_pods_along_and_one_without_budgets_has_none() {

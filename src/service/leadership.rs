@@ -8,6 +8,7 @@ use super::Clock;
 use crate::ids::LeaderEpoch;
 use crate::units::Moment;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::watch;
 
@@ -46,6 +47,8 @@ impl Tenure {
 pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
+    /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
+    holder: Mutex<Option<Arc<str>>>,
     /// How often the cluster had to be relisted. Lists of an earlier term do not count.
     term: watch::Sender<u64>,
     /// One more than the term whose lists the ledger contains; zero before the first list.
@@ -58,6 +61,7 @@ impl Leadership {
         Self {
             clock,
             tenure: Mutex::new(Tenure::Standby),
+            holder: Mutex::default(),
             term: watch::Sender::default(),
             synced: AtomicU64::default(),
             stopping: AtomicBool::default(),
@@ -84,6 +88,20 @@ impl Leadership {
             self.list_anew();
         }
         self.leading(&held).is_some()
+    }
+
+    /// Records the Lease's holder; `None` if it has none, or there is no Lease.
+    pub fn set_holder(&self, holder: Option<&str>) {
+        let mut known = self.holder.lock();
+        if known.as_deref() != holder {
+            *known = holder.map(Arc::from);
+        }
+    }
+
+    /// The host name of the replica that holds the Lease, as it was last read: a pod's name, if that is one.
+    pub fn leader(&self) -> Option<Arc<str>> {
+        let holder = self.holder.lock().clone()?;
+        Some(holder.rsplit_once('_').map_or(holder.clone(), |(hostname, _)| hostname.into()))
     }
 
     /// The epoch as which this replica acts; `None` while it does not lead.

@@ -24,12 +24,13 @@ use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipE
 use crate::scheduling::verbs::{Change, Cluster};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
+use crate::telemetry::traces::Traces;
 use crate::units::{Millis, Moment};
 use classifier::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -50,6 +51,7 @@ pub struct Service {
     /// Whether they have been listed, and are watched since.
     namespaces_known: AtomicBool,
     pub metrics: Metrics,
+    traces: OnceLock<Traces>,
     /// How often the cluster or the continuous audit was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
@@ -90,6 +92,7 @@ impl Service {
             namespaces_known: AtomicBool::default(),
             clock,
             metrics,
+            traces: OnceLock::new(),
             #[cfg(test)]
             locks: std::sync::atomic::AtomicU64::default(),
         })
@@ -127,6 +130,16 @@ impl Service {
     #[cfg(test)]
     pub fn locks_taken(&self) -> u64 {
         self.locks.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Where spans are recorded: nowhere, unless [`Self::trace_with`] said otherwise.
+    pub fn traces(&self) -> &Traces {
+        self.traces.get_or_init(Traces::default)
+    }
+
+    /// Records spans from here on. Has no effect once spans were asked for: it belongs before the first request.
+    pub fn trace_with(&self, traces: Traces) {
+        let _ = self.traces.set(traces);
     }
 
     /// How the current policy classifies a pod.

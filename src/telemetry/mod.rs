@@ -1,4 +1,4 @@
-//! Metrics in Prometheus text, and logs.
+//! Metrics in Prometheus text, and [`traces`] for OpenTelemetry.
 //!
 //! - [`family`]: how a family is declared. Read it before you add one.
 //! - [`scrape`]: how a page is written.
@@ -25,7 +25,9 @@ pub mod reference;
 mod reports;
 mod requests;
 pub mod scrape;
+mod spans;
 mod start_times;
+pub mod traces;
 mod usage;
 
 use crate::build_info;
@@ -42,6 +44,7 @@ pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 pub use requests::NO_CODE;
+pub use spans::TraceMetrics;
 pub use start_times::StartMetrics;
 pub use usage::{UsageMetrics, UsageSample};
 
@@ -110,6 +113,7 @@ pub struct Metrics {
     pub devices: DeviceMetrics,
     pub models: ModelMetrics,
     pub overuse: OveruseMetrics,
+    pub traces: TraceMetrics,
 }
 
 impl Metrics {
@@ -153,6 +157,7 @@ impl Metrics {
             devices: DeviceMetrics::new(families),
             models: ModelMetrics::new(families),
             overuse: OveruseMetrics::new(families),
+            traces: TraceMetrics::new(families),
             families: declared,
         }
     }

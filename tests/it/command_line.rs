@@ -1,10 +1,11 @@
 //! The command line forgives: what an SRE types who knows kubectl is understood, and a mistake says what to write.
 
 use crate::process::json_dump;
-use crate::served::{ServedCluster, pod};
-use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use crate::served::{self, ServedCluster, pod};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use stowage::service::Tenure;
 
 struct Said {
     code: i32,
@@ -55,6 +56,144 @@ fn the_wrong_address_says_which_one_it_is() {
         lacking.status == 400 && text.contains("pod=NAMESPACE/NAME") && text.contains("missing field"),
         "{text}"
     );
+}
+
+#[test]
+fn a_standby_says_that_it_is_one_and_whom_to_ask() {
+    let served = ServedCluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]).serve();
+    let server = format!("http://{}", served.operators);
+    let asked = || stowage(&["explain", "llm", "--server", &server]);
+    let before = asked();
+    assert!(before.out.contains("kube-scheduler has not asked"), "{}", before.out);
+    served.service.set_tenure(Tenure::Standby);
+    let nowhere = asked();
+    assert!(nowhere.out.contains("on standby") && nowhere.out.contains("no replica"), "{}", nowhere.out);
+    served.service.gate.set_holder(Some("stowage-5d9c_0123-4567"));
+    let said = asked();
+    let text = said.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("port-forward pod/stowage-5d9c 9445"), "{text}");
+    assert!(!text.contains("has not asked"), "what the leader knows is not denied: {text}");
+    let json = stowage(&["explain", "llm", "--server", &server, "-o", "json"]).out;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["standby"]["leader"], &json["remedies"]), (&json!("stowage-5d9c"), &json!([])));
+}
+
+/// What the command says when it reads this from standard input.
+fn stowage_reading(input: &[u8], arguments: &[&str]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.args(arguments).env("KUBECONFIG", "/nonexistent").spawn().unwrap();
+    // A command that reads nothing closes the pipe.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let ran = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: ran.status.code().unwrap(), out: text(ran.stdout), err: text(ran.stderr) }
+}
+
+#[test]
+fn a_cluster_comes_from_standard_input_and_pods_that_it_cannot_use_are_named() {
+    let bad = {
+        let mut bad = pod("bad", "1.5");
+        bad["metadata"]["namespace"] = json!("team-x");
+        bad
+    };
+    let node = {
+        let mut node = served::node("node-a");
+        node["metadata"]["labels"] = served::gpu_labels(1);
+        node
+    };
+    let dump = json!({ "items": [node, pod("llm", "40Gi"), bad] }).to_string();
+    let said = stowage_reading(dump.as_bytes(), &["explain", "llm", "--cluster", "-"]);
+    assert!(said.code == 0 && said.out.starts_with("default/llm fits"), "{}{}", said.out, said.err);
+    assert!(said.err.contains("1 pod of the dump cannot be understood and is left out"), "{}", said.err);
+    assert!(said.err.contains("team-x/bad: "), "{}", said.err);
+    let policy = "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\n";
+    let folder = tempfile::tempdir().unwrap();
+    let (file, cluster) = (folder.path().join("policy.yaml"), folder.path().join("cluster.json"));
+    std::fs::write(&file, policy).unwrap();
+    std::fs::write(&cluster, &dump).unwrap();
+    let [file, cluster] = [&file, &cluster].map(|path| path.to_str().unwrap());
+    let diff = stowage_reading(dump.as_bytes(), &["policy", "diff", file, file, "--cluster", "-"]);
+    assert!(diff.code == 0 && diff.err.contains("team-x/bad: "), "{}{}", diff.out, diff.err);
+    assert!(diff.out.contains("0 of 1 pod change, and 0 nodes"), "{}", diff.out);
+    let on = &["explain", "llm", "--cluster", cluster, "--policy", "-"];
+    assert_eq!(stowage_reading(policy.as_bytes(), on).code, 0);
+    let twice = stowage(&["explain", "llm", "--cluster", "-", "--policy", "-"]);
+    assert!(twice.code == 2 && twice.err.contains("--cluster and --policy are both -"), "{}", twice.err);
+    let twice = stowage(&["policy", "check", "-", "-"]);
+    assert!(twice.code == 2 && twice.err.contains("PATH and PATH are both -"), "{}", twice.err);
+}
+
+#[test]
+fn no_answer_has_another_exit_code_than_an_answer_of_no() {
+    let served = ServedCluster::of(&[("node-a", 1)]).with([pod("large", "100Gi")]).serve();
+    let server = format!("http://{}", served.operators);
+    assert_eq!(stowage(&["explain", "large", "--server", &server]).code, 1);
+    assert_eq!(stowage(&["models", "nowhere", "--server", &server]).code, 1);
+    let (closed, missing) = ("http://127.0.0.1:1", "/nonexistent");
+    for no_answer in [
+        &["explain", "absent", "--server", &server][..],
+        &["explain", "large", "--server", closed],
+        &["explain", "large", "--server", "https://127.0.0.1:1", "--kubeconfig", missing],
+        &["explain", "large", "--cluster", missing],
+        &["explain", "a/b/c"],
+        &["explain", "large", "--node", "not a name"],
+        &["models", "--server", closed],
+        &["models", "--server", "https://127.0.0.1:1", "--kubeconfig", missing],
+        &["policy", "check", missing],
+        &["policy", "show", missing],
+        &["policy", "test", missing],
+        &["policy", "diff", "policies/three-teams", "policies/three-teams", "--cluster", missing],
+        &["explain", "large", "--sever", &server],
+    ] {
+        let said = stowage(no_answer);
+        assert!(
+            said.code == 2 && said.err.starts_with("error: "),
+            "{no_answer:?}: {} {}",
+            said.code,
+            said.err
+        );
+    }
+}
+
+#[test]
+fn every_command_that_judges_documents_its_exit_codes() {
+    for command in [
+        &[][..],
+        &["serve"],
+        &["agent"],
+        &["explain"],
+        &["models"],
+        &["uninstall"],
+        &["demo"],
+        &["policy", "check"],
+        &["policy", "test"],
+        &["policy", "diff"],
+        &["policy", "show"],
+    ] {
+        let said = stowage(&[command, &["--help"]].concat());
+        assert!(said.code == 0 && said.out.contains("Exit codes: 0 "), "{command:?}: {}", said.out);
+    }
+}
+
+#[test]
+fn a_slip_of_the_finger_says_what_was_meant() {
+    for (slip, meant) in [
+        (&["explian", "llm"][..], "'explain'"),
+        (&["explain", "llm", "--sever", "x"], "'--server'"),
+        (&["explain", "llm", "-o", "jsn"], "json"),
+        (&["serve", "--polcy", "x"], "'--policy'"),
+        (&["serve", "--log-format", "jsno"], "json"),
+        (&["policy", "chek", "x"], "'check'"),
+        (&["serve", "--listen", "9444"], "HOST:PORT"),
+        (&["serve", "--write-deadline", "5"], "5s"),
+        (&["completion", "bsh"], "bash"),
+    ] {
+        let said = stowage(slip);
+        assert!(said.code == 2 && said.err.contains(meant), "{slip:?}: {}", said.err);
+    }
+    let version = stowage(&["version"]).out;
+    assert!(version.starts_with("stowage ") && version == stowage(&["--version"]).out, "{version}");
 }
 
 #[test]

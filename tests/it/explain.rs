@@ -35,10 +35,12 @@ fn the_answer_has_the_documented_shape() {
     assert_eq!(explanation["class"]["passedOver"][0]["unmet"]["field"], "sharing");
     assert_eq!(explanation["stage"]["state"], "waiting");
     assert_eq!(explanation["counts"], json!({ "nodes": 2, "gpus": 2, "fit": 0, "refused": 2 }));
-    let remedy = &explanation["remedies"][0];
-    assert_eq!(remedy["change"], "no-gpu-large-enough");
-    assert_eq!(remedy["needsBytes"], json!(100u64 << 30));
-    assert!(remedy["text"].as_str().unwrap().contains("can allocate 72.0 GiB"), "{remedy}");
+    let impasse = &explanation["impasse"];
+    assert_eq!(impasse["code"], "no-gpu-large-enough");
+    assert_eq!(impasse["needsBytes"], json!(100u64 << 30));
+    assert!(impasse["text"].as_str().unwrap().contains("can allocate 72.0 GiB"), "{impasse}");
+    let remedies = explanation["remedies"].as_array().unwrap();
+    assert!(remedies.iter().all(|remedy| remedy["change"] != "no-gpu-large-enough"), "{remedies:?}");
     let node = &explanation["nodes"][0];
     assert_eq!(node["misfit"]["code"], "too-large");
     assert!(node["reportAgeMillis"].is_u64(), "{node}");

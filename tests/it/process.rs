@@ -108,6 +108,20 @@ impl RunningServe {
         self.line_after(text, &mut VecDeque::new())
     }
 
+    /// The lines from here to the next one that has `text` in it.
+    pub fn lines_until(&self, text: &str) -> Vec<String> {
+        let mut early = self.early.borrow_mut();
+        let mut between: VecDeque<String> = VecDeque::new();
+        while let Some(line) = early.pop_front() {
+            if line.contains(text) {
+                return between.into();
+            }
+            between.push_back(line);
+        }
+        self.line_after(text, &mut between);
+        between.into()
+    }
+
     fn line_after(&self, text: &str, before: &mut VecDeque<String>) -> String {
         loop {
             match self.log.recv_timeout(PATIENCE) {

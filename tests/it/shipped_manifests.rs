@@ -276,3 +276,14 @@ fn the_shipped_binary_knows_every_flag_of_the_manifests() {
         assert!(said.status.success(), "{line:?}: {}", String::from_utf8_lossy(&said.stderr));
     }
 }
+
+#[test]
+fn advice_knows_gpu_nodes_by_the_labels_that_the_agents_daemon_set_selects() {
+    let applied = applied();
+    let agents = of_kind(&applied, &["DaemonSet"]);
+    let affinity = &agents[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
+    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+    let terms = items(required, "nodeSelectorTerms").iter();
+    let selected: Vec<&str> = terms.map(|term| as_str(&items(term, "matchExpressions")[0]["key"])).collect();
+    assert_eq!(selected, stowage::scheduling::ledger::GPU_LABELS);
+}

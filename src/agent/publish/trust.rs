@@ -25,13 +25,16 @@ pub enum TrustError {
 pub fn authorization(token_file: &Path) -> Result<HeaderValue, TrustError> {
     let text = read("the token", token_file)?;
     let no_token = || TrustError::NoToken { path: token_file.into() };
-    let token = std::str::from_utf8(&text).map_err(|_| no_token())?.trim();
-    if token.is_empty() {
-        return Err(no_token());
-    }
-    let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| no_token())?;
+    let token = std::str::from_utf8(&text).map_err(|_| no_token())?;
+    bearer(token).ok_or_else(no_token)
+}
+
+/// The `Authorization` header with a token; `None` if the text is none.
+pub fn bearer(token: &str) -> Option<HeaderValue> {
+    let token = Some(token.trim()).filter(|token| !token.is_empty())?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
     value.set_sensitive(true);
-    Ok(value)
+    Some(value)
 }
 
 /// The CA's file, its last content, and the resulting TLS configuration.

@@ -10,20 +10,24 @@ use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::pod_argument::PodArgument;
 use super::policy::policy_at;
+use super::{is_of_broken_pipe, standard_input};
 use crate::ids::NodeName;
 use crate::policy_watch;
 use crate::scheduling::explaining::explanation::PodVerdict;
 use crate::scheduling::explaining::{Explanation, ShownNodes};
 use crate::telemetry::wants_no_colour;
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use clap::Args;
 use render::Paint;
-use source::Unanswered;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 if the pod is placed or fits, 1 if it does not fit or its victims have not left, 2 if the \
+                          pod is unknown, nothing answers, or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct ExplainArgs {
     #[command(flatten)]
     pod: PodArgument,
@@ -35,7 +39,7 @@ pub struct ExplainArgs {
     #[command(flatten)]
     access: AccessArgs,
 
-    /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service
+    /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service; `-` is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name", "kubeconfig"])]
     cluster: Option<PathBuf>,
 
@@ -60,7 +64,15 @@ const NO_ANSWER: u8 = 2;
 const DOES_NOT_FIT: u8 = 1;
 
 impl ExplainArgs {
+    /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a pod that does not fit.
     pub async fn run(self) -> Result<ExitCode> {
+        let answered = self.answered().await;
+        answered.or_else(|error| if is_of_broken_pipe(&error) { Err(error) } else { Ok(report(&error)) })
+    }
+
+    async fn answered(self) -> Result<ExitCode> {
+        let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
+        standard_input::once(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let (pod, options) = (self.pod.key()?, self.options()?);
         let answer = match &self.cluster {
             Some(dump) => match self
@@ -77,10 +89,7 @@ impl ExplainArgs {
                 source::from_server(&self.server, &access, &pod, &options).await
             }
         };
-        match answer {
-            Ok(explanation) => self.print(&explanation),
-            Err(unanswered) => Ok(report(&unanswered)),
-        }
+        self.print(&answer?)
     }
 
     fn options(&self) -> Result<ShownNodes> {
@@ -111,8 +120,8 @@ fn exit_code(verdict: PodVerdict) -> ExitCode {
     }
 }
 
-fn report(unanswered: &Unanswered) -> ExitCode {
-    eprintln!("error: {unanswered}");
+fn report(error: &Error) -> ExitCode {
+    eprintln!("error: {error:#}");
     NO_ANSWER.into()
 }
 

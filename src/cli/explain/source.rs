@@ -3,7 +3,7 @@
 use crate::cli::access::Access;
 use crate::cli::operators_client::{self, NoAnswer, escaped};
 use crate::ids::PodKey;
-use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError};
+use crate::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::objects;
 use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
@@ -50,7 +50,10 @@ pub fn from_dump(
 ) -> Result<Explanation, Unanswered> {
     let dump = Dump::read(path)?;
     let service = Service::new(policy);
-    DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
+    let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
+    if let Some(left_out) = left_out_text(loaded.left_out()) {
+        eprintln!("warning: {left_out}");
+    }
     let mut cluster = service.cluster();
     let explained = cluster.uid_of(key).and_then(|uid| explain(&mut *cluster, &uid, options));
     match explained {

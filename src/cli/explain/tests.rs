@@ -195,7 +195,8 @@ fn nodes_are_many_and_some_have_never_reported() {
         world.bound(&one, &format!("node-x{n:02}"), &[0], false);
         world.report(&format!("node-x{n:02}"), &[], &[]);
     }
-    world = world.silent("node-y").silent("node-z");
+    // The second has no GPU.
+    world = world.silent("node-y").silent("node-z").labelled("node-y", "nvidia.com/gpu.present", "true");
     report(&mut world, &[]);
     check("many-nodes", &mut world, &pod("mistral", "36Gi"));
 }

@@ -6,6 +6,7 @@
 mod table;
 
 use super::access::{Access, AccessArgs};
+use super::is_of_broken_pipe;
 use super::operators_client::{self, NoAnswer, escaped};
 use super::output::OutputArgs;
 use crate::ids::ModelId;
@@ -17,7 +18,11 @@ use serde::de::DeserializeOwned;
 use std::io::Write;
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 if the model (without one: any model) is somewhere, 1 if it is nowhere, 2 if nothing \
+                          answers or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct ModelsArgs {
     /// The model, such as meta-llama/Llama-3.1-8B; without it all models and in how many places each is
     #[arg(value_name = "MODEL")]
@@ -47,7 +52,18 @@ const NO_ANSWER: u8 = 2;
 const NOWHERE: u8 = 1;
 
 impl ModelsArgs {
+    /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a model that is nowhere.
     pub async fn run(self) -> Result<ExitCode> {
+        self.answered().await.or_else(|error| {
+            if is_of_broken_pipe(&error) {
+                return Err(error);
+            }
+            eprintln!("error: {error:#}");
+            Ok(NO_ANSWER.into())
+        })
+    }
+
+    async fn answered(self) -> Result<ExitCode> {
         if let Some(model) = &self.model {
             ModelId::parse(model).context("MODEL")?;
         }
@@ -62,13 +78,7 @@ impl ModelsArgs {
                 self.printed(&access, "list of models", table::of_all, is_anywhere).await
             }
         };
-        let (text, is_anywhere) = match printed {
-            Ok(printed) => printed,
-            Err(error) => {
-                eprintln!("error: {error}");
-                return Ok(NO_ANSWER.into());
-            }
-        };
+        let (text, is_anywhere) = printed?;
         // The reader of the pipe, such as `head`, has read enough.
         match std::io::stdout().write_all(text.as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

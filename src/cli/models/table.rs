@@ -1,13 +1,12 @@
 //! Formats where models are as tables.
 
+use crate::cli::lines;
 use crate::ids::GpuUuid;
 use crate::scheduling::explaining::models::{
     ModelCounts, ModelList, ModelLocations, ModelPlace, ModelPlaceState,
 };
 use crate::scheduling::explaining::units::length;
 use crate::units::Millis;
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 /// UUIDs up to this length are shown whole; NVML's have 40 characters.
 const WHOLE_UUID: usize = 16;
@@ -99,18 +98,4 @@ fn counted(counts: &ModelCounts) -> String {
 
 fn rest(next: Option<String>) -> String {
     next.map_or(String::new(), |next| format!("More with --after {next}\n"))
-}
-
-fn lines(header: &[&str], rows: impl Iterator<Item = Vec<String>>, right: &[usize]) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.to_vec());
-    for column in right {
-        if let Some(column) = table.column_mut(*column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.add_rows(rows);
-    table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
 }

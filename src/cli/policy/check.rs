@@ -2,6 +2,7 @@
 
 use super::{print_diagnostics, unreadable};
 use crate::cli::output::OutputArgs;
+use crate::cli::standard_input;
 use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
 use crate::policy_file::diagnostic::{Diagnostic, has_errors};
 use crate::policy_file::{PolicySources, SourceText, load};
@@ -13,7 +14,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 if every policy is sound, 1 if one would be refused, 2 if one cannot be read or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct CheckArgs {
     /// Policies: directories of YAML files, or single files, such as a ConfigMap. Directories right below one are policies of
     /// their own; `-` is standard input
@@ -48,6 +52,7 @@ struct PolicyLine<'a> {
 
 impl CheckArgs {
     pub fn run(self) -> Result<ExitCode> {
+        standard_input::once(self.paths.iter().map(|path| ("PATH", &**path)))?;
         let mut checked = Vec::new();
         for path in &self.paths {
             match read::policies(path) {

@@ -2,7 +2,8 @@
 
 use super::{print_diagnostics, unreadable};
 use crate::cli::output::OutputArgs;
-use crate::kubernetes::dump::{Dump, DumpControlPlane};
+use crate::cli::standard_input;
+use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::policy_cases::{DecisionChange, PodDecision, PolicyComparison, compare};
 use crate::policy_file::load;
@@ -10,6 +11,7 @@ use crate::policy_watch::read;
 use crate::policy_windows;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
+use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
 use std::io::Write;
@@ -17,7 +19,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+const EXIT_CODES: &str = "Exit codes: 0 whether anything changes or not, 1 if a policy would be refused, 2 if something cannot be read or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct DiffArgs {
     /// The current policy
     old: PathBuf,
@@ -25,7 +30,7 @@ pub struct DiffArgs {
     /// The new policy
     new: PathBuf,
 
-    /// What `kubectl get nodes,pods -A -o yaml` (or -o json) printed
+    /// What `kubectl get nodes,pods -A -o yaml` (or -o json) printed; `-` is standard input
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
 
@@ -40,6 +45,7 @@ pub struct DiffArgs {
 impl DiffArgs {
     /// 0 whether anything changes or not; 1 if a policy would be rejected, 2 if something cannot be read.
     pub fn run(self) -> Result<ExitCode> {
+        standard_input::once([("OLD", &*self.old), ("NEW", &*self.new), ("--cluster", &*self.cluster)])?;
         let mut policies = Vec::new();
         for path in [&self.old, &self.new] {
             match policy(path, self.at)? {
@@ -47,9 +53,17 @@ impl DiffArgs {
                 Err(code) => return Ok(code),
             }
         }
-        let dump = Dump::read(&self.cluster)?;
+        let dump = match Dump::read(&self.cluster) {
+            Ok(dump) => dump,
+            Err(error) => return Ok(unreadable(&error)),
+        };
         let services =
             policies.into_iter().map(|policy| service(&dump, policy)).collect::<Result<Vec<_>>>()?;
+        // Which pods cannot be understood does not depend on the policy.
+        if let Some((_, Some(left_out))) = services.first() {
+            eprintln!("warning: {left_out}");
+        }
+        let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
         match self.output.data(&comparison)? {
             Some(data) => std::io::stdout().write_all(data.as_bytes())?,
@@ -74,11 +88,11 @@ pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy,
     }
 }
 
-/// The ledger of the dump under a policy.
-fn service(dump: &Dump, policy: Policy) -> Result<Arc<Service>> {
+/// The ledger of the dump under a policy, and the pods of the dump that it lacks, as a warning.
+fn service(dump: &Dump, policy: Policy) -> Result<(Arc<Service>, Option<String>)> {
     let service = Service::new(policy);
-    DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
-    Ok(service)
+    let loaded = DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
+    Ok((service, left_out_text(loaded.left_out())))
 }
 
 fn print(comparison: &PolicyComparison) -> Result<()> {
@@ -91,7 +105,8 @@ fn print(comparison: &PolicyComparison) -> Result<()> {
     for change in changes {
         print_change(&mut out, change)?;
     }
-    writeln!(out, "{} of {pods} pods and {} nodes change", changes.len(), nodes.len())?;
+    let (pods, nodes) = (plural(*pods, "pod"), plural(nodes.len(), "node"));
+    writeln!(out, "{} of {pods} change, and {nodes}", changes.len())?;
     Ok(())
 }
 

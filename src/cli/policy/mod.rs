@@ -13,7 +13,6 @@ pub use schema::{SchemaArgs, print_policy_schema};
 use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::{PolicySources, SourceText};
-use crate::policy_watch::read as source;
 use crate::telemetry::wants_no_colour;
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -67,7 +66,7 @@ fn print_diagnostics(
     Ok(())
 }
 
-fn unreadable(error: &source::ReadError) -> ExitCode {
+fn unreadable(error: &dyn std::error::Error) -> ExitCode {
     eprintln!("error: {error}");
     ExitCode::from(UNREADABLE)
 }

@@ -9,7 +9,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 for a sound policy, 1 if it would be refused, 2 if it cannot be read or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct ShowArgs {
     /// A policy: a directory of YAML files, one file, or `-` for standard input
     #[arg(value_name = "PATH")]

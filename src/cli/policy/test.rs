@@ -2,10 +2,12 @@
 
 use super::{print_diagnostics, unreadable};
 use crate::cli::output::OutputArgs;
+use crate::cli::standard_input;
 use crate::policy_cases;
 use crate::policy_cases::{CaseOutcome, Difference};
 use crate::policy_file::{Loaded, SourceText, load};
 use crate::policy_watch::read;
+use crate::units::plural;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -13,7 +15,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "Exit codes: 0 if every case holds, 1 if one does not, a policy would be refused or a path has no case, 2 if something cannot be read or the arguments are invalid.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct TestArgs {
     /// Policies with their cases: directories of YAML files, or single files. Directories right below one are policies of their
     /// own; `-` is standard input
@@ -35,6 +40,7 @@ impl TestArgs {
     /// 0 if every case passes; 1 if one fails, a policy would be rejected, or a path has no case at all; 2 if something cannot be
     /// read.
     pub fn run(self) -> Result<ExitCode> {
+        standard_input::once(self.paths.iter().map(|path| ("PATH", &**path)))?;
         let (mut tried, mut refused, mut without_cases) = (Vec::new(), 0, 0);
         for path in &self.paths {
             let before = tried.len();
@@ -107,10 +113,18 @@ fn print(tried: &[Tried]) -> Result<()> {
         }
     }
     match failed {
-        0 => writeln!(out, "{held} cases hold")?,
-        _ => writeln!(out, "{failed} of {} cases do not hold", held + failed)?,
+        0 => writeln!(out, "{}", holding(held))?,
+        1 => writeln!(out, "1 of {} does not hold", plural(held + failed, "case"))?,
+        _ => writeln!(out, "{failed} of {} do not hold", plural(held + failed, "case"))?,
     }
     Ok(())
+}
+
+fn holding(held: usize) -> String {
+    match held {
+        1 => "1 case holds".into(),
+        _ => format!("{held} cases hold"),
+    }
 }
 
 fn print_difference(out: &mut impl Write, difference: &Difference) -> Result<()> {

@@ -9,7 +9,7 @@ use super::plan::{Look, SecretChange, Step, serving, step};
 use super::stored::{SecretState, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
 use crate::service::Service;
-use crate::units::Moment;
+use crate::units::{Moment, plural};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -167,7 +167,7 @@ impl CertificateKeeper {
         let (name, changed) = (&self.options.config_map.name, write_bundle(config_map, bundle));
         let written = limited(self.config_maps.replace(name, &PostParams::default(), &changed)).await;
         if self.counted(written, "ConfigMap", &self.options.config_map)? {
-            info!(config_map = %self.options.config_map, "{} CAs are published for agents", bundle.len());
+            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(bundle.len(), "CA"), if bundle.len() == 1 { "is" } else { "are" });
         }
         Ok(true)
     }
@@ -205,7 +205,7 @@ impl CertificateKeeper {
             SecretChange::Fill => info!(%secret, "made a CA and a certificate for the agents' address"),
             SecretChange::AddNextCa => info!(
                 %secret,
-                "made another CA; it signs from {delay:?} after its publication on, when every agent has it"
+                "made another CA; it signs from {} s after its publication on, when every agent has it", delay.as_secs()
             ),
             SecretChange::Promote => {
                 info!(%secret, "the next CA signs from now on; made a certificate of it")

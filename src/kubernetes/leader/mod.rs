@@ -212,10 +212,16 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &
         let looked = limited(leases.get_opt(&name.name)).await;
         complaint.about(name, &looked);
         if let Ok(lease) = looked {
-            neighbour.lock().see(lease.as_ref().map(LeaseReading::of), asked, service.now());
+            let reading = lease.as_ref().map(LeaseReading::of);
+            note_holder(service, reading.as_ref());
+            neighbour.lock().see(reading, asked, service.now());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
+    service.gate.set_holder(reading.and_then(|reading| reading.holder.as_deref()));
 }
 
 /// Takes the Lease when it is free, and keeps it.
@@ -239,6 +245,7 @@ async fn attempt(
     candidate: &Mutex<LeaseCandidate>,
 ) -> Result<(), LeaseError> {
     let found = limited(leases.get_opt(&name.name)).await?;
+    note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
     let sent = service.now();
     let step = candidate.lock().step(found.as_ref(), sent, jiff::Timestamp::now());
     let params = PostParams::default();
@@ -253,6 +260,7 @@ async fn attempt(
             limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
         }
     };
+    note_holder(service, Some(&LeaseReading::of(&written)));
     candidate.lock().wrote(sent, &written);
     count(service, "written");
     Ok(())

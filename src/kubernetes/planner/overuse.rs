@@ -67,7 +67,7 @@ impl Planner {
         match outcome {
             EvictionOutcome::Evicted => info!(pod = %key, "evicted: it used more VRAM than it was granted"),
             outcome => {
-                warn!(pod = %key, ?outcome, "not evicted yet, although it uses more VRAM than it was granted")
+                warn!(pod = %key, %outcome, "not evicted yet, although it uses more VRAM than it was granted")
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::scheduling::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, 
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
 use crate::units::{Millis, Moment};
+use std::time::Duration;
 use tracing::info;
 
 /// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand that cannot be placed each is tried within five
@@ -106,16 +107,28 @@ impl Planner {
             return info!(pod = %places[place].key, %conflict, "a node changed while the plan was made");
         }
         for place in places {
+            self.trace(&place, took);
             self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
             self.begin(place, now);
         }
     }
 
+    /// A span of the run in the trace of the pod that it placed.
+    fn trace(&self, place: &PlannedPlacement, took: Millis) {
+        let span = self.service.traces().planned(&place.uid, &place.key, Duration::from_millis(took.0));
+        if span.is_recorded() {
+            span.set_node(&place.reservation.node);
+            span.set("stowage.gpus", listed(&*place.reservation.devices).to_string());
+            span.set("stowage.victims", place.reservation.victims.len() as i64);
+        }
+    }
+
     /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
     fn begin(&mut self, place: PlannedPlacement, now: Moment) {
-        let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
-        let node = &reservation.node;
-        info!(pod = %key, %node, victims = %listed(reservation.victims.iter()), ?price, exact, ?by, "place planned");
+        let PlannedPlacement { uid, key, reservation, eviction_cost, exact, by } = place;
+        let (node, victims) = (&reservation.node, listed(reservation.victims.iter()));
+        let (lost_gpu_ms, by) = (eviction_cost.cost, by.code());
+        info!(pod = %key, %node, %victims, lost_gpu_ms, exact, by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
             let reservation_status = self.service.cluster().reservation_of(&uid);

@@ -107,7 +107,34 @@ impl PlannerWrite {
     }
 }
 
+impl EvictionTask {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Reservation { .. } => "preemption",
+            Self::Relief => "relief",
+            Self::LoanEnd => "loan-end",
+            Self::OrphanedMember => "orphaned-member",
+            Self::Overuse => "overuse",
+        }
+    }
+}
+
 impl StatusPurpose {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Reserve => "reserve",
+            Self::Nominate { .. } => "nominate",
+            Self::EndReservation { .. } => "end-reservation",
+            Self::EndUnknownReservation => "end-unknown-reservation",
+            Self::AbandonReservation => "abandon-reservation",
+            Self::CancelEviction => "cancel-eviction",
+            Self::ExplainWait => "explain-wait",
+            Self::AnswerWake(_) => "answer-wake",
+            Self::Wake => "wake",
+            Self::Release => "release",
+        }
+    }
+
     fn lifts_gate(&self) -> bool {
         matches!(self, Self::Release | Self::Nominate { is_gated: true, .. })
     }
@@ -122,16 +149,29 @@ pub async fn perform(
     let write = write.begin(&service.cluster())?;
     match write {
         PlannerWrite::Evict { key, uid, why, task } => {
-            let outcome = control_plane.evict(&key, &uid, &why).await;
+            let span = service.traces().write("evict pod", &uid, &key);
+            span.set("stowage.eviction.reason", task.code());
+            if let EvictionTask::Reservation { preemptor } = &task
+                && span.is_recorded()
+            {
+                span.set("stowage.preemptor.uid", preemptor.to_string());
+            }
+            let outcome = span.around(control_plane.evict(&key, &uid, &why)).await;
+            span.set("stowage.outcome", outcome.code());
             Some(WriteOutcome::Evicted { key, uid, task, outcome })
         }
         PlannerWrite::Status { key, uid, mut change, purpose } => {
             if let StatusPurpose::EndReservation { placed_on: Some(node) } = &purpose {
                 change.plan = refused(node, &uid, control_plane.read_pod(&key).await);
             }
-            let mut written = control_plane.write_status(&key, &uid, &change).await;
+            let span = service.traces().write("write pod status", &uid, &key);
+            span.set("stowage.purpose", purpose.code());
+            let mut written = span.around(control_plane.write_status(&key, &uid, &change)).await;
             if written.is_ok() && purpose.lifts_gate() {
-                written = control_plane.remove_scheduling_gate(&key, &uid).await;
+                written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
+            }
+            if written.is_err() {
+                span.fail("not-written");
             }
             Some(WriteOutcome::Status { key, uid, purpose, written })
         }

@@ -95,6 +95,17 @@ pub enum BindOutcome {
     },
 }
 
+impl BindOutcome {
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Written => "written",
+            Self::Conflict => "conflict",
+            Self::Refused { .. } => "refused",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+}
+
 /// A pod as a fresh read shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodOnRecord {

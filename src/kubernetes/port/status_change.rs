@@ -155,6 +155,25 @@ impl EvictionOutcome {
     }
 }
 
+impl fmt::Display for EvictionOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Evicted => f.write_str("evicted"),
+            Self::Gone => f.write_str("the pod is gone"),
+            Self::TryLater { after: None } => f.write_str("not allowed at the moment"),
+            Self::TryLater { after: Some(after) } => {
+                write!(
+                    f,
+                    "not allowed at the moment; the API server asks for a pause of {} s",
+                    after.as_secs()
+                )
+            }
+            Self::Refused { message } => write!(f, "refused: {message}"),
+            Self::Unknown { message } => write!(f, "unanswered: {message}"),
+        }
+    }
+}
+
 /// Changes of one pod's status, all written in one request. [`Default`] changes nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusChange {

@@ -7,7 +7,7 @@ use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::selection::{is_pattern, takes};
 use crate::scheduling::policy::{Borrowing, Tenant};
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use std::collections::BTreeMap;
 
 /// Enough to see which figures are meant.
@@ -56,7 +56,7 @@ impl TenantResource {
     fn text(self, amount: u64) -> String {
         match self {
             Self::Vram => quantity_text(Bytes(amount)),
-            Self::Gpus => format!("{} GPUs", amount / 1000),
+            Self::Gpus => plural(amount / 1000, "GPU"),
         }
     }
 }

@@ -8,7 +8,7 @@ pub use loans::{BorrowingPart, GpuLoansPart, PodLoanPart};
 pub use starts::{BoundStartPart, CalibrationPart, StartPart};
 
 use super::obstacle::Obstacle;
-use super::remedy::Remedy;
+use super::remedy::{Impasse, Remedy};
 pub use super::unjudged::UnjudgedPart;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::conflicts::GpuConflict;
@@ -45,15 +45,30 @@ pub struct Explanation {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unjudged: Vec<UnjudgedPart>,
     pub counts: Counts,
+    /// Of an answer by a replica that does not lead: what it lacks, and who has it. The edge adds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyPart>,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
+    /// Why neither time nor an eviction helps a pod that does not fit; `None` if one may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub impasse: Option<Impasse>,
     /// What would have to change, the easiest first; or, for a pod that fits, what to check next.
     pub remedies: Vec<Remedy>,
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<ConflictPart>,
+}
+
+/// The replica that answers is on standby: kube-scheduler asks the leader, and only the leader knows what it asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StandbyPart {
+    /// The leader's pod; `None` if no replica holds the Lease, or the Lease has not been read.
+    pub leader: Option<String>,
+    pub text: String,
 }
 
 /// One GPU in conflict.

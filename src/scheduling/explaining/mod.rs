@@ -97,9 +97,11 @@ fn explain_once(cluster: &mut impl ClusterAccess, uid: &PodUid, options: &ShownN
         policy: classification::policy(&facts),
         stage: pod_stage::stage(&facts),
         unjudged: unjudged::unjudged(cluster, &facts),
+        standby: None,
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),
+        impasse: remedy::impasse(&facts).filter(|_| verdict == explanation::PodVerdict::DoesNotFit),
         remedies: remedy::remedies(cluster, &facts, &outline, verdict),
         conflicts: Vec::new(),
     })

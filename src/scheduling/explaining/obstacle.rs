@@ -5,7 +5,7 @@ use super::units::length;
 use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::gpu::{Gpu, Health};
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::{Bytes, Millis, Percent, plural};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -155,7 +155,8 @@ impl fmt::Display for Obstacle {
                 "its engines' KV cache is at {percent}, {above_points} points above the class's limit of {limit_percent}"
             ),
             Self::QueueLong { queue, limit, above } => {
-                write!(f, "{queue} requests wait for its engines, {above} above the class's limit of {limit}")
+                let (queued, wait) = (plural(*queue, "request"), if *queue == 1 { "waits" } else { "wait" });
+                write!(f, "{queued} {wait} for its engines, {above} above the class's limit of {limit}")
             }
         }
     }

@@ -299,7 +299,8 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     assert_eq!(one.verdict, PodVerdict::Fits);
     let many = explained(&mut world, &Sketch { devices: Some("9"), ..pod("nine", "") });
     assert!(
-        many.remedies[0]
+        many.impasse
+            .unwrap()
             .text
             .ends_with("no node's device plugin offers 9 of nvidia.com/gpu; p offers most, 4")
     );
@@ -370,4 +371,42 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
         world.ledger.read(&name("a"), reading);
     }
     assert_eq!(beyond(&mut world), Bytes::gib(3));
+}
+
+#[test]
+fn advice_names_no_node_that_shows_no_gpu() {
+    let started = |explanation: &Explanation| {
+        changes(explanation).into_iter().find_map(|change| match change {
+            RemedyChange::StartAgent { node, nodes, .. } => Some((node.to_string(), *nodes)),
+            _ => None,
+        })
+    };
+    let full = || ExplainedCluster::new(Policy::default()).node("b", 1).silent("a-cpu").silent("z-cpu");
+    let large = pod("p", "100Gi");
+    assert_eq!(started(&explained(&mut full(), &large)), None);
+    let mut labelled =
+        full().silent("g").labelled("g", "feature.node.kubernetes.io/pci-10de.present", "true");
+    assert_eq!(started(&explained(&mut labelled, &large)), Some(("g".into(), 1)));
+    let mut denied = full().silent("g").labelled("g", "nvidia.com/gpu.present", "false");
+    assert_eq!(started(&explained(&mut denied, &large)), None);
+}
+
+#[test]
+fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
+    let mut world = ExplainedCluster::new(Policy::default()).silent("a").silent("b");
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert!(changes(&explanation).contains(&&RemedyChange::LabelGpuNodes), "{:?}", explanation.remedies);
+    assert_eq!(explanation.impasse, None, "no GPU is known, so none is known to be too small");
+    let text = &explanation.remedies[0].text;
+    assert!(text.contains("nvidia.com/gpu.present=true"), "{text}");
+}
+
+#[test]
+fn what_no_wait_changes_is_told_beside_the_remedies() {
+    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let large = explained(&mut world, &pod("large", "100Gi"));
+    assert!(large.impasse.is_some_and(|impasse| impasse.text.contains("can allocate 72.0 GiB")));
+    assert!(large.remedies.iter().all(|remedy| !remedy.text.contains("will not help")));
+    let small = explained(&mut world, &pod("small", "10Gi"));
+    assert_eq!((small.impasse, small.verdict), (None, PodVerdict::Fits));
 }

@@ -33,7 +33,8 @@ pub fn gpus(milli: u64) -> String {
 /// `2.0 GiB and 0.5 GPUs`; `nothing` is the text for a missing bound.
 pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
-    let gpus = amount.milli_gpus.map(|milli| format!("{} GPUs", gpus(milli)));
+    let gpus =
+        amount.milli_gpus.map(|milli| format!("{} GPU{}", gpus(milli), if milli == 1000 { "" } else { "s" }));
     match (vram, gpus) {
         (None, None) => nothing.into(),
         (Some(one), None) | (None, Some(one)) => one,

@@ -8,6 +8,7 @@ use super::node::{Effect, FilterNode};
 use super::requirements::{Requirements, UnsupportedRule};
 use super::resources::RequestedSums;
 use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
+use crate::units::plural;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub enum FilterReason {
     NotSelected,
     #[error("the pod asks for {asked} of {resource}, and the node has {allocatable} in all")]
     InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
-    #[error("the node allows {allowed} pods and has that many")]
+    #[error("the node allows {} and has that many", plural(*allowed, "pod"))]
     TooManyPods { allowed: u64 },
     #[error("the pod asks for {asked} of {resource}, and {left} are left")]
     InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },

@@ -83,7 +83,7 @@ pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use query::Totals;
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
-pub use set_policy::Classifications;
+pub use set_policy::{Classifications, GPU_LABELS};
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};

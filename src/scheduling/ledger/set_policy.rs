@@ -16,6 +16,16 @@ use std::sync::Arc;
 /// How pods that show the same are classified.
 pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 
+/// One of these is `true` on a node with a GPU: those of GPU feature discovery, of Node feature discovery (a PCI device of vendor
+/// 10de, with or without its class) and of the GPU operator's stack for DRA. The agent's DaemonSet selects its nodes by the same.
+pub const GPU_LABELS: [&str; 5] = [
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "nvidia.com/gpu.deploy.dra-driver",
+];
+
 impl Ledger {
     /// What all pods show.
     pub fn to_classify(&self) -> Vec<Arc<PodTraits>> {
@@ -67,6 +77,14 @@ impl Ledger {
             self.refresh(name);
             self.note_published(name);
         }
+    }
+
+    /// Whether the node's labels say that it has GPUs, by those that the agent's DaemonSet selects its nodes by.
+    pub(in crate::scheduling) fn shows_gpus(&self, name: &NodeName) -> bool {
+        let labels = self.node_states.get(name).map(|node_state| node_state.labels());
+        labels.is_some_and(|labels| {
+            GPU_LABELS.iter().any(|label| labels.get(*label).is_some_and(|value| value == "true"))
+        })
     }
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.

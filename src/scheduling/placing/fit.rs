@@ -36,12 +36,12 @@ pub enum Misfit {
     #[error("the pod requests {} of one node's device plugin; this node has {allocatable}", plural(*asked, "device"))]
     TooFewDevices { allocatable: u32, asked: u32 },
     #[error(
-        "the pod requests {} of the device plugin; of the node's {allocatable} {left} are free", plural(*asked, "device")
+        "the pod requests {} of the device plugin; of the node's {allocatable} {left} {} free", plural(*asked, "device"), are(*left)
     )]
     DevicesInUse { left: u32, allocatable: u32, asked: u32 },
     #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
     NoGpus,
-    #[error("none of the node's {gpus} GPUs is healthy")]
+    #[error("{}", none_healthy(*gpus))]
     NoHealthyGpu { gpus: u32 },
     #[error("the pod requests {} of one node; this one has {usable} that it can use", plural(*asked, "GPU"))]
     TooFewGpus { usable: u32, asked: u32 },
@@ -97,6 +97,13 @@ pub enum Misfit {
 
 fn each_of(gpus: u32) -> String {
     if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+}
+
+fn none_healthy(gpus: u32) -> String {
+    match gpus {
+        1 => "the node's GPU is not healthy".into(),
+        _ => format!("none of the node's {gpus} GPUs is healthy"),
+    }
 }
 
 fn are(gpus: u32) -> &'static str {

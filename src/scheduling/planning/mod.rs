@@ -75,6 +75,15 @@ pub enum EvictionRight {
     Moves,
 }
 
+impl EvictionRight {
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Preemption => "preemption",
+            Self::Moves => "moves",
+        }
+    }
+}
+
 /// Why there is no place for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]

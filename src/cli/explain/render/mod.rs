@@ -112,6 +112,10 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(explanation.standby.iter().map(|part| ("replica".into(), part.text.clone())));
+    rows.extend(
+        explanation.impasse.iter().map(|part| ("waiting".into(), format!("will not help: {}", part.text))),
+    );
     rows.extend(explanation.unjudged.iter().map(|part| ("planner".into(), unjudged(part, explanation))));
     rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
     rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
@@ -215,10 +219,15 @@ fn spare(part: &SparePart) -> String {
     let window = window.as_ref().map_or(String::new(), |window| format!(" ({window})"));
     let free = match free {
         None => "no window of this is open".into(),
-        Some(free) if *kept_from_pod => format!("{free} are free: none for this pod"),
-        Some(free) => format!("{free} are free"),
+        Some(free) if *kept_from_pod => format!("{free} {} free: none for this pod", are(*free)),
+        Some(free) => format!("{free} {} free", are(*free)),
     };
-    format!("{keeps} {rule} stay free of preemptible pods{window}; {free}")
+    let stay = if *keeps == 1 { "stays" } else { "stay" };
+    format!("{keeps} {rule} {stay} free of preemptible pods{window}; {free}")
+}
+
+fn are(count: u32) -> &'static str {
+    if count == 1 { "is" } else { "are" }
 }
 
 fn policy(explanation: &Explanation) -> String {
@@ -284,6 +293,7 @@ fn state(explanation: &Explanation) -> String {
                 (None, Some(node)) => {
                     format!("pending; was offered {node} after {}", plural(*attempts, "failed attempt"))
                 }
+                (None, None) if explanation.standby.is_some() => "pending".into(),
                 (None, None) => {
                     "pending; kube-scheduler has not asked about it since this process started".into()
                 }

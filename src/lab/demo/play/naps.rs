@@ -17,7 +17,11 @@ impl Play {
         self.annotate(engine, asked::WAKE_REQUESTED, json!(request))?;
         self.screen.aside(&format!("{engine} is to wake: it asks"));
         self.until("the engine may wake", |play| play.is_told(engine, &request)).await?;
-        self.screen.aside(&format!("{engine} may wake: {} pods borrow from it", self.borrowers(&uid)));
+        let borrowing = match self.borrowers(&uid) {
+            1 => "1 pod borrows from it".into(),
+            pods => format!("{pods} pods borrow from it"),
+        };
+        self.screen.aside(&format!("{engine} may wake: {borrowing}"));
         if !sleeping::wake(&self.setup.api, engine, &self.gpus()) {
             self.violations.push(format!("{engine} asked, was told that it may wake, and lacked memory"));
         }

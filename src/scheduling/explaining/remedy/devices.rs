@@ -2,18 +2,15 @@
 
 use super::request::with_devices;
 use super::{GpuCandidate, RemedyChange, best_gpu_candidate, gpu_candidate};
-use crate::ids::NodeName;
 use crate::scheduling::explaining::facts::Facts;
 use crate::scheduling::explaining::nodes::NodeOutline;
 use crate::scheduling::placing::fit::{Misfit, check_node_admission};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
-use std::cmp::Reverse;
 
 pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let Ask::Plugin { resource, count } = &facts.demand().ask else { return Vec::new() };
     let all = [fewer(facts, resource, *count), free_some(facts, outline, resource, *count)];
-    let too_many = too_many_for_any(facts, resource, *count);
-    all.into_iter().flatten().chain(too_many).collect()
+    all.into_iter().flatten().collect()
 }
 
 /// The greatest number of devices that a node has left.
@@ -47,21 +44,4 @@ fn free_some(
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
     let gpu_candidate = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
     Some(RemedyChange::FreeDevices { gpu_candidate, resource: resource.to_string(), missing })
-}
-
-/// No node offers as many devices, even without its pods.
-fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
-    let offers = facts.snapshot.nodes().iter().map(|node| {
-        let share = node.share_of(resource);
-        (share.map_or(0, |share| share.allocatable), Reverse(&node.name))
-    });
-    let most: Option<(u32, Reverse<&NodeName>)> = offers.max().filter(|(most, _)| *most > 0);
-    let node = most.map(|(_, Reverse(node))| node.clone());
-    let most = most.map_or(0, |(most, _)| most);
-    (most < asked).then(|| RemedyChange::NoNodeWithDevices {
-        resource: resource.to_string(),
-        asked,
-        most,
-        node,
-    })
 }

@@ -11,7 +11,7 @@ use crate::scheduling::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::scheduling::vocabulary::node::Node;
-use crate::scheduling::vocabulary::node_reading::EngineLoad;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::scheduling::vocabulary::spare::SpareSet;
 use crate::units::{Bytes, Millis, Percent};
 
@@ -50,7 +50,7 @@ struct LiftedNodes {
 
 pub fn lifted(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> =
-        free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
+        free_more(facts, outline).into_iter().chain(start_agent(cluster, facts, outline)).collect();
     for lift in ALL {
         let found = find(lift, facts, outline);
         changes.extend(lift.told(cluster, facts, &found));
@@ -258,12 +258,26 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     is_allowed.then(|| RemedyChange::FreeVram { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 
-/// Nodes without a report, or without one that is recent enough for the policy.
-fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
+/// Nodes without a report, or without one that is recent enough for the policy; of those that have never reported, only ones
+/// that show by other means that they have GPUs: most nodes without a report have none.
+fn start_agent(
+    cluster: &mut impl ClusterAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Option<RemedyChange> {
     let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::NoFreshReport);
-    let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
-    let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
-    let first = &facts.snapshot.nodes()[*all.iter().min()?];
+    let nodes = facts.snapshot.nodes();
+    let all: Vec<usize> = cluster.look(|ledger| {
+        let shows_gpus = |place: usize| {
+            nodes[place].freshness != Freshness::Unreported || ledger.shows_gpus(&nodes[place].name)
+        };
+        let unseen = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
+        unseen.map(|(place, _)| place).filter(|place| shows_gpus(*place)).collect()
+    });
+    let Some(first) = all.iter().min().map(|place| &nodes[*place]) else {
+        let is_any_known = nodes.iter().any(|node| !node.gpus.is_empty() || !node.plugin.is_empty());
+        return (!is_any_known && !nodes.is_empty()).then_some(RemedyChange::LabelGpuNodes);
+    };
     Some(RemedyChange::StartAgent {
         node: first.name.clone(),
         nodes: all.len() as u32,

@@ -1,20 +1,23 @@
-//! Remedies: what would have to change for a pod that fits nowhere. Each was found by changing one thing and asking the core
+//! Remedies: what would have to change for a pod that fits nowhere; and [`impasse`], where no wait and no eviction helps. Each was found by changing one thing and asking the core
 //! again. [`request`] changes what the pod requests, [`lift_one_obstacle`] what excludes it, [`victims`] which pods are there;
 //! [`sentence`] writes the text. For a pod that fits or has a reservation, the remedies say what to check next. Nothing here is
 //! guessed from an error's code.
 
 mod devices;
+mod impasse;
 mod lift_one_obstacle;
 mod request;
 pub(super) mod sentence;
 mod victims;
+
+pub use impasse::{Impasse, ImpasseKind, impasse};
 
 use super::ClusterAccess;
 use super::classification::asked_vram;
 use super::explanation::{PodVerdict, ShareAmount};
 use super::facts::Facts;
 use super::nodes::NodeOutline;
-use crate::ids::{GpuModel, NodeName};
+use crate::ids::NodeName;
 use crate::scheduling::ledger::PodEvictionCost;
 use crate::scheduling::ledger::PodPhase;
 use crate::scheduling::ledger::eviction_allowance::EvictionLimit;
@@ -46,7 +49,7 @@ pub struct GpuCandidate {
     pub gpus: Vec<u32>,
 }
 
-/// Every change but the first five makes the pod fit on its candidate, if it names one.
+/// Every change but the first five and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
 pub enum RemedyChange {
@@ -61,8 +64,6 @@ pub enum RemedyChange {
     /// The pod has a reservation, and these victims have not left yet.
     WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
 
-    /// No GPU would fit the pod even if it were empty.
-    NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
     /// A starting engine is the only obstacle.
     WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
     /// Other pods are evicted for it.
@@ -86,6 +87,8 @@ pub enum RemedyChange {
     RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
     /// Such nodes have no report; their GPUs are unknown, so it is unknown whether the pod fits there.
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
+    /// No node is known to have a GPU, and none says by its labels that it has one.
+    LabelGpuNodes,
     /// The node's pool accepts the pod's class.
     AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
     /// The class is kept in other node pools.
@@ -106,8 +109,6 @@ pub enum RemedyChange {
     FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
     /// This many more devices are free there.
     FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
-    /// No device plugin offers as many on one node; `node` offers the most.
-    NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
     /// Another GPU is added.
     AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
 }
@@ -192,7 +193,6 @@ fn changes(cluster: &mut impl ClusterAccess, facts: &Facts, outline: &NodeOutlin
         change.gpu_candidate().is_some() && effort(change, facts.demand()) < MUCH_LESS
     };
     let seats_somebody = changes.iter().any(is_one);
-    changes.extend(no_gpu_large_enough(facts));
     if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
@@ -224,9 +224,7 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
         | RemedyChange::NotBound { .. }
         | RemedyChange::Requeued { .. }
         | RemedyChange::WaitForVictims { .. } => 0,
-        RemedyChange::NoGpuLargeEnough { .. }
-        | RemedyChange::NoNodeWithDevices { .. }
-        | RemedyChange::RejectedByOthers { .. } => 1,
+        RemedyChange::RejectedByOthers { .. } => 1,
         RemedyChange::WaitForStartGate { .. } => 2,
         RemedyChange::Preempt { needs: PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_), .. } => 3,
         RemedyChange::WaitForEngines { .. } => 4,
@@ -236,7 +234,7 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
         RemedyChange::Preempt { .. } => 8,
         RemedyChange::FreeVram { .. } | RemedyChange::FreeDevices { .. } => 9,
         RemedyChange::RaiseLimit { .. } => 10,
-        RemedyChange::StartAgent { .. } => 11,
+        RemedyChange::StartAgent { .. } | RemedyChange::LabelGpuNodes => 11,
         RemedyChange::AdmitClass { .. }
         | RemedyChange::AddPoolToClass { .. }
         | RemedyChange::ShareClasses { .. }
@@ -344,20 +342,6 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
         gpu_candidate: gpu_candidate(node, gpus),
         tenant,
         by,
-    })
-}
-
-/// The largest GPU is too small.
-fn no_gpu_large_enough(facts: &Facts) -> Option<RemedyChange> {
-    let nodes = facts.snapshot.nodes().iter();
-    let gpus = nodes
-        .flat_map(|node| node.gpus.iter().enumerate().map(move |(place, gpu)| (gpu.capacity, node, place)));
-    let (largest, node, place) = gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
-    (largest < facts.demand().per_gpu).then(|| RemedyChange::NoGpuLargeEnough {
-        needs_bytes: facts.demand().per_gpu,
-        largest_bytes: largest,
-        node: node.name.clone(),
-        model: node.devices.get(place).map(|device| device.model.clone()),
     })
 }
 

@@ -41,13 +41,10 @@ impl fmt::Display for RemedyChange {
             | Self::WaitForEngines { .. }
             | Self::FreeVram { .. }
             | Self::WaitForEmptyGpu { .. } => self.say_occupancy(f),
-            Self::FewerDevices { .. } | Self::FreeDevices { .. } | Self::NoNodeWithDevices { .. } => {
-                self.say_devices(f)
+            Self::FewerDevices { .. } | Self::FreeDevices { .. } => self.say_devices(f),
+            Self::StartAgent { .. } | Self::LabelGpuNodes | Self::RepairGpu { .. } | Self::AddGpu { .. } => {
+                self.say_hardware(f)
             }
-            Self::NoGpuLargeEnough { .. }
-            | Self::StartAgent { .. }
-            | Self::RepairGpu { .. }
-            | Self::AddGpu { .. } => self.say_hardware(f),
         }
     }
 }
@@ -227,8 +224,10 @@ impl RemedyChange {
             |limit: Option<Percent>| limit.map_or("no limit".into(), |limit| format!("limit {limit}"));
         let kv = kv_cache_percent
             .map(|kv| format!("the KV cache is at {kv} ({})", limit(*kv_cache_limit_percent)));
-        let long =
-            queue.map(|queue| format!("{queue} requests wait (limit {})", queue_limit.unwrap_or(u32::MAX)));
+        let long = queue.map(|queue| {
+            let wait = if queue == 1 { "waits" } else { "wait" };
+            format!("{} {wait} (limit {})", plural(queue, "request"), queue_limit.unwrap_or(u32::MAX))
+        });
         let both: Vec<String> = kv.into_iter().chain(long).collect();
         f.write_str(&both.join(" and "))
     }
@@ -246,27 +245,17 @@ impl RemedyChange {
                 "wait until {missing} more of {resource} is free on {gpu_candidate}; kube-scheduler preempts pods for it as far as \
                  priorities and the policy allow"
             ),
-            Self::NoNodeWithDevices { resource, asked, most, node } => {
-                write!(f, "waiting will not help: no node's device plugin offers {asked} of {resource}")?;
-                match node {
-                    Some(node) => write!(f, "; {node} offers most, {most}"),
-                    None => write!(f, "; check that the plugin is running and the resource's name is right"),
-                }
-            }
             _ => Ok(()),
         }
     }
 
     fn say_hardware(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoGpuLargeEnough { needs_bytes, largest_bytes, node, model } => {
-                let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
-                write!(
-                    f,
-                    "waiting will not help: no GPU of this cluster can allocate {needs_bytes}; the largest ({node}{model}) can \
-                     allocate {largest_bytes}"
-                )
-            }
+            Self::LabelGpuNodes => write!(
+                f,
+                "no node is known to have a GPU: label those that have one nvidia.com/gpu.present=true, so that the agent starts \
+                 there and reports its GPUs"
+            ),
             Self::StartAgent { node, nodes, freshness: Freshness::Unreported } => write!(
                 f,
                 "start the agent on {node}: its GPUs are unknown until it reports{}",

@@ -1,0 +1,224 @@
+//! Draws what [`Top`] shows. Of a table only the rows on the screen are made into text, however many there are.
+
+use super::cell::{Cell, printable};
+use super::state::Top;
+use super::view::{Column, View, allocated};
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::units::plural;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colours {
+    On,
+    Off,
+}
+
+impl Colours {
+    fn of(self, colour: Color) -> Style {
+        match self {
+            Self::On => Style::new().fg(colour),
+            Self::Off => Style::new(),
+        }
+    }
+
+    /// A GPU that is allocated whole is well used; a KV cache that is full holds up requests.
+    fn cell(self, cell: &Cell) -> Style {
+        match cell {
+            Cell::Share { .. } => self.of(Color::Green),
+            Cell::Percent(Some(percent)) => match percent.get() {
+                0..80 => self.of(Color::Green),
+                80..95 => self.of(Color::Yellow),
+                _ => self.of(Color::Red),
+            },
+            _ => Style::new(),
+        }
+    }
+}
+
+/// Lines above the rows (summary, views, header) and below (status).
+const ABOVE: u16 = 3;
+const BELOW: u16 = 1;
+/// Answers that are older are marked: three intervals were missed.
+const OLD_AFTER_SECONDS: u64 = 4;
+
+const HELP: [&str; 14] = [
+    "1 … 5, Tab      the views: nodes, GPUs, pods, pending, models",
+    "↑ ↓ j k         one row",
+    "PgUp PgDn       one page",
+    "Home End g G    the first and the last row",
+    "> s   < S       sort by the next column, by the one before",
+    "r               reverse the order",
+    "/               show only rows with this text; Enter keeps it, Esc clears it",
+    "? h             this help",
+    "q Ctrl-C        quit",
+    "",
+    "ALLOCATED is what pods and reservations have of what pods may have.",
+    "KV CACHE is that of the fullest engine; QUEUE counts requests that wait.",
+    "? is unknown: no agent reports it.",
+    "Any key closes this.",
+];
+
+pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+    if area.height <= ABOVE + BELOW || area.width == 0 {
+        return line(buffer, area, 0, "the terminal is too small", Style::new());
+    }
+    let page = area.height - ABOVE - BELOW;
+    top.page = page.into();
+    top.offset = top.offset.clamp((top.selected + 1).saturating_sub(top.page), top.selected);
+    let (summary, style) = summary(top, colours);
+    line(buffer, area, 0, &summary, style);
+    views(top, area, buffer, colours);
+    table(top, Rect { y: area.y + 2, height: page + 1, ..area }, buffer, colours);
+    status(top, area, buffer, colours);
+    if top.is_helping {
+        help(Rect { y: area.y + ABOVE, height: page, ..area }, buffer);
+    }
+}
+
+fn line(buffer: &mut Buffer, area: Rect, row: u16, text: &str, style: Style) {
+    if row < area.height {
+        buffer.set_stringn(area.x, area.y + row, text, area.width.into(), style);
+    }
+}
+
+/// The cluster in a line.
+pub fn summary_of(fleet: &Fleet) -> String {
+    let gpus = fleet.nodes.iter().flat_map(|node| &node.gpus);
+    let (part, of) = allocated(gpus.clone());
+    let percent = Cell::Share { part, of }.fill().unwrap_or(0) / 10;
+    let pods: usize = fleet.nodes.iter().map(|node| node.pods.len()).sum();
+    format!(
+        "{}, {}, {part} of {of} allocated ({percent} %), {}, {} pending",
+        plural(fleet.nodes.len(), "node"),
+        plural(gpus.count(), "GPU"),
+        plural(pods, "pod"),
+        fleet.pending_count
+    )
+}
+
+fn summary(top: &Top, colours: Colours) -> (String, Style) {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let seconds = top.shown.age.as_secs();
+    match (&top.shown.fleet, &top.shown.problem) {
+        (None, None) => (format!("asking {} …", printable(&top.server)), bold),
+        (None, Some(problem)) => (printable(problem), colours.of(Color::Red)),
+        (Some(fleet), None) if seconds < OLD_AFTER_SECONDS => (summary_of(fleet), bold),
+        (Some(fleet), None) => {
+            (format!("OLD, {seconds} s: {}", summary_of(fleet)), colours.of(Color::Yellow))
+        }
+        (Some(fleet), Some(_)) => {
+            (format!("OLD, {seconds} s: {}", summary_of(fleet)), colours.of(Color::Red))
+        }
+    }
+}
+
+fn views(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+    let (mut x, end) = (area.x, area.right());
+    for (place, view) in View::ALL.into_iter().enumerate() {
+        let style = match view == top.view {
+            true => colours.of(Color::Cyan).add_modifier(Modifier::REVERSED),
+            false => colours.of(Color::Cyan),
+        };
+        if x < end {
+            let name = format!(" {} {} ", place + 1, view.title());
+            x = buffer.set_stringn(x, area.y + 1, name, (end - x).into(), style).0;
+        }
+    }
+    if !top.filter.is_empty() || top.is_typing {
+        let cursor = if top.is_typing { "_" } else { "" };
+        let filter = format!("  /{}{cursor}  {}", printable(&top.filter), plural(top.rows().len(), "row"));
+        if x < end {
+            buffer.set_stringn(x, area.y + 1, filter, (end - x).into(), colours.of(Color::Yellow));
+        }
+    }
+}
+
+fn table(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+    let columns = top.view.columns();
+    let first = first_width(columns, area.width);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let mut places = Vec::with_capacity(columns.len());
+    let mut x = area.x;
+    for (place, column) in columns.iter().enumerate() {
+        let width = if place == 0 { first } else { column.width };
+        let width = width.min(area.right().saturating_sub(x));
+        places.push((x, width));
+        let mark = match top.sorting().filter(|sorting| sorting.column == place) {
+            Some(sorting) if sorting.is_reversed => "▼",
+            Some(_) => "▲",
+            None => "",
+        };
+        put(buffer, (x, area.y), width, &format!("{}{mark}", column.title), column.is_right, bold);
+        x = x.saturating_add(width).saturating_add(1).min(area.right());
+    }
+    let visible = top.rows().iter().enumerate().skip(top.offset).take(area.height.saturating_sub(1).into());
+    for ((row, cells), y) in visible.zip(area.y + 1..) {
+        let is_selected = row == top.selected;
+        let selected = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
+        if is_selected {
+            buffer.set_style(Rect { y, height: 1, ..area }, Style::new().add_modifier(selected));
+        }
+        for ((cell, column), (x, width)) in cells.iter().zip(columns).zip(&places) {
+            let style = colours.cell(cell).add_modifier(selected);
+            put(buffer, (*x, y), *width, &cell.text(), column.is_right, style);
+        }
+    }
+    if top.rows().is_empty() && top.shown.fleet.is_some() {
+        let nothing = match (&*top.filter, top.view) {
+            ("", View::Pending) => "No pod is pending.",
+            ("", _) => "There is nothing to show.",
+            _ => "No row has this text; Esc clears the filter.",
+        };
+        line(buffer, area, 1, nothing, Style::new());
+    }
+}
+
+/// The first column takes what the others leave.
+fn first_width(columns: &[Column], width: u16) -> u16 {
+    let others: u16 = columns.iter().skip(1).map(|column| column.width + 1).sum();
+    let least = columns.first().map_or(0, |column| column.width);
+    width.saturating_sub(others).max(least)
+}
+
+/// A text that is too long ends in an ellipsis.
+fn put(buffer: &mut Buffer, at: (u16, u16), width: u16, text: &str, is_right: bool, style: Style) {
+    let length = ratatui::text::Span::raw(text).width();
+    let room = usize::from(width);
+    let (x, y) = at;
+    if length <= room {
+        let shift = if is_right { room - length } else { 0 };
+        buffer.set_stringn(x + shift as u16, y, text, length, style);
+    } else if room > 0 {
+        let (end, _) = buffer.set_stringn(x, y, text, room - 1, style);
+        buffer.set_stringn(end, y, "…", 1, style);
+    }
+}
+
+fn status(top: &Top, area: Rect, buffer: &mut Buffer, colours: Colours) {
+    let row = area.height - BELOW;
+    if let (Some(problem), Some(_)) = (&top.shown.problem, &top.shown.fleet) {
+        return line(buffer, area, row, &printable(problem), colours.of(Color::Red));
+    }
+    let count = top.rows().len();
+    let place = if count == 0 { 0 } else { top.selected + 1 };
+    let text = format!("{place}/{count}  ? help  / filter  > sort  r reverse  q quit");
+    line(buffer, area, row, &text, colours.of(Color::DarkGray));
+}
+
+fn help(area: Rect, buffer: &mut Buffer) {
+    let width = HELP.iter().map(|text| text.chars().count()).max().unwrap_or(0) as u16;
+    let at = Rect {
+        x: area.x + 2.min(area.width),
+        width: (width + 2).min(area.width.saturating_sub(2)),
+        height: area.height.min(HELP.len() as u16),
+        ..area
+    };
+    for (row, text) in (0..at.height).zip(HELP) {
+        let blank = " ".repeat(at.width.into());
+        line(buffer, at, row, &blank, Style::new());
+        line(buffer, Rect { x: at.x + 1, width: at.width.saturating_sub(1), ..at }, row, text, Style::new());
+    }
+    buffer.set_style(at, Style::reset().add_modifier(Modifier::REVERSED));
+}

@@ -1,0 +1,67 @@
+//! The terminal: keys in, frames out, and the terminal as it was at the end, whatever the end is.
+
+use super::draw::{Colours, draw};
+use super::state::{Next, Top};
+use crate::scheduling::explaining::fleet::Fleet;
+use anyhow::{Context, Result};
+use ratatui::crossterm::event::{self, Event};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// How soon a new answer, or a signal, is seen.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The age of the figures is shown in seconds.
+const DRAW_EVERY: Duration = Duration::from_secs(1);
+
+/// The answer of the server, or why there is none.
+pub type Answer = Result<Box<Fleet>, String>;
+
+/// Shows answers until the user quits or `is_over` is set.
+pub fn run(mut top: Top, answers: &Receiver<Answer>, colours: Colours, is_over: &AtomicBool) -> Result<()> {
+    // It restores the terminal on a panic, too.
+    let mut terminal = ratatui::try_init().context("this terminal cannot be used; --once needs none")?;
+    let shown = show(&mut top, &mut terminal, answers, colours, is_over);
+    ratatui::try_restore().context("the terminal could not be restored; `reset` does it")?;
+    shown
+}
+
+fn show(
+    top: &mut Top,
+    terminal: &mut ratatui::DefaultTerminal,
+    answers: &Receiver<Answer>,
+    colours: Colours,
+    is_over: &AtomicBool,
+) -> Result<()> {
+    let (mut answered, mut drawn) = (Instant::now(), None::<Instant>);
+    while !is_over.load(Ordering::Relaxed) {
+        let mut is_changed = drawn.is_none_or(|drawn| drawn.elapsed() >= DRAW_EVERY);
+        loop {
+            match answers.try_recv() {
+                Ok(Ok(fleet)) => {
+                    answered = Instant::now();
+                    top.answered(*fleet);
+                }
+                Ok(Err(problem)) => top.unanswered(problem),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+            is_changed = true;
+        }
+        if is_changed {
+            top.shown.age = answered.elapsed();
+            terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), colours))?;
+            drawn = Some(Instant::now());
+        }
+        // All keys that are there, before the next frame: held down, a key shall not run on after it is let go.
+        let mut wait = LOOK_EVERY;
+        while event::poll(wait)? {
+            wait = Duration::ZERO;
+            match event::read()? {
+                Event::Key(key) if top.key(key) == Next::Quit => return Ok(()),
+                _ => drawn = None,
+            }
+        }
+    }
+    Ok(())
+}

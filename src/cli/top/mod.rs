@@ -1,0 +1,162 @@
+//! `stowage top`: the fleet in a terminal, live: nodes, GPUs, pods, what waits, and models.
+//!
+//! [`view`] makes tables of the fleet, [`state`] is what is shown of them, [`draw`] draws it, [`live`] has the terminal. With
+//! `--once` or `-o` one answer is printed. Nothing is decided here.
+
+mod cell;
+mod draw;
+mod live;
+mod state;
+mod view;
+
+use super::access::{Access, AccessArgs};
+use super::operators_client::{self, NoAnswer};
+use super::output::OutputArgs;
+use super::{is_of_broken_pipe, lines};
+use crate::policy_file::format;
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::telemetry::wants_no_colour;
+use anyhow::{Result, bail};
+use clap::Args;
+use draw::{Colours, summary_of};
+use live::Answer;
+use state::Top;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use view::View;
+
+const EXIT_CODES: &str = "Exit codes: 0 after q or Ctrl-C, or when the table is printed, 2 if nothing answers, there is no terminal, \
+                          or the arguments are invalid.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct TopArgs {
+    /// The operators' address of a running `stowage serve` (--admin there)
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
+    server: String,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    /// What to show at first
+    #[arg(long, value_enum, value_name = "VIEW", default_value_t = View::Nodes)]
+    view: View,
+
+    /// Time from one question to the next, from 500ms to 5m
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+
+    /// Print the table once, without a terminal
+    #[arg(long)]
+    once: bool,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Nothing answers.
+const NO_ANSWER: u8 = 2;
+const PAGE: &str = "/v1/fleet";
+
+/// Shorter, a large cluster would be asked again before its answer is read.
+fn interval(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    match millis.0 {
+        500..=300_000 => Ok(Duration::from_millis(millis.0)),
+        _ => Err("write a duration from 500ms to 5m, such as 2s".into()),
+    }
+}
+
+impl TopArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        self.shown().await.or_else(|error| {
+            if is_of_broken_pipe(&error) {
+                return Err(error);
+            }
+            eprintln!("error: {error:#}");
+            Ok(NO_ANSWER.into())
+        })
+    }
+
+    async fn shown(self) -> Result<ExitCode> {
+        let access = self.access.read(&self.server).await?;
+        if self.once || self.output.is_data() {
+            let fleet: Fleet = operators_client::get(&self.server, &access, PAGE, "fleet").await?;
+            let data = self.output.data(&fleet)?;
+            let text = data.unwrap_or_else(|| table(&fleet, self.view));
+            std::io::stdout().write_all(text.as_bytes())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+            bail!("top draws on a terminal, and this is none: --once prints the table, -o json the figures");
+        }
+        let colours = if wants_no_colour() { Colours::Off } else { Colours::On };
+        let top = Top::new(self.server.clone(), self.view);
+        let is_over = Arc::new(AtomicBool::new(false));
+        end_on_signal(is_over.clone())?;
+        let (sender, answers) = channel();
+        let shown = tokio::task::spawn_blocking(move || live::run(top, &answers, colours, &is_over));
+        let asking = self.ask(access, sender);
+        tokio::pin!(shown, asking);
+        let shown = tokio::select! {
+            shown = &mut shown => shown,
+            // Nothing takes the answers any more.
+            () = asking => shown.await,
+        };
+        shown??;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Asks again and again, until nothing takes the answers.
+    async fn ask(self, mut access: Access, answers: Sender<Answer>) {
+        loop {
+            let answer = operators_client::get::<Fleet>(&self.server, &access, PAGE, "fleet").await;
+            // A token lasts for minutes, and this runs for hours.
+            if matches!(answer, Err(NoAnswer::NotAllowed { .. }))
+                && let Ok(renewed) = self.access.read(&self.server).await
+            {
+                access = renewed;
+            }
+            if answers.send(answer.map(Box::new).map_err(|error| error.to_string())).is_err() {
+                return;
+            }
+            tokio::time::sleep(self.interval).await;
+        }
+    }
+}
+
+/// A signal ends it as a key does, so that the terminal is restored.
+fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
+    let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+/// The summary and the whole table of a view.
+fn table(fleet: &Fleet, view: View) -> String {
+    let columns = view.columns();
+    let header: Vec<&str> = columns.iter().map(|column| column.title).collect();
+    let right: Vec<usize> = (0..columns.len()).filter(|place| columns[*place].is_right).collect();
+    let rows = view.rows(fleet);
+    let mut text = summary_of(fleet) + "\n\n";
+    if rows.is_empty() {
+        return text + "There is nothing to show.\n";
+    }
+    text += &lines(&header, rows.iter().map(|row| row.iter().map(cell::Cell::text).collect()), &right);
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! The fleet as tables: one for each view, with its columns and a row for each thing. Pure.
+
+use super::cell::Cell;
+use crate::scheduling::explaining::fleet::{Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod};
+use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::scheduling::vocabulary::node_reading::Freshness;
+use crate::units::{Bytes, Moment, Percent};
+use clap::ValueEnum;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum View {
+    /// Nodes, with the sums of their GPUs
+    #[default]
+    Nodes,
+    /// GPUs, and MIG slices
+    Gpus,
+    /// Pods on their GPUs
+    Pods,
+    /// Pods that wait
+    Pending,
+    /// Models that pods name
+    Models,
+}
+
+impl View {
+    pub const ALL: [Self; 5] = [Self::Nodes, Self::Gpus, Self::Pods, Self::Pending, Self::Models];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Nodes => "Nodes",
+            Self::Gpus => "GPUs",
+            Self::Pods => "Pods",
+            Self::Pending => "Pending",
+            Self::Models => "Models",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    pub title: &'static str,
+    /// The first column has at least this, and what the others leave.
+    pub width: u16,
+    pub is_right: bool,
+}
+
+const fn left(title: &'static str, width: u16) -> Column {
+    Column { title, width, is_right: false }
+}
+
+const fn right(title: &'static str, width: u16) -> Column {
+    Column { title, width, is_right: true }
+}
+
+const NODES: [Column; 8] = [
+    left("NODE", 16),
+    left("POOL", 10),
+    right("GPUS", 4),
+    left("ALLOCATED", 24),
+    left("KV CACHE", 12),
+    right("QUEUE", 5),
+    right("PODS", 4),
+    left("REPORT", 8),
+];
+const GPUS: [Column; 8] = [
+    left("NODE", 16),
+    right("GPU", 3),
+    left("MODEL", 21),
+    left("HEALTH", 8),
+    left("ALLOCATED", 24),
+    left("KV CACHE", 12),
+    right("QUEUE", 5),
+    right("PODS", 4),
+];
+const PODS: [Column; 8] = [
+    left("POD", 20),
+    left("CLASS", 13),
+    left("TENANT", 10),
+    left("NODE", 14),
+    left("GPUS", 7),
+    right("VRAM", 9),
+    right("RUNS FOR", 9),
+    left("STATE", 10),
+];
+const PENDING: [Column; 7] = [
+    left("POD", 20),
+    left("CLASS", 13),
+    left("TENANT", 10),
+    right("PRIORITY", 10),
+    right("REQUESTS", 13),
+    right("WAITS FOR", 9),
+    left("STATE", 22),
+];
+const MODELS: [Column; 7] = [
+    left("MODEL", 24),
+    right("PODS", 4),
+    right("STARTING", 8),
+    right("GPUS", 4),
+    right("VRAM", 10),
+    left("KV CACHE", 12),
+    right("QUEUE", 5),
+];
+
+impl View {
+    pub fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Nodes => &NODES,
+            Self::Gpus => &GPUS,
+            Self::Pods => &PODS,
+            Self::Pending => &PENDING,
+            Self::Models => &MODELS,
+        }
+    }
+
+    /// A row for each thing, in the fleet's order.
+    pub fn rows(self, fleet: &Fleet) -> Vec<Vec<Cell>> {
+        let nodes = fleet.nodes.iter();
+        match self {
+            Self::Nodes => nodes.map(node).collect(),
+            Self::Gpus => nodes.flat_map(gpus).collect(),
+            Self::Pods => {
+                nodes.flat_map(|at| at.pods.iter().map(move |one| pod(at, one, fleet.now))).collect()
+            }
+            Self::Pending => fleet.pending.iter().map(|one| pending(one, fleet.now)).collect(),
+            Self::Models => models(fleet),
+        }
+    }
+}
+
+/// What is allocated of what can be, over GPUs.
+pub fn allocated<'a>(gpus: impl Iterator<Item = &'a FleetGpu> + Clone) -> (Bytes, Bytes) {
+    (gpus.clone().map(|gpu| gpu.allocated_bytes).sum(), gpus.map(|gpu| gpu.allocatable_bytes).sum())
+}
+
+/// The fullest KV cache; unknown only if all are.
+fn fullest<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<Percent> {
+    gpus.filter_map(|gpu| gpu.kv_cache_percent).max()
+}
+
+fn queued<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<u64> {
+    gpus.filter_map(|gpu| gpu.queue).map(u64::from).reduce(|a, b| a + b)
+}
+
+fn node(node: &FleetNode) -> Vec<Cell> {
+    let (part, of) = allocated(node.gpus.iter());
+    let report = match node.freshness {
+        Freshness::Unreported => "none",
+        Freshness::Fresh => "fresh",
+        Freshness::Stale => "stale",
+        Freshness::Expired => "expired",
+    };
+    vec![
+        Cell::foreign(node.name.as_str()),
+        Cell::foreign(node.pool.as_deref().unwrap_or("-")),
+        Cell::Count(node.gpus.len() as u64),
+        Cell::Share { part, of },
+        Cell::Percent(fullest(node.gpus.iter())),
+        Cell::MaybeCount(queued(node.gpus.iter())),
+        Cell::Count(node.pods.len() as u64),
+        Cell::Text(if node.closed { "closed".into() } else { report.into() }),
+    ]
+}
+
+fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
+    let mut pods = vec![0; node.gpus.len()];
+    for place in node.pods.iter().flat_map(|pod| &pod.gpus) {
+        pods.iter_mut().skip(*place).take(1).for_each(|count| *count += 1);
+    }
+    node.gpus.iter().zip(pods).map(|(gpu, pods)| {
+        let health = match gpu.health {
+            Health::Healthy if gpu.starting => "starting",
+            Health::Healthy => "ok",
+            Health::Draining => "draining",
+            Health::Lost => "lost",
+        };
+        vec![
+            Cell::foreign(node.name.as_str()),
+            Cell::Count(gpu.index.into()),
+            Cell::foreign(gpu.model.as_str()),
+            Cell::Text(health.into()),
+            Cell::Share { part: gpu.allocated_bytes, of: gpu.allocatable_bytes },
+            Cell::Percent(gpu.kv_cache_percent),
+            Cell::MaybeCount(gpu.queue.map(u64::from)),
+            Cell::Count(pods),
+        ]
+    })
+}
+
+fn pod(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
+    let state = match pod.phase {
+        _ if pod.leaving => "leaving",
+        OccupantPhase::Bound if pod.starting => "starting",
+        OccupantPhase::Bound if pod.borrows => "borrows",
+        OccupantPhase::Bound => "running",
+        OccupantPhase::Somewhere => "unplaced",
+        OccupantPhase::Assumed => "binding",
+        OccupantPhase::Reserved => "reserved",
+        OccupantPhase::SoftlyReserved => "offered",
+    };
+    let index = |place: &usize| node.gpus.get(*place).map_or("?".into(), |gpu| gpu.index.to_string());
+    vec![
+        Cell::foreign(&pod.pod.to_string()),
+        Cell::foreign(&pod.class),
+        Cell::foreign(pod.tenant.as_deref().unwrap_or("-")),
+        Cell::foreign(node.name.as_str()),
+        Cell::Text(pod.gpus.iter().map(index).collect::<Vec<_>>().join(",")),
+        Cell::Bytes(pod.bytes_per_gpu.times(pod.gpus.len().max(1) as u64)),
+        Cell::Age(pod.started.map(|started| now.since(started))),
+        Cell::Text(state.into()),
+    ]
+}
+
+fn pending(pod: &FleetPendingPod, now: Moment) -> Vec<Cell> {
+    let state = match (&pod.reservation, pod.gate) {
+        (Some(reservation), _) => format!("reserved on {}", reservation.node),
+        (None, SchedulingGate::Others) => "gated by another".into(),
+        (None, SchedulingGate::Planned) => "gated by stowage.dev/plan".into(),
+        (None, SchedulingGate::Open) if pod.refused => "refused".into(),
+        (None, SchedulingGate::Open) => "pending".into(),
+    };
+    vec![
+        Cell::foreign(&pod.pod.to_string()),
+        Cell::foreign(&pod.class),
+        Cell::foreign(pod.tenant.as_deref().unwrap_or("-")),
+        Cell::Priority(pod.priority),
+        Cell::Request { per_gpu: pod.bytes_per_gpu, gpus: pod.gpus },
+        Cell::Age(Some(now.since(pod.since))),
+        Cell::foreign(&state),
+    ]
+}
+
+/// What the pods of one model have together.
+#[derive(Default)]
+struct ModelSum<'a> {
+    pods: u64,
+    starting: u64,
+    bytes: Bytes,
+    gpus: Vec<&'a FleetGpu>,
+}
+
+fn models(fleet: &Fleet) -> Vec<Vec<Cell>> {
+    let mut sums: BTreeMap<&str, ModelSum<'_>> = BTreeMap::new();
+    for node in &fleet.nodes {
+        for pod in &node.pods {
+            let Some(model) = &pod.model else { continue };
+            let sum = sums.entry(model.as_str()).or_default();
+            sum.pods += 1;
+            sum.starting += u64::from(pod.starting);
+            sum.bytes += pod.bytes_per_gpu.times(pod.gpus.len() as u64);
+            sum.gpus.extend(pod.gpus.iter().filter_map(|place| node.gpus.get(*place)));
+        }
+    }
+    let row = |(model, mut sum): (&str, ModelSum<'_>)| {
+        // Two pods may share one.
+        sum.gpus.sort_by_key(|gpu| &gpu.uuid);
+        sum.gpus.dedup_by_key(|gpu| &gpu.uuid);
+        vec![
+            Cell::foreign(model),
+            Cell::Count(sum.pods),
+            Cell::Count(sum.starting),
+            Cell::Count(sum.gpus.len() as u64),
+            Cell::Bytes(sum.bytes),
+            Cell::Percent(fullest(sum.gpus.iter().copied())),
+            Cell::MaybeCount(queued(sum.gpus.iter().copied())),
+        ]
+    };
+    sums.into_iter().map(row).collect()
+}

@@ -1,0 +1,88 @@
+//! What neither time nor an eviction changes: the pod asks for more than any node has. It is no remedy, and is told beside them.
+
+use crate::ids::{GpuModel, NodeName};
+use crate::scheduling::explaining::facts::Facts;
+use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::fmt;
+
+/// Why waiting does not help, and its text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Impasse {
+    #[serde(flatten)]
+    pub kind: ImpasseKind,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "code")]
+pub enum ImpasseKind {
+    /// No GPU would fit the pod even if it were empty.
+    NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
+    /// No device plugin offers as many on one node; `node` offers the most.
+    NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
+}
+
+/// The impasse of a pod that fits nowhere; `None` where time or an eviction may help.
+pub fn impasse(facts: &Facts) -> Option<Impasse> {
+    let kind = match &facts.demand().ask {
+        Ask::Plugin { resource, count } => too_many_for_any(facts, resource, *count),
+        _ => no_gpu_large_enough(facts),
+    }?;
+    Some(Impasse { text: kind.to_string(), kind })
+}
+
+/// The largest GPU is too small.
+fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
+    let nodes = facts.snapshot.nodes().iter();
+    let gpus = nodes
+        .flat_map(|node| node.gpus.iter().enumerate().map(move |(place, gpu)| (gpu.capacity, node, place)));
+    let (largest, node, place) = gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
+    (largest < facts.demand().per_gpu).then(|| ImpasseKind::NoGpuLargeEnough {
+        needs_bytes: facts.demand().per_gpu,
+        largest_bytes: largest,
+        node: node.name.clone(),
+        model: node.devices.get(place).map(|device| device.model.clone()),
+    })
+}
+
+/// No node offers as many devices, even without its pods.
+fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<ImpasseKind> {
+    let offers = facts.snapshot.nodes().iter().map(|node| {
+        let share = node.share_of(resource);
+        (share.map_or(0, |share| share.allocatable), Reverse(&node.name))
+    });
+    let most: Option<(u32, Reverse<&NodeName>)> = offers.max().filter(|(most, _)| *most > 0);
+    let node = most.map(|(_, Reverse(node))| node.clone());
+    let most = most.map_or(0, |(most, _)| most);
+    (most < asked).then(|| ImpasseKind::NoNodeWithDevices {
+        resource: resource.to_string(),
+        asked,
+        most,
+        node,
+    })
+}
+
+impl fmt::Display for ImpasseKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoGpuLargeEnough { needs_bytes, largest_bytes, node, model } => {
+                let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
+                write!(
+                    f,
+                    "no GPU of this cluster can allocate {needs_bytes}; the largest ({node}{model}) can allocate {largest_bytes}"
+                )
+            }
+            Self::NoNodeWithDevices { resource, asked, most, node } => {
+                write!(f, "no node's device plugin offers {asked} of {resource}")?;
+                match node {
+                    Some(node) => write!(f, "; {node} offers most, {most}"),
+                    None => write!(f, "; check that the plugin is running and the resource's name is right"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The trace of a pod has the pod's UID as its ID.
+
+use crate::ids::PodUid;
+use opentelemetry::TraceId;
+use opentelemetry::trace::SpanId;
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
+use sha2::{Digest, Sha256};
+use std::cell::Cell;
+
+thread_local! {
+    /// The ID of the trace that a root begins on this thread. The SDK takes it from its generator alone.
+    static NEXT: Cell<TraceId> = const { Cell::new(TraceId::INVALID) };
+}
+
+/// Random IDs, but for roots that begin in [`with_trace_of`].
+#[derive(Debug, Default)]
+pub struct PodTraceIds(RandomIdGenerator);
+
+impl IdGenerator for PodTraceIds {
+    fn new_trace_id(&self) -> TraceId {
+        match NEXT.replace(TraceId::INVALID) {
+            TraceId::INVALID => self.0.new_trace_id(),
+            of_pod => of_pod,
+        }
+    }
+
+    fn new_span_id(&self) -> SpanId {
+        self.0.new_span_id()
+    }
+}
+
+/// The first root that `begin` begins belongs to this pod's trace.
+pub fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
+    NEXT.set(trace_id(uid));
+    let begun = begin();
+    NEXT.set(TraceId::INVALID);
+    begun
+}
+
+/// The UID without its hyphens; of a UID that is no UUID, as static pods may have, the first half of its SHA-256.
+pub fn trace_id(uid: &PodUid) -> TraceId {
+    let digits: String = uid.as_str().chars().filter(|c| *c != '-').collect();
+    let is_uuid = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let of_uuid = TraceId::from_hex(&digits).ok().filter(|id| is_uuid && *id != TraceId::INVALID);
+    of_uuid.unwrap_or_else(|| {
+        let digest = Sha256::digest(uid.as_str());
+        let mut half = [0; 16];
+        half.copy_from_slice(&digest[..16]);
+        TraceId::from_bytes(half)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_the_trace_id_and_any_other_uid_has_one_of_its_own() {
+        let id = |uid: &str| trace_id(&PodUid::parse(uid).unwrap());
+        assert_eq!(
+            id("0f8fad5b-d9cb-469f-a165-70867728950e").to_string(),
+            "0f8fad5bd9cb469fa16570867728950e"
+        );
+        let others =
+            ["uid-a", "uid-b", "00000000-0000-0000-0000-000000000000", "+f8fad5bd9cb469fa16570867728950e"];
+        for uid in others {
+            assert_ne!(id(uid), TraceId::INVALID, "{uid}");
+            assert_eq!(id(uid), id(uid));
+        }
+        assert_ne!(id("uid-a"), id("uid-b"));
+    }
+
+    #[test]
+    fn only_a_root_that_begins_for_a_pod_takes_its_id() {
+        let (ids, uid) = (PodTraceIds::default(), PodUid::parse("uid-a").unwrap());
+        assert_eq!(with_trace_of(&uid, || ids.new_trace_id()), trace_id(&uid));
+        assert_ne!(ids.new_trace_id(), trace_id(&uid));
+        with_trace_of(&uid, || ());
+        assert_ne!(ids.new_trace_id(), trace_id(&uid), "one that was not taken is not left over");
+    }
+}
