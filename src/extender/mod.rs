@@ -8,6 +8,7 @@ pub mod bind;
 pub mod certificate_reload;
 pub mod explain;
 pub mod filter;
+pub mod fleet;
 pub mod models;
 pub mod operators;
 pub mod page_auth;

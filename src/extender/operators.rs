@@ -1,14 +1,14 @@
 //! The operators' address: metrics, health, the ledger and the policy as JSON. Read only.
 //!
 //! Every page except `/healthz` and `/readyz` checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
-//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The two
+//! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The
 //! pages that grow with the cluster are written in chunks as the client reads them.
 
 mod page_limits;
 mod pages;
 
 pub use page_limits::PageLimits;
-pub(super) use page_limits::held;
+pub(super) use page_limits::{held, streamed};
 
 use super::Extender;
 use super::reports::tidy;
@@ -25,7 +25,6 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
-use page_limits::streamed;
 use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -43,7 +42,7 @@ pub enum Guard {
 }
 
 /// Every page and its guard. The router has these and no others.
-fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 9] {
+fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 10] {
     [
         ("/healthz", Guard::None, get(|| async { "ok\n" })),
         ("/readyz", Guard::None, get(readyz)),
@@ -52,6 +51,7 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 9] {
         ("/debug/reports", Guard::Path, get(reports)),
         ("/debug/policy", Guard::Path, get(policy)),
         ("/debug/shadow", Guard::Path, get(shadow)),
+        ("/v1/fleet", Guard::Path, get(super::fleet::answer)),
         ("/v1/models", Guard::Path, get(super::models::answer)),
         ("/v1/explain", Guard::Pod, get(super::explain::answer)),
     ]

@@ -13,7 +13,10 @@ fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
     let fleet = Fleet::of(&cluster.ledger, 10);
     let [node] = &fleet.nodes[..] else { panic!("{fleet:?}") };
     let [idle, busy] = &node.gpus[..] else { panic!("{node:?}") };
-    assert_eq!((idle.allocated_bytes, idle.used_bytes, idle.queue), (Bytes::ZERO, Some(Bytes::ZERO), Some(0)));
+    assert_eq!(
+        (idle.allocated_bytes, idle.used_bytes, idle.queue),
+        (Bytes::ZERO, Some(Bytes::ZERO), Some(0))
+    );
     assert_eq!((busy.allocated_bytes, busy.used_bytes), (Bytes::gib(40), Some(Bytes::gib(40))));
     assert_eq!((busy.kv_cache_percent, busy.queue), (Percent::new(70), Some(3)));
     assert_eq!(busy.allocatable_bytes, Bytes::gib(72), "a tenth is headroom");

@@ -1,0 +1,41 @@
+//! `GET /v1/fleet`: the whole cluster as data, for people who look at it ([`Fleet`]). Read only.
+//!
+//! It is computed on a copy of the ledger, outside its lock, and written while the client reads it.
+
+use super::Extender;
+use super::operators::{Asker, streamed};
+use super::server::PeerAddress;
+use crate::kubernetes::port::OperatorPage;
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::service::Service;
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+/// Pending pods that are listed; the others are counted. More than a person reads, and a fraction of a megabyte.
+const MOST_PENDING: usize = 500;
+
+/// The cluster at this moment. The ledger is locked for a copy only.
+pub(super) fn at_present(service: &Service) -> Fleet {
+    // A statement of its own, so that the lock is released with it.
+    let books = service.cluster().clone();
+    Fleet::of(&books, MOST_PENDING)
+}
+
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<PeerAddress>>,
+    headers: HeaderMap,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/v1/fleet"));
+    let turn = match extender.turn(&asker, page, &extender.pages.large).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    let gate = &extender.service.gate;
+    if let Some(reason) = gate.reason_not_leading().filter(|_| !gate.is_synced()) {
+        let text = format!("the ledger is not complete yet: {reason}\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    }
+    streamed(turn, move |out| serde_json::to_writer(out, &at_present(&extender.service)))
+}
