@@ -11,6 +11,7 @@ pub mod filter;
 pub mod fleet;
 pub mod models;
 pub mod operators;
+pub mod page;
 pub mod page_auth;
 pub mod preempt;
 pub mod prioritize;
@@ -37,6 +38,8 @@ pub struct Extender {
     pub page_auth: page_auth::PageAuth,
     /// Slots for large pages that are rendered at one time.
     pub pages: operators::PageLimits,
+    /// The cluster as it changes, for those who watch it.
+    pub live: Arc<fleet::live::LiveFleet>,
     /// Bytes of report bodies in progress.
     pub report_bodies: Arc<reports::Bodies>,
     /// Decisions that were recorded and not answered, in shadow mode.
@@ -60,6 +63,7 @@ impl Extender {
             agent_auth: reports::AgentAuth::Anyone,
             page_auth: page_auth::PageAuth::Anyone,
             pages: operators::PageLimits::default(),
+            live: Arc::default(),
             report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),
