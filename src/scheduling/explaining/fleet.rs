@@ -19,7 +19,7 @@ use crate::scheduling::policy::{Class, Policy};
 use crate::scheduling::vocabulary::classification::{ClassId, TenantId};
 use crate::scheduling::vocabulary::gpu::{Device, Gpu, Health};
 use crate::scheduling::vocabulary::node::{Node, NodeKind};
-use crate::scheduling::vocabulary::node_reading::Freshness;
+use crate::scheduling::vocabulary::node_reading::{Freshness, GpuReading};
 use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -113,9 +113,9 @@ pub struct FleetGpu {
     pub lendable_bytes: Bytes,
     /// In use by all processes, as last measured; `None` if nothing was.
     pub used_bytes: Option<Bytes>,
-    /// Of the fullest engine on it: `None` if one does not report it, nothing without engines.
+    /// Of the fullest engine on it, as last read: 0 without engines, `None` if it is unknown.
     pub kv_cache_percent: Option<Percent>,
-    /// Requests that wait in the queues of its engines: `None` if one does not report them.
+    /// Requests that wait in the queues of its engines, likewise. Decisions use the average of some seconds.
     pub queue: Option<u32>,
     /// A pod has it for itself.
     pub exclusive: bool,
@@ -224,7 +224,7 @@ impl Fleet {
             }
         }
         let reading = ledger.reading(&node.name);
-        let used = |device: &Device| reading?.gpu(&device.uuid)?.used;
+        let measured = |device: &Device| reading?.gpu(&device.uuid);
         Some(FleetNode {
             name: node.name.clone(),
             kind: node.kind,
@@ -235,14 +235,14 @@ impl Fleet {
                 .gpus
                 .iter()
                 .zip(&*node.devices)
-                .map(|(gpu, at)| fleet_gpu(gpu, at, used(at)))
+                .map(|(gpu, at)| fleet_gpu(gpu, at, measured(at)))
                 .collect(),
             pods: occupants.into_iter().map(|occupant| fleet_pod(ledger, occupant)).collect(),
         })
     }
 }
 
-fn fleet_gpu(gpu: &Gpu, device: &Device, used: Option<Bytes>) -> FleetGpu {
+fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {
     FleetGpu {
         uuid: device.uuid.clone(),
         index: device.index,
@@ -254,9 +254,9 @@ fn fleet_gpu(gpu: &Gpu, device: &Device, used: Option<Bytes>) -> FleetGpu {
         allocated_bytes: gpu.charged,
         unaccounted_bytes: gpu.unaccounted_vram,
         lendable_bytes: gpu.lendable,
-        used_bytes: used,
-        kv_cache_percent: gpu.engine_load.occupancy(),
-        queue: gpu.engine_load.queue,
+        used_bytes: measured.and_then(|gpu| gpu.used),
+        kv_cache_percent: measured.and_then(|gpu| gpu.engine_load.occupancy()),
+        queue: measured.and_then(|gpu| gpu.engine_load.queue),
         exclusive: gpu.exclusive,
         starting: gpu.starting,
     }
