@@ -32,7 +32,17 @@ const STYLE: &str = "text/css; charset=utf-8";
 
 static INDEX: PageFile = file!("index.html", HTML);
 
-static ASSETS: [PageFile; 2] = [file!("uplot.js", SCRIPT), file!("uplot.css", STYLE)];
+static ASSETS: [PageFile; 9] = [
+    file!("app.js", SCRIPT),
+    file!("explain.js", SCRIPT),
+    file!("panels.js", SCRIPT),
+    file!("state.js", SCRIPT),
+    file!("style.css", STYLE),
+    file!("uplot.css", STYLE),
+    file!("uplot.js", SCRIPT),
+    file!("views.js", SCRIPT),
+    file!("words.js", SCRIPT),
+];
 
 /// Of each file, in the order of [`all`].
 static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| all().map(tag).collect());
