@@ -18,6 +18,7 @@ mod reference;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
+mod ui;
 mod uninstall;
 
 use crate::build_info;
@@ -51,6 +52,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use ui::UiArgs;
 use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
@@ -76,6 +78,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
+    /// Open the operators' page in a browser, with your kubeconfig's access
+    Ui(UiArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
@@ -228,6 +232,10 @@ impl Cli {
                 runtime.block_on(args.run())
             }
             Command::Models(args) => {
+                LogArgs::default().to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Ui(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }

@@ -130,19 +130,21 @@ export class Plots {
     const wall = (Date.now() - state.clock()) / 1000;
     const times = state.history.map((one) => one.at / 1000 + wall);
     const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
-    PLOTS.forEach(([title, read, units, top], place) => {
+    if (!this.room.children.length) {
+      // All frames before the first plot: the columns have their widths then.
+      this.room.append(...PLOTS.map(([title]) => el("figure", { class: "plot" }, el("figcaption", {}, title, el("span", { class: "latest" })), el("div", { "aria-hidden": "true" }))));
+    }
+    PLOTS.forEach(([, read, units, top], place) => {
       const values = state.history.map(read), data = [times, ...units.map((_, n) => values.map((one) => one[n]))];
       if (!this.made[place]) {
-        const frame = el("figure", { class: "plot" }, el("figcaption", {}, title, el("span", { class: "latest" })), el("div"));
-        this.room.append(frame);
+        const frame = this.room.children[place];
         const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
         this.made[place] = new uPlot({
           width: frame.lastChild.clientWidth || 240, height: 104, legend: { show: false }, cursor: { show: false }, padding: [6, 6, 0, 0],
-          scales: { x: { time: true, range: (_, low, high) => [Math.max(low ?? 0, (high ?? 0) - 3600) === (high ?? 0) ? (high ?? 0) - 60 : low, high] }, y: { range: (_, low, high) => [0, top ?? Math.max(5, high * 1.1)] } },
+          scales: { x: { time: true, range: (_, low, high) => [high - Math.min(3600, Math.max(600, high - low)), high] }, y: { range: (_, low, high) => [0, top ?? Math.max(5, high * 1.1)] } },
           axes: [{ ...axis, space: 70, size: 22, values: "{HH}:{mm}" }, { ...axis, size: 34, space: 30 }],
           series: [{}, ...units.map((_, n) => ({ stroke: colour(n ? "--plot-2" : "--plot-1"), width: 1.5, dash: n ? [4, 3] : undefined, fill: n || units.length > 1 ? undefined : colour("--plot-fill"), points: { show: false } }))],
         }, data, frame.lastChild);
-        frame.lastChild.setAttribute("aria-hidden", "true");
       } else this.made[place].setData(data);
       const now = values.at(-1);
       this.room.children[place].querySelector(".latest").textContent = now ? now.map((value, n) => (value === null ? "–" : `${value}${units[n] ? ` ${units[n]}` : ""}`)).join(", ") : "";

@@ -12,7 +12,7 @@ function podsByGpu(node) {
 }
 
 // Bars. Only nodes in view are in the document: heights follow from the number of GPUs and columns.
-const HEAD = 34, ROW = 46, GAP = 10, GPU_WIDTH = 270;
+const HEAD = 34, ROW = 46, GAP = 10, GPU_WIDTH = 215;
 
 export class Bars {
   constructor(room, page) {
@@ -35,7 +35,9 @@ export class Bars {
   }
   draw() {
     const nodes = this.page.shown();
-    const columns = Math.max(1, Math.floor((this.list.clientWidth - 24) / GPU_WIDTH));
+    const most = Math.max(1, Math.floor((this.list.clientWidth - 24) / GPU_WIDTH));
+    // Nodes have two, four or eight GPUs: no row of three.
+    const columns = most === 3 ? 2 : most > 4 && most < 8 ? 4 : Math.min(most, 8);
     const top = -this.list.getBoundingClientRect().top;
     const [from, to] = [top - 600, top + innerHeight + 600];
     const keep = new Set();
@@ -70,7 +72,7 @@ export class Bars {
     gpus.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
     const models = [...new Set(node.gpus.map((gpu) => shortModel(gpu.model)))].join(", ");
     const bad = node.freshness !== "fresh" && node.freshness !== "unreported";
-    return el("article", { class: "node", role: "listitem", "aria-label": `Node ${node.name}` },
+    return el("div", { class: "node", role: "listitem" },
       el("div", { class: "node-head" },
         el("h3", {}, node.name), el("span", { class: "dim" }, plural(node.gpus.length, "GPU") + (models ? ` · ${models}` : "")),
         node.pool && el("span", { class: "tag" }, node.pool),
@@ -107,10 +109,11 @@ export class Bars {
     const busy = pods.length > 0;
     const kvText = gpu.kvCachePercent === null ? "KV –" : `KV ${gpu.kvCachePercent} %`;
     const button = el("button", {
-      type: "button", class: `gpu ${gpu.health}`, data: { key: gpu.uuid }, "aria-label": describe(node, gpu, pods),
+      type: "button", class: `gpu ${gpu.health}`, data: { key: gpu.uuid },
       on: { click: () => this.page.openGpu(node.name, place) },
     },
-      el("span", { class: "gpu-line" },
+      el("span", { class: "unseen" }, describe(node, gpu, pods)),
+      el("span", { class: "gpu-line", "aria-hidden": "true" },
         el("span", { class: "gpu-name" }, `GPU ${gpu.index}`),
         gpu.health !== "healthy" && el("span", { class: "tag bad" }, gpu.health),
         gpu.starting && el("span", { class: "tag" }, "starting"),
