@@ -13,6 +13,7 @@ use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
+use crate::kubernetes::observed::ObservedControlPlane;
 use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
@@ -330,7 +331,9 @@ async fn connect(
 fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Result<Connected> {
     let dump = Dump::read(path)?;
     let mut index = ClusterIndex::default();
-    let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
+    let control_plane = DumpControlPlane::load(&dump, service, &mut index)?;
+    let left_out = left_out_text(control_plane.left_out());
+    let control_plane = ObservedControlPlane::new(Arc::new(control_plane), service.clone());
     drop(dump);
     let totals = service.cluster().totals();
     info!(
@@ -341,7 +344,7 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
         plural(totals.bound + totals.unplaced, "pod"),
         totals.waiting
     );
-    if let Some(left_out) = left_out_text(control_plane.left_out()) {
+    if let Some(left_out) = left_out {
         warn!("{left_out}");
     }
     if totals.gpus == 0 {

@@ -22,6 +22,7 @@ mod simulate;
 mod standard_input;
 mod top;
 mod traces;
+mod ui;
 mod uninstall;
 
 use crate::build_info;
@@ -59,6 +60,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use top::TopArgs;
 use traces::TraceArgs;
+use ui::UiArgs;
 use uninstall::UninstallArgs;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
@@ -97,6 +99,8 @@ enum Command {
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
     Top(TopArgs),
+    /// Open the operators' page in a browser, with your kubeconfig's access
+    Ui(UiArgs),
     /// Simulate workloads with Stowage's scheduler and with others
     #[cfg(feature = "lab")]
     Simulate(SimulateArgs),
@@ -279,6 +283,10 @@ impl Cli {
                 // A question that is not answered yet is not waited for.
                 runtime.shutdown_background();
                 outcome
+            }
+            Command::Ui(args) => {
+                LogArgs::default().to_stderr("error");
+                runtime.block_on(args.run())
             }
             Command::Uninstall(args) => {
                 LogArgs::default().to_stderr("error");

@@ -1,6 +1,10 @@
-//! `GET /v1/fleet`: the whole cluster as data, for people who look at it ([`Fleet`]). Read only.
+//! `GET /v1/fleet`: the whole cluster as data, for people who look at it ([`Fleet`]); and `GET /v1/fleet/events`, the same as it
+//! changes ([`live`] makes the events, [`events`] sends them). Read only.
 //!
 //! It is computed on a copy of the ledger, outside its lock, and written while the client reads it.
+
+pub mod events;
+pub mod live;
 
 use super::Extender;
 use super::operators::{Asker, JSON, streamed};

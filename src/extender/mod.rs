@@ -11,6 +11,7 @@ pub mod filter;
 pub mod fleet;
 pub mod models;
 pub mod operators;
+pub mod page;
 pub mod page_auth;
 pub mod preempt;
 pub mod prioritize;
@@ -40,6 +41,8 @@ pub struct Extender {
     pub pages: operators::PageLimits,
     /// Whether the metrics name each GPU.
     pub gpu_series: GpuSeries,
+    /// The cluster as it changes, for those who watch it.
+    pub live: Arc<fleet::live::LiveFleet>,
     /// Bytes of report bodies in progress.
     pub report_bodies: Arc<reports::Bodies>,
     /// Decisions that were recorded and not answered, in shadow mode.
@@ -64,6 +67,7 @@ impl Extender {
             page_auth: page_auth::PageAuth::Anyone,
             pages: operators::PageLimits::default(),
             gpu_series: GpuSeries::default(),
+            live: Arc::default(),
             report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),

@@ -1,6 +1,6 @@
 //! The operators' address: metrics, health, the ledger and the policy as JSON. Read only.
 //!
-//! Every page except `/healthz` and `/readyz` checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
+//! Every page except the probes and the files of the [`page`](super::page) in a browser checks the client's access first ([`PageAuth`](super::page_auth::PageAuth)). A
 //! page is rendered from a copy of the ledger, outside the lock, and no more pages at a time than [`PageLimits`] allow. The
 //! pages that grow with the cluster are written in chunks as the client reads them.
 
@@ -35,7 +35,7 @@ pub(super) const JSON: &str = "application/json";
 /// What a client needs to see a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// Nothing: the kubelet's probes have no token.
+    /// Nothing: the kubelet's probes have no token, and the page in a browser has no data in itself.
     None,
     /// `get` of the page's path, as a non-resource URL.
     Path,
@@ -44,8 +44,10 @@ pub enum Guard {
 }
 
 /// Every page and its guard. The router has these and no others.
-fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 10] {
+fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 13] {
     [
+        ("/", Guard::None, get(super::page::index)),
+        ("/assets/{file}", Guard::None, get(super::page::asset)),
         ("/healthz", Guard::None, get(|| async { "ok\n" })),
         ("/readyz", Guard::None, get(readyz)),
         ("/metrics", Guard::Path, get(metrics)),
@@ -54,6 +56,7 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 10] {
         ("/debug/policy", Guard::Path, get(policy)),
         ("/debug/shadow", Guard::Path, get(shadow)),
         ("/v1/fleet", Guard::Path, get(super::fleet::answer)),
+        ("/v1/fleet/events", Guard::Path, get(super::fleet::events::answer)),
         ("/v1/models", Guard::Path, get(super::models::answer)),
         ("/v1/explain", Guard::Pod, get(super::explain::answer)),
     ]

@@ -150,7 +150,9 @@ pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationT
             accept::serve(agents.listener, for_agents, reports, stop)
         }),
         background_thread::apart("operators", stop.child_token(), |stop| {
-            accept::serve(operators.listener, for_operators, pages, stop)
+            let live = extender.live.clone().run(extender.service.clone(), stop.clone());
+            let serving = accept::serve(operators.listener, for_operators, pages, stop);
+            async { futures::join!(serving, live).0 }
         }),
         async {
             stop.cancelled().await;

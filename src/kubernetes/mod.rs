@@ -34,6 +34,7 @@ pub mod index;
 pub mod leader;
 mod liveness;
 pub mod objects;
+pub mod observed;
 mod packing_learner;
 pub mod planner;
 pub mod port;
@@ -56,8 +57,9 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
+use observed::ObservedControlPlane;
 use parking_lot::Mutex;
-use port::WriteTimes;
+use port::{ControlPlane, WriteTimes};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -91,11 +93,11 @@ pub fn start(
     service: Arc<Service>,
     options: ClusterOptions,
     shutdown: CancellationToken,
-) -> (Arc<ApiControlPlane>, JoinSet<()>) {
+) -> (Arc<dyn ControlPlane>, JoinSet<()>) {
     let ClusterOptions { lead_with, identity, cdi_kind, times } = options;
     let (notices, told) = events::EventRecorder::new(service.clone());
-    let control_plane =
-        Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
+    let writer = Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
+    let control_plane: Arc<dyn ControlPlane> = ObservedControlPlane::new(writer, service.clone());
     let index = Arc::new(Mutex::new(ClusterIndex::default()));
     let feed =
         WatchFeed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };

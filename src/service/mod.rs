@@ -2,6 +2,7 @@
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` assemble it.
 
+mod activity;
 mod api_server_contact;
 mod classifier;
 mod cluster_guard;
@@ -9,6 +10,7 @@ mod leadership;
 mod policy_status;
 mod refused_reads;
 
+pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
 pub use cluster_guard::ClusterGuard;
 pub use leadership::{Leadership, Tenure};
@@ -44,6 +46,7 @@ pub struct Service {
     pub standing: PolicyStanding,
     pub contact: ApiServerContact,
     pub refused_reads: RefusedReads,
+    pub activity: RecentActivity,
     /// Why the agents' address has no certificate yet; `None` if it has one, or needs none.
     pub certificate: watch::Sender<Option<String>>,
     /// Whether the labels of namespaces are watched for a policy.
@@ -87,6 +90,7 @@ impl Service {
             standing: PolicyStanding::new(clock.now()),
             contact: ApiServerContact::default(),
             refused_reads: RefusedReads::default(),
+            activity: RecentActivity::default(),
             certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),

@@ -43,7 +43,7 @@ const TIMES: WriteTimes =
 
 struct TestReplica {
     service: Arc<Service>,
-    control_plane: Arc<ApiControlPlane>,
+    control_plane: Arc<dyn ControlPlane>,
     tasks: JoinSet<()>,
     shutdown: CancellationToken,
 }

@@ -20,6 +20,9 @@ const CHUNK: usize = 64 << 10;
 /// Chunks that are rendered ahead of the reader.
 const AHEAD: usize = 4;
 
+/// Some operators, a screen on a wall, and tabs that were left open.
+const WATCHING: usize = 24;
+
 /// How many pages of each kind may be in progress.
 #[derive(Debug, Clone)]
 pub struct PageLimits {
@@ -27,6 +30,8 @@ pub struct PageLimits {
     pub large: Arc<Semaphore>,
     /// Scrapes: two Prometheus servers, and one person with curl.
     pub metrics: Arc<Semaphore>,
+    /// Clients that watch the cluster; each costs a few events, and what two of them are sent of the whole.
+    pub watching: Arc<Semaphore>,
     /// Pages about one pod or policy; in full on a large cluster some ten megabytes.
     pub small: Arc<Semaphore>,
 }
@@ -34,7 +39,7 @@ pub struct PageLimits {
 impl Default for PageLimits {
     fn default() -> Self {
         let turns = |most| Arc::new(Semaphore::new(most));
-        Self { large: turns(1), metrics: turns(4), small: turns(4) }
+        Self { large: turns(1), metrics: turns(4), small: turns(4), watching: turns(WATCHING) }
     }
 }
 

@@ -68,7 +68,7 @@ pub async fn run(show: Show) -> Result<ExitCode> {
         Show::Stay => {
             let operators = play.setup.stowage.addresses.operators;
             play.screen.line(&format!(
-                "\nLook around: curl http://{operators}/metrics, …/debug/snapshot. Ctrl-C ends."
+                "\nLook around: http://{operators}/ in a browser; curl …/metrics, …/debug/snapshot. Ctrl-C ends."
             ));
             tokio::signal::ctrl_c().await?;
         }

@@ -8,6 +8,9 @@
 //! It reads a copy of the ledger, so nothing waits for it. Its size follows the cluster's, but for the pods that wait, of which
 //! the longest-waiting of the highest priority are listed and the others counted.
 
+pub mod changes;
+pub mod history;
+
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{
     Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate,

@@ -1,0 +1,234 @@
+//! `stowage ui`: the operators' page in a browser, through a proxy on loopback that adds the token.
+//!
+//! The proxy has the user's rights, so it answers no other program and no other web page: the path begins with a key that is
+//! drawn at each start, the `Host` must be its own address (a name that resolves to loopback is refused), a request that a page
+//! of another origin began is refused, and only the operators' pages can be read. A cookie would not do: a browser sends it to
+//! every port of the host.
+
+use super::access::AccessArgs;
+use super::address;
+use crate::extender::server::accept::{self, ServedAddress};
+use crate::telemetry::Metrics;
+use anyhow::{Context, Result, bail};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use http_body_util::Empty;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Debug, Args)]
+pub struct UiArgs {
+    /// The operators' address of a running `stowage serve` (--admin there)
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
+    server: String,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    /// The address to open in a browser; on loopback only. Port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address::address)]
+    listen: SocketAddr,
+}
+
+/// What is passed on of a request, and of an answer.
+const ASKED: [HeaderName; 3] =
+    [header::ACCEPT, header::IF_NONE_MATCH, HeaderName::from_static("last-event-id")];
+const ANSWERED: [HeaderName; 8] = [
+    header::CONTENT_TYPE,
+    header::ETAG,
+    header::CACHE_CONTROL,
+    header::RETRY_AFTER,
+    header::CONTENT_SECURITY_POLICY,
+    header::X_CONTENT_TYPE_OPTIONS,
+    header::REFERRER_POLICY,
+    HeaderName::from_static("cross-origin-opener-policy"),
+];
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// The pages that the page in a browser reads.
+const PAGES: [&str; 5] = ["/", "/v1/fleet", "/v1/fleet/events", "/v1/explain", "/v1/models"];
+const ASSETS: &str = "/assets/";
+
+/// A page of 5,000 nodes takes a fraction of a second until it begins.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// An account that may not see the page asks in vain: the token is not fetched anew for each of its requests.
+const TOKEN_EVERY: Duration = Duration::from_secs(5);
+/// As long as a key for symmetric encryption.
+const KEY_BYTES: usize = 16;
+
+impl UiArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        if !self.listen.ip().is_loopback() {
+            bail!(
+                "--listen {} can be reached from elsewhere, and any client there would have your rights: write 127.0.0.1:PORT",
+                self.listen
+            );
+        }
+        let listener = TcpListener::bind(self.listen).with_context(|| format!("--listen {}", self.listen))?;
+        listener.set_nonblocking(true)?;
+        let own = listener.local_addr()?;
+        let prefix = format!("/{}", key()?);
+        let upstream = Upstream::read(&self.access, &self.server).await?;
+        let url = format!("http://{own}{prefix}/");
+        writeln!(
+            std::io::stdout(),
+            "Open {url}\nCtrl-C ends it. The address is a key: it gives your access to Stowage's pages."
+        )?;
+        let proxy =
+            Proxy { server: self.server, access: self.access, own, prefix, upstream: Mutex::new(upstream) };
+        let router = Router::new().fallback(answer).with_state(Arc::new(proxy));
+        let stop = CancellationToken::new();
+        let address = ServedAddress::plain("ui", &Metrics::new());
+        tokio::select! {
+            served = accept::serve(listener, address, router, stop) => served?,
+            ended = tokio::signal::ctrl_c() => ended?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn key() -> Result<String> {
+    let mut bytes = [0; KEY_BYTES];
+    let drawn = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
+    drawn.ok().context("this machine gives no random numbers")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+struct Proxy {
+    server: String,
+    access: AccessArgs,
+    own: SocketAddr,
+    /// The path that the key opens.
+    prefix: String,
+    upstream: Mutex<Upstream>,
+}
+
+/// A way to the server, with credentials as of some moment.
+#[derive(Clone)]
+struct Upstream {
+    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    authorization: Option<HeaderValue>,
+    since: Instant,
+}
+
+impl Upstream {
+    async fn read(access: &AccessArgs, server: &str) -> Result<Self> {
+        let access = access.read(server).await?;
+        if access.authorization.is_some() && !server.starts_with("https://") {
+            bail!("--server {server:?}: a token would go there in the clear; write https://HOST:PORT");
+        }
+        let client = Client::builder(TokioExecutor::new()).build(access.connector());
+        Ok(Self { client, authorization: access.authorization, since: Instant::now() })
+    }
+}
+
+async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let (head, _) = request.into_parts();
+    let path = match proxy.page(&head.method, head.uri.path(), &head.headers) {
+        Ok(path) => path,
+        Err(refused) => return refused,
+    };
+    let page = head.uri.query().map_or(path.to_owned(), |query| format!("{path}?{query}"));
+    proxy.fetched(&page, &head.headers).await.unwrap_or_else(|error| {
+        let text = format!("no answer from {}: {error:#}. Is the port-forward still there?\n", proxy.server);
+        (StatusCode::BAD_GATEWAY, text).into_response()
+    })
+}
+
+impl Proxy {
+    /// The page that is asked for, if the request is from the page that this proxy served.
+    fn page<'a>(&self, method: &Method, path: &'a str, headers: &HeaderMap) -> Result<&'a str, Response> {
+        let refused = |status: StatusCode, text: &'static str| (status, format!("{text}\n")).into_response();
+        if *method != Method::GET {
+            return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "pages are read with GET"));
+        }
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let hosts = [self.own.to_string(), format!("localhost:{}", self.own.port())];
+        if !text(header::HOST).is_some_and(|host| hosts.iter().any(|own| own == host)) {
+            return Err(refused(StatusCode::FORBIDDEN, "open the address that stowage ui printed"));
+        }
+        if text(FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site)) {
+            return Err(refused(StatusCode::FORBIDDEN, "another page asked for it"));
+        }
+        let Some(page) = path.strip_prefix(&*self.prefix) else {
+            let text = "open the whole address that stowage ui printed; it is another one after each start";
+            return Err(refused(StatusCode::NOT_FOUND, text));
+        };
+        match page {
+            page if PAGES.contains(&page) => Ok(page),
+            page if page.strip_prefix(ASSETS).is_some_and(|name| !name.contains(['/', '%'])) => Ok(page),
+            // The page's own addresses are relative to the last slash.
+            "" => {
+                let to = [(header::LOCATION, format!("{}/", self.prefix))];
+                Err((StatusCode::PERMANENT_REDIRECT, to).into_response())
+            }
+            _ => Err(refused(StatusCode::NOT_FOUND, "no such page here")),
+        }
+    }
+
+    /// The server's answer; with a new token, if the one before is not accepted any more.
+    async fn fetched(&self, page: &str, headers: &HeaderMap) -> Result<Response> {
+        let upstream = self.upstream.lock().await.clone();
+        let answer = self.asked(&upstream, page, headers).await?;
+        if answer.status() != StatusCode::UNAUTHORIZED {
+            return Ok(answer);
+        }
+        let renewed = {
+            let mut current = self.upstream.lock().await;
+            if current.since == upstream.since && current.since.elapsed() > TOKEN_EVERY {
+                let reading = Upstream::read(&self.access, &self.server);
+                // An exec plugin may take a while, and its future stays on one thread.
+                *current = tokio::task::block_in_place(|| Handle::current().block_on(reading))?;
+            }
+            current.clone()
+        };
+        match renewed.since == upstream.since {
+            true => Ok(answer),
+            false => self.asked(&renewed, page, headers).await,
+        }
+    }
+
+    async fn asked(&self, upstream: &Upstream, page: &str, headers: &HeaderMap) -> Result<Response> {
+        let uri = format!("{}{page}", self.server.trim_end_matches('/'));
+        let mut request =
+            http::Request::get(&uri).body(Empty::new()).with_context(|| format!("--server: {uri}"))?;
+        let taken = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
+            names.iter().filter_map(|name| Some((name.clone(), from.get(name)?.clone()))).collect()
+        };
+        *request.headers_mut() = taken(headers, &ASKED);
+        if let Some(authorization) = &upstream.authorization {
+            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+        }
+        let answer = tokio::time::timeout(PATIENCE, upstream.client.request(request)).await;
+        let answer = answer.context("it takes too long")??;
+        let (status, headers) = (answer.status(), taken(answer.headers(), &ANSWERED));
+        Ok((status, headers, Body::new(answer.into_body())).into_response())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_another_one_each_time_and_long() {
+        let (one, other) = (key().unwrap(), key().unwrap());
+        assert_ne!(one, other);
+        assert_eq!(one.len(), 2 * KEY_BYTES);
+    }
+}

@@ -1,0 +1,129 @@
+//! Sums of the cluster over time: what the page plots of the last hour.
+
+use super::Fleet;
+use crate::scheduling::vocabulary::gpu::Health;
+use crate::units::{Bytes, Millis, Moment};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Sums over the whole cluster at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetSums {
+    pub at: Moment,
+    pub gpus: u64,
+    pub healthy_gpus: u64,
+    pub allocatable_bytes: Bytes,
+    pub allocated_bytes: Bytes,
+    pub unaccounted_bytes: Bytes,
+    /// The mean of the GPUs with engines that report it; `None` without any.
+    pub kv_cache_mean_percent: Option<u8>,
+    pub kv_cache_max_percent: Option<u8>,
+    /// Requests that wait, where engines report them.
+    pub queue: u64,
+    pub pending: u64,
+    /// What the pods of each class have.
+    pub classes: BTreeMap<String, Bytes>,
+}
+
+impl FleetSums {
+    pub fn of(fleet: &Fleet) -> Self {
+        let classes = fleet.classes.iter().map(|class| (class.name.clone(), class.allocated_bytes));
+        let mut sums = Self {
+            at: fleet.now,
+            pending: fleet.pending_count,
+            classes: classes.collect(),
+            ..Self::default()
+        };
+        let (mut kv_sum, mut kv_count) = (0, 0);
+        for gpu in fleet.nodes.iter().flat_map(|node| &node.gpus) {
+            sums.gpus += 1;
+            sums.healthy_gpus += u64::from(gpu.health == Health::Healthy);
+            sums.allocatable_bytes += gpu.allocatable_bytes;
+            sums.allocated_bytes += gpu.allocated_bytes;
+            sums.unaccounted_bytes += gpu.unaccounted_bytes;
+            sums.queue += u64::from(gpu.queue.unwrap_or(0));
+            // A GPU without engines has an empty KV cache, which says nothing of the engines.
+            if let Some(percent) = gpu.kv_cache_percent.filter(|_| gpu.allocated_bytes > Bytes::ZERO) {
+                sums.kv_cache_max_percent = sums.kv_cache_max_percent.max(Some(percent.get()));
+                kv_sum += u64::from(percent.get());
+                kv_count += 1;
+            }
+        }
+        sums.kv_cache_mean_percent = u8::try_from(kv_sum.checked_div(kv_count).unwrap_or(0)).ok();
+        sums.kv_cache_mean_percent = sums.kv_cache_mean_percent.filter(|_| kv_count > 0);
+        sums
+    }
+}
+
+/// The sums of the last while, oldest first, at even distances.
+#[derive(Debug, Clone)]
+pub struct FleetHistory {
+    every: Millis,
+    most: usize,
+    sums: VecDeque<FleetSums>,
+}
+
+impl FleetHistory {
+    /// At most so many sums, one in `every`.
+    pub fn new(most: usize, every: Millis) -> Self {
+        Self { every, most, sums: VecDeque::new() }
+    }
+
+    /// How long until the next sums are due.
+    pub fn due_in(&self, now: Moment) -> Millis {
+        self.sums.back().map_or(Millis(0), |latest| (latest.at + self.every).since(now))
+    }
+
+    /// Keeps the sums if they are due, and forgets the oldest beyond the limit. Answers whether it kept them.
+    pub fn keep(&mut self, sums: FleetSums) -> bool {
+        if self.due_in(sums.at) > Millis(0) {
+            return false;
+        }
+        self.sums.push_back(sums);
+        if self.sums.len() > self.most {
+            self.sums.pop_front();
+        }
+        true
+    }
+
+    pub fn sums(&self) -> &VecDeque<FleetSums> {
+        &self.sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::explaining::testkit::{ExplainedCluster, pod};
+    use crate::scheduling::policy::Policy;
+
+    #[test]
+    fn sums_are_over_all_gpus_and_kv_caches_over_those_with_pods() {
+        let cluster = ExplainedCluster::new(Policy::default()).node("a", 3);
+        let mut cluster = cluster.runs(&pod("x", "40Gi"), "a", &[0]).runs(&pod("y", "10Gi"), "a", &[1]);
+        cluster.report("a", &[(0, 80, 3), (1, 40, 4)], &[]);
+        cluster.wait(&pod("waits", "100Gi"));
+        let sums = FleetSums::of(&Fleet::of(&cluster.ledger, 0));
+        assert_eq!((sums.gpus, sums.healthy_gpus, sums.pending, sums.queue), (3, 3, 1, 7));
+        assert_eq!((sums.allocatable_bytes, sums.allocated_bytes), (Bytes::gib(3 * 72), Bytes::gib(50)));
+        assert_eq!((sums.kv_cache_mean_percent, sums.kv_cache_max_percent), (Some(60), Some(80)));
+        assert_eq!(sums.classes.values().copied().sum::<Bytes>(), Bytes::gib(50));
+        let empty = ExplainedCluster::new(Policy::default()).node("a", 1);
+        let empty = FleetSums::of(&Fleet::of(&empty.ledger, 0));
+        assert_eq!((empty.kv_cache_mean_percent, empty.kv_cache_max_percent), (None, None));
+    }
+
+    #[test]
+    fn one_in_ten_seconds_is_kept_and_the_oldest_beyond_the_limit_is_forgotten() {
+        let mut history = FleetHistory::new(3, Millis::seconds(10));
+        let at = |seconds: u64| Moment(seconds * 1000);
+        let kept: Vec<u64> = (0..60)
+            .filter(|second| history.keep(FleetSums { at: at(*second), ..FleetSums::default() }))
+            .collect();
+        assert_eq!(kept, [0, 10, 20, 30, 40, 50]);
+        let left: Vec<Moment> = history.sums().iter().map(|sums| sums.at).collect();
+        assert_eq!(left, [at(30), at(40), at(50)]);
+        assert_eq!(history.due_in(at(53)), Millis::seconds(7));
+    }
+}
