@@ -43,7 +43,7 @@ pub enum Guard {
 }
 
 /// Every page and its guard. The router has these and no others.
-fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 9] {
+fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 10] {
     [
         ("/healthz", Guard::None, get(|| async { "ok\n" })),
         ("/readyz", Guard::None, get(readyz)),
@@ -53,6 +53,7 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 9] {
         ("/debug/policy", Guard::Path, get(policy)),
         ("/debug/shadow", Guard::Path, get(shadow)),
         ("/v1/models", Guard::Path, get(super::models::answer)),
+        (super::autoscaling::PATH, Guard::Path, get(super::autoscaling::answer)),
         ("/v1/explain", Guard::Pod, get(super::explain::answer)),
     ]
 }

@@ -2,6 +2,7 @@
 //!
 //! No decision reads a metric.
 
+mod autoscaling;
 mod conflicts;
 mod edge;
 mod lending;
@@ -19,6 +20,7 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+pub use autoscaling::AutoscalingMetrics;
 pub use conflicts::ConflictMetrics;
 pub use edge::EdgeMetrics;
 pub use lending::LendingMetrics;
@@ -96,6 +98,7 @@ pub struct Metrics {
     pub lending: LendingMetrics,
     pub conflicts: ConflictMetrics,
     pub starts: StartMetrics,
+    pub autoscaling: AutoscalingMetrics,
     pub overuse: OveruseMetrics,
     pub edge: EdgeMetrics,
 }
@@ -287,6 +290,7 @@ impl Metrics {
             conflicts: ConflictMetrics::new(&registry),
             lending: LendingMetrics::new(&registry),
             starts: StartMetrics::new(&registry),
+            autoscaling: AutoscalingMetrics::new(&registry),
             overuse: OveruseMetrics::new(&registry),
             edge: EdgeMetrics::new(&registry),
             registry,
