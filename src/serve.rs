@@ -8,7 +8,7 @@ use crate::extender::request::RequestLimits;
 use crate::extender::server::limits::raise_descriptors;
 use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
-use crate::extender::{Extender, server};
+use crate::extender::{Extender, autoscaling, server};
 use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
@@ -144,6 +144,8 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
+    let autoscaling = autoscaling::run(extender.clone());
+    tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
 
     first_certificate(&service).await;
     let stop_http = CancellationToken::new();

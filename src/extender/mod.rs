@@ -4,6 +4,7 @@
 //! have answered and lets kube-scheduler's choice through ([`shadow`]). No decision is made here, no Kubernetes object is
 //! fetched here, and nothing here waits for the API server except the one write of a bind or a reservation.
 
+pub mod autoscaling;
 pub mod bind;
 pub mod certificate_reload;
 pub mod explain;
@@ -47,6 +48,8 @@ pub struct Extender {
     pub report_bodies: Arc<reports::Bodies>,
     /// Decisions that were recorded and not answered, in shadow mode.
     pub journal: Arc<shadow::ShadowJournal>,
+    /// How many replicas each model needs.
+    pub autoscaling: Arc<autoscaling::ModelAutoscaling>,
     /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
     pub limits: request::RequestLimits,
@@ -70,6 +73,7 @@ impl Extender {
             live: Arc::default(),
             report_bodies: Arc::default(),
             journal: Arc::default(),
+            autoscaling: Arc::default(),
             writes: TaskTracker::new(),
             limits,
         }

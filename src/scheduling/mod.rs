@@ -11,6 +11,7 @@
 //! - [`ledger`]: which pod has which VRAM: node states, pod states, reservations. The one writer.
 //! - [`evicting`]: which pods to evict for a preemptor, and at what cost.
 //! - [`planning`]: places for pods that wait, groups, consolidation, relief of loaded engines.
+//! - [`autoscaling`]: how many replicas the load of each model asks for.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.
 //! - [`verbs`]: the door: every change as an input, and kube-scheduler's four verbs as functions.
 //! - [`explaining`]: why a pod is where it is, and what would have to change.
@@ -18,6 +19,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod audit;
+pub mod autoscaling;
 pub mod evicting;
 pub mod explaining;
 pub mod kube_filters;

@@ -11,6 +11,7 @@
 //! No decision reads a metric.
 
 pub mod agent;
+mod autoscaling;
 mod cluster;
 mod conflicts;
 pub mod devices;
@@ -34,6 +35,7 @@ use crate::build_info;
 use family::{Families, open};
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+pub use autoscaling::AutoscalingMetrics;
 pub use cluster::EVICTION_REASONS;
 pub use conflicts::ConflictMetrics;
 pub use devices::DeviceMetrics;
@@ -108,6 +110,7 @@ pub struct Metrics {
     pub lending: LendingMetrics,
     pub conflicts: ConflictMetrics,
     pub starts: StartMetrics,
+    pub autoscaling: AutoscalingMetrics,
     pub edge: EdgeMetrics,
     pub usage: UsageMetrics,
     pub devices: DeviceMetrics,
@@ -157,6 +160,7 @@ impl Metrics {
             devices: DeviceMetrics::new(families),
             models: ModelMetrics::new(families),
             overuse: OveruseMetrics::new(families),
+            autoscaling: AutoscalingMetrics::new(families),
             traces: TraceMetrics::new(families),
             families: declared,
         }

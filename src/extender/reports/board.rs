@@ -8,7 +8,8 @@
 
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
-use crate::report::{EngineReport, NodeReport, ReportFinding};
+use crate::report::{EngineReport, NodeReport, ReportFinding, ReportedEngines};
+use crate::scheduling::autoscaling::EngineSample;
 use crate::scheduling::vocabulary::node::NodeIdentity;
 use crate::telemetry::models::EngineFigures;
 use crate::units::{Millis, Moment};
@@ -112,6 +113,19 @@ impl Board {
         // Copied first, so that reports are not blocked until all entries have been parsed.
         let kept: Vec<_> = self.places.iter().map(|place| (place.key().clone(), place.kept())).collect();
         kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
+    }
+
+    /// The engines of every node, in no order. Figures that are older than `stale` count as none.
+    pub fn engine_samples(&self, now: Moment, stale: Millis) -> Vec<EngineSample> {
+        // One text at a time, so that reports are not blocked while it is parsed.
+        let texts =
+            self.names().into_iter().filter_map(|node| self.places.get(&node).map(|place| place.kept()));
+        let engines = texts.flat_map(|(text, received)| {
+            let report: ReportedEngines = serde_json::from_slice(&text).expect("it was read when it came");
+            let age = now.since(received);
+            report.engines.into_iter().filter_map(move |engine| engine.sample(age, stale))
+        });
+        engines.collect()
     }
 
     /// The age of each node's latest report, in order of name.

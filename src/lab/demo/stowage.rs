@@ -6,12 +6,13 @@ use super::api_server::ApiServer;
 use crate::extender::reports::Board;
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{Endpoint, Endpoints};
-use crate::extender::{Extender, server};
+use crate::extender::{Extender, autoscaling, server};
 use crate::kubernetes;
 use crate::kubernetes::LeadWith;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result};
+use futures::FutureExt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use tokio::task::{JoinHandle, JoinSet};
@@ -43,7 +44,7 @@ impl Stowage {
         let service = Service::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let options = kubernetes::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
-        let (control_plane, tasks) =
+        let (control_plane, mut tasks) =
             kubernetes::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
         let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
         let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
@@ -55,6 +56,8 @@ impl Stowage {
         };
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();
+        let autoscaling = autoscaling::run(extender.clone());
+        tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
         let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
         let addresses = Addresses { scheduler, agents, operators };
         Ok(Self { service, board, addresses, http, tasks, stop_http, stop_cluster })

@@ -6,6 +6,7 @@
 //! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants
 //! name namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
 
+pub mod autoscaling;
 pub mod class;
 mod demand;
 pub mod dra;
@@ -23,6 +24,7 @@ mod stored;
 pub mod tenant;
 pub mod window;
 
+pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
 pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
 pub use dra::DraRules;
 pub use eviction::{

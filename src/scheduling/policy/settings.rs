@@ -1,7 +1,9 @@
 //! The settings of the whole policy. Each is declared once: the field has its type and its documentation, `Default` its default,
 //! the attributes its limits and how it is written. Parsing, the JSON Schema and the output of `policy show` derive from that.
 
-use super::{ConflictRule, DraRules, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring};
+use super::{
+    AutoscalingRules, ConflictRule, DraRules, OveruseRule, PackingRules, Planning, PreemptionRules, Scoring,
+};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Millis, Percent, setting};
@@ -31,6 +33,7 @@ pub struct Settings {
     pub overuse_after: Millis,
     pub planning: Planning,
     pub dra: DraRules,
+    pub autoscaling: AutoscalingRules,
 }
 
 /// Whether decisions are enforced.
@@ -90,6 +93,7 @@ impl Default for Settings {
             overuse_after: Millis::seconds(60),
             planning: Planning::default(),
             dra: DraRules::default(),
+            autoscaling: AutoscalingRules::default(),
         }
     }
 }

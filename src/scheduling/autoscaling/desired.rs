@@ -1,0 +1,156 @@
+//! The answer: how many replicas, and why, with its numbers.
+
+use super::load::ModelLoad;
+use super::signals::{MilliReplicas, Need, Signal};
+use crate::units::Millis;
+use crate::units::text::duration_text;
+use serde::Serialize;
+
+/// How many replicas a model needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredReplicas {
+    /// In all, those that sleep included.
+    pub replicas: u32,
+    /// What the load asks for, before windows, steps and bounds.
+    pub asked: u32,
+    /// Sleeping replicas that would be woken for the load before others start.
+    pub wake: u32,
+    pub serving: u32,
+    pub starting: u32,
+    pub asleep: u32,
+    /// What the number follows from.
+    pub by: Decisive,
+    /// How far ahead the trend was taken.
+    pub ready_in: Millis,
+    /// What each signal asks for that counts.
+    pub needs: Vec<SignalNeed>,
+}
+
+/// What a number of replicas follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decisive {
+    /// The signal that asks for the most replicas.
+    Signal(Signal),
+    /// The load is near enough to what the replicas are meant to have.
+    Tolerance,
+    /// A window of `scaleUp` or `scaleDown` holds the number.
+    Window,
+    /// The largest step is taken.
+    Step,
+    Min,
+    Max,
+    /// No replica says how busy it is.
+    UnknownLoad,
+    /// There is no replica that could have a load.
+    NoReplicas,
+}
+
+/// What one signal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SignalNeed {
+    pub signal: Signal,
+    /// Over all replicas that report it: requests, or thousandths of a replica's KV cache.
+    pub now: u64,
+    /// The same when one more replica would answer, by the trend.
+    pub predicted: u64,
+    /// Serving replicas that do not report it.
+    pub missing: u32,
+    /// In thousandths.
+    pub milli_replicas: MilliReplicas,
+}
+
+impl From<&Need> for SignalNeed {
+    fn from(need: &Need) -> Self {
+        let Need { signal, now, predicted, missing, least, .. } = *need;
+        Self { signal, now, predicted, missing, milli_replicas: least }
+    }
+}
+
+impl Decisive {
+    pub const NAMES: [&str; 10] = [
+        "kv-cache",
+        "waiting",
+        "running",
+        "tolerance",
+        "window",
+        "step",
+        "min",
+        "max",
+        "unknown-load",
+        "no-replicas",
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Signal(signal) => signal.name(),
+            Self::Tolerance => "tolerance",
+            Self::Window => "window",
+            Self::Step => "step",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::UnknownLoad => "unknown-load",
+            Self::NoReplicas => "no-replicas",
+        }
+    }
+}
+
+impl DesiredReplicas {
+    /// All replicas there are.
+    pub fn current(&self) -> u32 {
+        let there = [self.serving, self.starting, self.asleep];
+        there.into_iter().fold(0, u32::saturating_add)
+    }
+
+    /// Why, in a sentence or two.
+    pub fn message(&self) -> String {
+        let (replicas, asked) = (self.replicas, self.asked);
+        let why = match self.by {
+            Decisive::Signal(_) => "as the load asks".to_owned(),
+            Decisive::Tolerance => {
+                "the load is within the tolerance of what they are meant to have".to_owned()
+            }
+            Decisive::Window => {
+                format!("the load asks for {asked}, and the window of autoscaling has not passed")
+            }
+            Decisive::Step => format!("the load asks for {asked}, and this is the largest step"),
+            Decisive::Min => format!("minReplicas; the load asks for {asked}"),
+            Decisive::Max => format!("maxReplicas; the load asks for {asked}"),
+            Decisive::UnknownLoad => "no replica says how busy it is, so the number stays".to_owned(),
+            Decisive::NoReplicas => "there is no replica that serves".to_owned(),
+        };
+        let there = format!("{} serve, {} start, {} sleep", self.serving, self.starting, self.asleep);
+        let wake = match self.wake {
+            0 => String::new(),
+            wake => format!(" {wake} of those that sleep would serve it when woken."),
+        };
+        let needs: String = self.needs.iter().map(|need| format!(" {}.", self.sentence(need))).collect();
+        format!("{replicas}: {why}. {there}.{wake}{needs}")
+    }
+
+    fn sentence(&self, need: &SignalNeed) -> String {
+        let amount = |sum: u64| match need.signal {
+            Signal::KvCache => format!("{} KV caches", MilliReplicas(sum)),
+            Signal::Waiting => format!("{sum} waiting requests"),
+            Signal::Running => format!("{sum} requests"),
+        };
+        let ahead = match need.predicted == need.now {
+            true => String::new(),
+            false => {
+                format!(" ({} in {}, by the trend)", amount(need.predicted), duration_text(self.ready_in))
+            }
+        };
+        let missing = match need.missing {
+            0 => String::new(),
+            missing => format!("; {missing} replicas do not report it"),
+        };
+        format!("{}{ahead} ask for {} replicas{missing}", amount(need.now), need.milli_replicas)
+    }
+}
+
+impl ModelLoad {
+    /// Whether anything of the model is there.
+    pub fn is_anywhere(&self) -> bool {
+        self.replicas() > 0
+    }
+}

@@ -1,0 +1,135 @@
+//! The replicas of every model: what agents report of its engines, beside the pods that the ledger knows.
+//!
+//! A pod that asks for a model and of which no engine is reported starts, until it has taken twice as long as expected; then it
+//! is a replica whose load is unknown. A pod of a group, such as one of a LeaderWorkerSet, is no replica of its own if an engine
+//! of another pod of the group is reported; a group without any is one replica.
+
+use super::load::{EngineFigures, EngineSample, ModelLoad};
+use crate::ids::{GpuModel, ModelId, PodUid};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState};
+use crate::scheduling::placing::start_model::StartModel;
+use crate::scheduling::vocabulary::disruption_info::GroupKey;
+use crate::scheduling::vocabulary::engine_model::SleepLevel;
+use crate::scheduling::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
+use crate::scheduling::vocabulary::start_time::EngineKind;
+use crate::units::{Bytes, Millis};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A start that takes longer has failed, or is over and nothing reports its engine.
+const PATIENCE: u64 = 2;
+
+/// One replica of a model.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Replica<'a> {
+    Group(&'a GroupKey),
+    Pod(&'a PodUid),
+}
+
+type Replicas<'a> = BTreeMap<Replica<'a>, EngineFigures>;
+
+/// The load of every model of which there is a replica. `engines` are all that agents report.
+pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, ModelLoad> {
+    let mut models = with_engines(ledger, engines);
+    let group_of = |uid: &PodUid| ledger.pod_state(uid).and_then(group);
+    let led: BTreeSet<&GroupKey> = engines.iter().filter_map(|engine| group_of(&engine.pod)).collect();
+    for (uid, pod_state) in ledger.pod_states() {
+        let Some(model) = pod_state.demand.model.as_ref().filter(|_| serves(ledger, pod_state)) else {
+            continue;
+        };
+        let replicas = models.entry(model).or_default();
+        let replica = match group(pod_state) {
+            _ if replicas.contains_key(&Replica::Pod(uid)) => continue,
+            Some(group) if led.contains(group) => continue,
+            Some(group) => Replica::Group(group),
+            None => Replica::Pod(uid),
+        };
+        let figures = without_engine(ledger, pod_state);
+        replicas.entry(replica).and_modify(|known| *known = known.beside(figures)).or_insert(figures);
+    }
+    let files = files(ledger);
+    let load = |(model, replicas): (&ModelId, Replicas<'_>)| {
+        let mut load = ModelLoad::default();
+        replicas.values().for_each(|figures| load.add(*figures));
+        load.ready_in = ready_in(ledger, files.get(model), &replicas, load.asleep > 0);
+        (model.clone(), load)
+    };
+    models.into_iter().map(load).filter(|(_, load)| load.is_anywhere()).collect()
+}
+
+/// The replicas of which an engine is reported; several engines of one pod are one.
+fn with_engines<'a>(ledger: &Ledger, engines: &'a [EngineSample]) -> BTreeMap<&'a ModelId, Replicas<'a>> {
+    let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
+    for engine in engines.iter().filter(|engine| !ledger.is_leaving(&engine.pod)) {
+        let replicas = models.entry(&engine.model).or_default();
+        let replica = replicas.entry(Replica::Pod(&engine.pod));
+        replica.and_modify(|known| *known = known.beside(engine.figures)).or_insert(engine.figures);
+    }
+    models
+}
+
+fn group(pod_state: &PodState) -> Option<&GroupKey> {
+    pod_state.disruption_info.group.as_ref()
+}
+
+/// Whether a pod of a model is one of its replicas: a batch job names a model, too, to start where its files are.
+fn serves(ledger: &Ledger, pod_state: &PodState) -> bool {
+    ledger.policy().class(pod_state.demand.class).engine && !is_leaving(pod_state)
+}
+
+fn is_leaving(pod_state: &PodState) -> bool {
+    matches!(&pod_state.phase, PodPhase::Bound(bound) if bound.leaving.is_some())
+}
+
+/// What a replica does of whose engine nothing is reported.
+fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
+    let PodPhase::Bound(bound) = &pod_state.phase else { return EngineFigures::Starting };
+    let expected = pod_state.start.as_deref().map(|start| (start.since, start.expected.total(), start.took));
+    let (since, expected) = match expected {
+        Some((.., Some(_))) => return EngineFigures::Silent,
+        Some((since, expected, None)) => (since, expected),
+        // It was bound before this process began.
+        None => (bound.started, ledger.policy().loading.init),
+    };
+    match ledger.now().since(since).0 <= expected.0.saturating_mul(PATIENCE) {
+        true => EngineFigures::Starting,
+        false => EngineFigures::Silent,
+    }
+}
+
+/// Where the files of a model are at best, and what they weigh.
+fn files(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
+    let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
+    let readings = ledger.all_node_states().filter(|node_state| node_state.exists());
+    for holding in readings
+        .filter_map(|node_state| node_state.believed_reading())
+        .flat_map(|reading| reading.holdings.iter())
+    {
+        // What is in memory somewhere is on a disk elsewhere at best.
+        let tier = holding.tier.min(ModelTier::Disk);
+        let known = best.entry(&holding.model).or_insert_with(|| NodeModel { tier, ..holding.clone() });
+        (known.tier, known.bytes) = (known.tier.max(tier), known.bytes.max(holding.bytes));
+    }
+    best
+}
+
+/// How long until one more replica would answer: one that sleeps and is woken, or one that starts where the files are.
+fn ready_in(ledger: &Ledger, files: Option<&NodeModel>, replicas: &Replicas<'_>, is_asleep: bool) -> Millis {
+    let speeds = &ledger.policy().loading;
+    let weights = files.map_or(Bytes::ZERO, |files| files.bytes);
+    if is_asleep {
+        return time_to_wake(SleepLevel::WeightsOffloaded, files, weights, speeds);
+    }
+    let pods = replicas.keys().filter_map(|replica| match replica {
+        Replica::Pod(uid) => ledger.pod_state(uid),
+        Replica::Group(_) => None,
+    });
+    let pod_state = pods.min_by_key(|pod_state| pod_state.demand.engine);
+    let engine = pod_state.map_or(EngineKind::Other, |pod_state| pod_state.demand.engine);
+    let gpu = pod_state.and_then(PodState::node).and_then(|node| gpu_of(ledger, node));
+    let start_model: &StartModel = ledger.start_model();
+    start_model.usual_start(gpu, engine, files, weights, speeds).total()
+}
+
+fn gpu_of<'a>(ledger: &'a Ledger, node: &crate::ids::NodeName) -> Option<&'a GpuModel> {
+    ledger.node(node)?.devices.first().map(|device| &device.model)
+}

@@ -1,0 +1,88 @@
+//! Which pods and engines are replicas of which model.
+
+use super::*;
+use crate::ids::ModelId;
+use crate::scheduling::ledger::StartProgress;
+use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
+use crate::scheduling::verbs::bind::BindAsked;
+use crate::scheduling::verbs::binding::BindingWritten;
+use crate::scheduling::verbs::observe::{EngineStartObserved, PodDeleted};
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::units::Millis;
+
+fn of_model(model: &str) -> Demand {
+    Demand { model: ModelId::parse(model).ok(), ..demand_of(1 << 30, 1, Sharing::Shared, 0) }
+}
+
+fn bound(cluster: &mut LedgerCluster, pod: &str) {
+    cluster.wait(pod, of_model("m"));
+    cluster.apply(BindAsked { uid: uid(pod), key: key(pod), node: node("a") }).unwrap();
+    let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
+    cluster.apply(BindingWritten { uid: uid(pod), node: node("a"), devices });
+}
+
+fn sample(pod: &str, figures: EngineFigures) -> EngineSample {
+    EngineSample { pod: uid(pod), model: ModelId::parse("m").unwrap(), figures }
+}
+
+fn busy(share: f64) -> EngineFigures {
+    EngineFigures::Serving { kv_cache: Permille::from_share(share), waiting: Some(2), running: Some(3) }
+}
+
+fn load_of(cluster: &LedgerCluster, engines: &[EngineSample]) -> ModelLoad {
+    loads(cluster, engines).remove(&ModelId::parse("m").unwrap()).unwrap_or_default()
+}
+
+#[test]
+fn engines_are_replicas_and_pods_without_one_start() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    bound(&mut cluster, "serves");
+    bound(&mut cluster, "starts");
+    cluster.wait("waits", of_model("m"));
+    cluster.wait("other", of_model("n"));
+    let load = load_of(&cluster, &[sample("serves", busy(0.5)), sample("foreign", busy(0.25))]);
+    assert_eq!((load.serving, load.starting, load.asleep), (2, 2, 0));
+    assert_eq!(
+        (load.kv_cache, load.waiting),
+        (Reported { sum: 750, replicas: 2 }, Reported { sum: 4, replicas: 2 })
+    );
+    assert!(load.ready_in > Millis(0), "what an engine takes without any weights");
+    assert_eq!(loads(&cluster, &[]).len(), 2);
+}
+
+#[test]
+fn a_pod_whose_engine_should_have_answered_long_ago_is_a_replica_with_unknown_load() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    bound(&mut cluster, "late");
+    bound(&mut cluster, "ready");
+    cluster.apply(EngineStartObserved { uid: uid("ready"), progress: StartProgress::Ready }).unwrap();
+    let load = load_of(&cluster, &[]);
+    assert_eq!((load.serving, load.starting), (1, 1), "one is ready, and no agent reports its engine");
+    cluster.pass(3600);
+    let load = load_of(&cluster, &[]);
+    assert_eq!((load.serving, load.starting, load.kv_cache.replicas), (2, 0, 0));
+}
+
+#[test]
+fn two_engines_of_one_pod_are_one_replica_and_a_draining_one_is_none() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    bound(&mut cluster, "two");
+    bound(&mut cluster, "gone");
+    let engines =
+        [sample("two", busy(0.5)), sample("two", busy(0.9)), sample("gone", EngineFigures::Draining)];
+    let load = load_of(&cluster, &engines);
+    assert_eq!((load.serving, load.starting), (1, 0));
+    assert_eq!((load.kv_cache.sum, load.waiting.sum), (900, 4));
+    cluster.apply(PodDeleted(uid("gone")));
+    assert_eq!(load_of(&cluster, &engines[..2]).replicas(), 1);
+}
+
+#[test]
+fn an_engine_that_sleeps_is_ready_sooner_than_a_new_one() {
+    let mut cluster = LedgerCluster::new(&[("a", 4)]);
+    bound(&mut cluster, "one");
+    let awake = load_of(&cluster, &[sample("one", busy(0.5))]);
+    let asleep = load_of(&cluster, &[sample("one", EngineFigures::Asleep)]);
+    assert_eq!((asleep.serving, asleep.asleep), (0, 1));
+    assert!(asleep.ready_in < awake.ready_in);
+}

@@ -1,0 +1,200 @@
+//! How many replicas of a model its load asks for: the targets, the bounds, and how fast the number changes.
+
+use super::selection::{is_pattern, takes};
+use crate::ids::ModelId;
+use crate::units::{Millis, Percent, setting};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How many replicas a model is said to need. Stowage changes no replicas itself: an HPA or KEDA reads the number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct AutoscalingRules {
+    /// The KV cache usage that a replica is meant to have.
+    #[serde(with = "setting::Percentage::<100>")]
+    pub kv_cache: Percent,
+    /// The waiting requests that a replica is meant to have at most.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub waiting: u32,
+    /// The requests, running and waiting, that a replica is meant to have. Default: they do not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32", range(min = 1, max = 1000000))]
+    pub running: Option<u32>,
+    /// The fewest replicas. With 0, a model without load needs none, and something else starts the first.
+    #[schemars(range(max = 100000))]
+    pub min_replicas: u32,
+    /// The most replicas.
+    #[schemars(range(min = 1, max = 100000))]
+    pub max_replicas: u32,
+    /// Replicas beyond what the load asks for.
+    pub reserve: Reserve,
+    /// How far the load may be from what the replicas are meant to have before their number changes.
+    #[serde(with = "setting::Percentage::<50>")]
+    pub tolerance: Percent,
+    /// How far ahead the trend of the load counts: until a replica that starts now would answer, and no further than this. `0s`
+    /// counts no trend.
+    #[serde(with = "setting::Duration")]
+    pub look_ahead: Millis,
+    pub scale_up: ScaleUp,
+    pub scale_down: ScaleDown,
+    /// Targets and bounds of models, by a model's name or by a pattern of names in which `*` stands for any text. The name
+    /// counts before a pattern, and the longest pattern before others.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<String, ModelRules>,
+}
+
+/// Replicas beyond what the load asks for; the larger of the two counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Reserve {
+    #[schemars(range(max = 100000))]
+    pub replicas: u32,
+    /// A share of what the load asks for.
+    #[serde(with = "setting::Percentage::<100>")]
+    pub percent: Percent,
+}
+
+/// How fast the number rises. The larger of the two steps counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct ScaleUp {
+    /// It rises to the least that was asked for within this time.
+    #[serde(with = "setting::Duration")]
+    pub window: Millis,
+    /// At most so many replicas beyond those that serve. Replicas that start are among them.
+    #[schemars(range(min = 1, max = 100000))]
+    pub replicas: u32,
+    /// At most this share of the replicas that serve beyond them.
+    #[schemars(range(max = 10000))]
+    pub percent: u32,
+}
+
+/// How fast the number falls. The larger of the two steps counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct ScaleDown {
+    /// It falls to the most that was asked for within this time.
+    #[serde(with = "setting::Duration")]
+    pub window: Millis,
+    /// Within a `period` it falls by at most so many replicas.
+    #[schemars(range(min = 1, max = 100000))]
+    pub replicas: u32,
+    /// Within a `period` it falls by at most this share.
+    #[serde(with = "setting::Percentage::<100>")]
+    pub percent: Percent,
+    #[serde(with = "setting::Duration")]
+    pub period: Millis,
+}
+
+/// What is different for some models; the rest is as for all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct ModelRules {
+    #[serde(with = "setting::Optional::<setting::Percentage<100>>", skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<Percent>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32", range(min = 1, max = 1000000))]
+    pub waiting: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32", range(min = 1, max = 1000000))]
+    pub running: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32", range(max = 100000))]
+    pub min_replicas: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32", range(min = 1, max = 100000))]
+    pub max_replicas: Option<u32>,
+}
+
+impl AutoscalingRules {
+    /// The rules of one model.
+    pub fn of(&self, model: &ModelId) -> Self {
+        let own = self.entry(model);
+        Self {
+            kv_cache: own.kv_cache.unwrap_or(self.kv_cache),
+            waiting: own.waiting.unwrap_or(self.waiting),
+            running: own.running.or(self.running),
+            min_replicas: own.min_replicas.unwrap_or(self.min_replicas),
+            max_replicas: own.max_replicas.unwrap_or(self.max_replicas),
+            models: BTreeMap::new(),
+            ..*self
+        }
+    }
+
+    fn entry(&self, model: &ModelId) -> ModelRules {
+        if let Some(named) = self.models.get(model.as_str()) {
+            return *named;
+        }
+        let patterns = self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
+        patterns.max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| *rules).unwrap_or_default()
+    }
+
+    /// The models that have rules by their name: they are known before any of their replicas is.
+    pub fn named_models(&self) -> impl Iterator<Item = ModelId> {
+        self.models.keys().filter(|name| !is_pattern(name)).filter_map(|name| ModelId::parse(name).ok())
+    }
+}
+
+impl Default for AutoscalingRules {
+    /// The targets are what llm-d's autoscaler aims for: it counts a replica as saturated at 80 % of its KV cache or 5 waiting
+    /// requests, and scales when a tenth of the cache is left of that. The tolerance is the HPA's. Five minutes ahead is as far
+    /// as two minutes of trend say anything, and longer than most engines take to start.
+    fn default() -> Self {
+        Self {
+            kv_cache: const { Percent::new(70).unwrap() },
+            waiting: 5,
+            running: None,
+            min_replicas: 1,
+            max_replicas: 100,
+            reserve: Reserve::default(),
+            tolerance: const { Percent::new(10).unwrap() },
+            look_ahead: Millis::seconds(300),
+            scale_up: ScaleUp::default(),
+            scale_down: ScaleDown::default(),
+            models: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for ScaleUp {
+    /// The HPA's: at once, by 4 replicas or to twice as many.
+    fn default() -> Self {
+        Self { window: Millis(0), replicas: 4, percent: 100 }
+    }
+}
+
+impl Default for ScaleDown {
+    /// The HPA's window. Half of the replicas a minute: each has requests to finish and a KV cache that is warm.
+    fn default() -> Self {
+        Self {
+            window: Millis::seconds(300),
+            replicas: 4,
+            percent: const { Percent::new(50).unwrap() },
+            period: Millis::seconds(60),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_models_name_counts_before_a_pattern_and_a_longer_pattern_before_a_shorter_one() {
+        let most = |max_replicas| ModelRules { max_replicas: Some(max_replicas), ..ModelRules::default() };
+        let models = [("*", 2), ("meta-llama/*", 3), ("meta-llama/Llama-3.1-8B", 4), ("*-8B", 5)];
+        let rules = AutoscalingRules {
+            models: models.map(|(name, max)| (name.to_owned(), most(max))).into(),
+            waiting: 9,
+            ..AutoscalingRules::default()
+        };
+        let of = |name: &str| rules.of(&ModelId::parse(name).unwrap());
+        assert_eq!(of("meta-llama/Llama-3.1-8B").max_replicas, 4);
+        assert_eq!(of("meta-llama/Other-8B").max_replicas, 3);
+        assert_eq!(of("Qwen/Qwen3-8B").max_replicas, 5);
+        assert_eq!((of("Qwen/Qwen3-32B").max_replicas, of("Qwen/Qwen3-32B").waiting), (2, 9));
+        let named: Vec<_> = rules.named_models().map(|model| model.to_string()).collect();
+        assert_eq!(named, ["meta-llama/Llama-3.1-8B"]);
+    }
+}
