@@ -137,16 +137,13 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
 ) -> Response {
-    let model = match understood(query) {
-        Ok(model) => model,
-        Err(error) => return error.into_response(),
-    };
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(PATH));
     let turn = match extender.turn(&asker, page, &extender.pages.small).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    match answered(&extender, model) {
+    // A client that may not see the page learns nothing of what it takes.
+    match understood(query).and_then(|model| answered(&extender, model)) {
         Ok(answer) => held(answer, turn),
         Err(error) => error.into_response(),
     }

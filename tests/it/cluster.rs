@@ -130,6 +130,7 @@ impl TestReplica {
                 PodPhase::Waiting(waiting) => {
                     waiting.offered = None;
                     (waiting.refused, waiting.since, waiting.failed_attempt) = (None, Moment(0), None);
+                    (waiting.unplaced_since, waiting.reserved_since) = (None, None);
                     waiting.reservation.iter_mut().for_each(|reservation| reservation.deadline = Moment(0));
                 }
                 PodPhase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),

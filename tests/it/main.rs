@@ -3,6 +3,7 @@
 mod acts;
 mod agent;
 mod agent_auth;
+mod autoscaling;
 mod bind;
 mod certificates;
 mod chart;

@@ -157,7 +157,7 @@ fn five_seconds_of_top_beside_the_demo() {
     });
     let address = loop {
         let line =
-            lines.recv_timeout(crate::client::PATIENCE).expect("the demo names its operators' address");
+            lines.recv_timeout(4 * crate::client::PATIENCE).expect("the demo names its operators' address");
         if let Some(found) = operators_address(&line) {
             break found;
         }

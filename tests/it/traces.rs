@@ -79,7 +79,7 @@ fn call(serve: &RunningServe, verb: &str, body: &serde_json::Value) -> serde_jso
 }
 
 fn metric(serve: &RunningServe, sample: &str) -> f64 {
-    let page = Client::connect(serve.operators).get("/metrics");
+    let page = Client::connect(serve.operators).get_page("/metrics");
     let text = page.text();
     let line = text.lines().find_map(|line| line.strip_prefix(sample));
     line.unwrap_or_else(|| panic!("no {sample} in {text}")).trim().parse().unwrap()

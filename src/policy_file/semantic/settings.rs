@@ -3,6 +3,7 @@
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::duration_text;
+use crate::units::Millis;
 use std::collections::BTreeMap;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -11,6 +12,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     models(policy, found);
     pressure(policy, found);
     evictions(policy, found);
+    autoscaling(policy, found);
 }
 
 fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -104,6 +106,68 @@ fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                     .help("raise `cluster`, or lower this one"),
             );
         }
+    }
+}
+
+/// An HPA looks back no further than an hour, and a longer window would hold yesterday's peak.
+const LONGEST_WINDOW: Millis = Millis::seconds(3600);
+
+/// Targets that no replica can have, bounds that exclude each other, and windows that outlast every peak.
+fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let rules = &policy.draft.settings.autoscaling;
+    bounds(policy, &["autoscaling"], rules.kv_cache.get(), rules.min_replicas, rules.max_replicas, found);
+    for (name, own) in &rules.models {
+        let path = ["autoscaling", "models", name.as_str()];
+        if name.trim().is_empty() {
+            let message = "no model has an empty name";
+            found.push(
+                Diagnostic::error("empty-name", policy.span(&path), message)
+                    .help("write a model's name, or a pattern such as `meta-llama/*`"),
+            );
+        }
+        let kv_cache = own.kv_cache.unwrap_or(rules.kv_cache).get();
+        let least = own.min_replicas.unwrap_or(rules.min_replicas);
+        let most = own.max_replicas.unwrap_or(rules.max_replicas);
+        // What is wrong for all models is said once.
+        if own.kv_cache.is_some() || own.min_replicas.is_some() || own.max_replicas.is_some() {
+            bounds(policy, &path, kv_cache, least, most, found);
+        }
+    }
+    for (field, window) in [("scaleUp", rules.scale_up.window), ("scaleDown", rules.scale_down.window)] {
+        if window > LONGEST_WINDOW {
+            let message = format!("a window of {} is longer than an hour", duration_text(window));
+            let at = policy.span(&["autoscaling", field, "window"]);
+            found.push(Diagnostic::error("window-too-long", at, message).help("write at most `1h`"));
+        }
+    }
+}
+
+fn bounds(
+    policy: Written<'_>,
+    path: &[&str],
+    kv_cache: u8,
+    least: u32,
+    most: u32,
+    found: &mut Vec<Diagnostic>,
+) {
+    if kv_cache == 0 {
+        let at = policy.span(&[path, &["kvCache"]].concat());
+        found.push(
+            Diagnostic::error(
+                "target-of-nothing",
+                at,
+                "a replica that may use no KV cache serves no request",
+            )
+            .help("write more than 0%, such as `70%`"),
+        );
+    }
+    if least > most {
+        let at = policy.span(&[path, &["minReplicas"]].concat());
+        let message = format!("at least {least} replicas are more than the {most} that there are at most");
+        found.push(
+            Diagnostic::error("replicas-turned-round", at, message)
+                .help("lower `minReplicas`, or raise `maxReplicas`"),
+        );
     }
 }
 

@@ -129,6 +129,7 @@ fn guarded_pages() -> Vec<&'static str> {
     let as_asked = |(path, guard): (&'static str, Guard)| match (path, guard) {
         (_, Guard::None) => None,
         ("/v1/models", Guard::Path) => Some("/v1/models?model=llm"),
+        ("/v1/models/desired-replicas", Guard::Path) => Some("/v1/models/desired-replicas?model=m"),
         (path, Guard::Path) => Some(path),
         ("/v1/explain", Guard::Pod) => Some("/v1/explain?pod=llm"),
         (path, Guard::Pod) => panic!("{path}: say here how a client asks for it"),
