@@ -178,8 +178,8 @@ fn five_seconds_of_top_beside_the_demo() {
 
 /// The demo names it when its story has been played.
 fn operators_address(line: &str) -> Option<String> {
-    let (_, after) = line.split_once("Look around: curl ")?;
-    Some(after.split_once("/metrics")?.0.to_owned())
+    let (_, after) = line.split_once("Look around: ")?;
+    Some(after.split_once("/ in a browser")?.0.to_owned())
 }
 
 /// A process that ends with the test.
