@@ -141,7 +141,7 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let (head, _) = request.into_parts();
     let path = match proxy.page(&head.method, head.uri.path(), &head.headers) {
         Ok(path) => path,
-        Err(refused) => return refused,
+        Err(refused) => return *refused,
     };
     let page = head.uri.query().map_or(path.to_owned(), |query| format!("{path}?{query}"));
     proxy.fetched(&page, &head.headers).await.unwrap_or_else(|error| {
@@ -152,8 +152,14 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
 
 impl Proxy {
     /// The page that is asked for, if the request is from the page that this proxy served.
-    fn page<'a>(&self, method: &Method, path: &'a str, headers: &HeaderMap) -> Result<&'a str, Response> {
-        let refused = |status: StatusCode, text: &'static str| (status, format!("{text}\n")).into_response();
+    fn page<'a>(
+        &self,
+        method: &Method,
+        path: &'a str,
+        headers: &HeaderMap,
+    ) -> Result<&'a str, Box<Response>> {
+        let refused =
+            |status: StatusCode, text: &'static str| Box::new((status, format!("{text}\n")).into_response());
         if *method != Method::GET {
             return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "pages are read with GET"));
         }
@@ -175,7 +181,7 @@ impl Proxy {
             // The page's own addresses are relative to the last slash.
             "" => {
                 let to = [(header::LOCATION, format!("{}/", self.prefix))];
-                Err((StatusCode::PERMANENT_REDIRECT, to).into_response())
+                Err(Box::new((StatusCode::PERMANENT_REDIRECT, to).into_response()))
             }
             _ => Err(refused(StatusCode::NOT_FOUND, "no such page here")),
         }

@@ -30,7 +30,7 @@ impl Driven {
         let service =
             Service::timed_by(TimeSource { monotonic, wall: jiff::Timestamp::now }, Policy::default());
         let dump = json!({ "items": [{ "kind": "Node", "metadata": { "name": "node-a" } }] }).to_string();
-        let dump = Dump::of(dump.into(), Path::new("test"));
+        let dump = Dump::of(dump, Path::new("test"));
         let control_plane = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         Self {
             extender: Extender::new(service, Arc::new(control_plane), RequestLimits::default()),

@@ -143,14 +143,12 @@ enum Step<'a, T> {
 }
 
 /// Goes through two lists in order of their keys.
-fn in_step<'a, T, K: Ord>(
+fn in_step<'a, T, K: Ord + 'a>(
     before: &'a [T],
     after: &'a [T],
     key: impl Fn(&'a T) -> &'a K,
     mut step: impl FnMut(Step<'a, T>),
-) where
-    K: 'a,
-{
+) {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     loop {
         let order = match (before.peek(), after.peek()) {

@@ -103,7 +103,7 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
         Happens::Runs { pod, gib, node, gpu, starting } if gpu < gpus(cluster, node) => {
             cluster.bound(&sketch(pod, gib), &node_name(node), &[gpu], starting);
         }
-        Happens::Leaves { pod } => drop(cluster.ledger.apply(PodDeleted(sketch(pod, 1).uid()))),
+        Happens::Leaves { pod } => cluster.ledger.apply(PodDeleted(sketch(pod, 1).uid())),
         Happens::Gpus { node, count, is_well } => {
             cluster.ledger.set_node(&name(&node_name(node)), Default::default(), None);
             let last = if is_well { Health::Healthy } else { Health::Lost };
@@ -111,7 +111,7 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
             health[count - 1] = last;
             cluster.devices(&node_name(node), &health);
         }
-        Happens::Deleted { node } => drop(cluster.ledger.apply(NodeDeleted(name(&node_name(node))))),
+        Happens::Deleted { node } => cluster.ledger.apply(NodeDeleted(name(&node_name(node)))),
         Happens::Report { .. } | Happens::Runs { .. } => {}
     }
 }
