@@ -100,3 +100,72 @@ async fn the_desired_replicas_follow_the_load_of_the_engines_and_fall_after_the_
     let (status, text) = driven.page("").await;
     assert!(status == 400 && text.contains("?model=MODEL"), "{status}: {text}");
 }
+
+fn example(name: &str) -> Vec<Value> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/examples").join(name);
+    serde_saphyr::from_multiple(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
+fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+/// The model of a workload's engine, as its pods say it.
+fn model_of(target: &Value) -> String {
+    let name = target["name"].as_str().unwrap();
+    let annotations = match target["kind"].as_str() {
+        Some("LeaderWorkerSet") => {
+            let set = named(&example("leaderworkerset.yaml"), "LeaderWorkerSet", name).clone();
+            set["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["metadata"]["annotations"].clone()
+        }
+        _ => {
+            let deployment = named(&example("deployment.yaml"), "Deployment", name).clone();
+            deployment["spec"]["template"]["metadata"]["annotations"].clone()
+        }
+    };
+    annotations["stowage.dev/model"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn each_example_of_an_hpa_reads_the_rule_of_the_model_that_it_scales() {
+    let objects = example("autoscaling-hpa.yaml");
+    let rules = named(&objects, "ConfigMap", "adapter-config")["data"]["config.yaml"].as_str().unwrap();
+    let rules: Value = serde_saphyr::from_str(rules).unwrap();
+    let rules = rules["externalRules"].as_array().unwrap();
+    let hpas: Vec<&Value> = objects.iter().filter(|one| one["kind"] == "HorizontalPodAutoscaler").collect();
+    assert_eq!((hpas.len(), rules.len()), (2, 2));
+    for hpa in hpas {
+        let model = model_of(&hpa["spec"]["scaleTargetRef"]);
+        let external = &hpa["spec"]["metrics"][0]["external"];
+        assert_eq!(external["target"], json!({ "type": "AverageValue", "averageValue": "1" }));
+        let rule = rules.iter().find(|rule| rule["name"]["as"] == external["metric"]["name"]).unwrap();
+        let series = format!("stowage_model_desired_replicas{{model=\"{model}\"}}");
+        assert_eq!(rule["seriesQuery"], *series);
+        assert_eq!(rule["metricsQuery"], format!("max({series})"));
+        assert_eq!(rule["resources"]["namespaced"], false);
+    }
+}
+
+#[test]
+fn the_example_of_keda_asks_the_page_that_there_is_and_its_account_may_see_no_other() {
+    let objects = example("autoscaling-keda.yaml");
+    let scaled = named(&objects, "ScaledObject", "llama-3-1-8b");
+    let model = model_of(&json!({ "kind": "Deployment", "name": scaled["spec"]["scaleTargetRef"]["name"] }));
+    let trigger = &scaled["spec"]["triggers"][0];
+    let metadata = &trigger["metadata"];
+    let url = format!("https://stowage-agents.kube-system.svc:9445{}?model={model}", autoscaling::PATH);
+    assert_eq!(metadata["url"], *url);
+    assert_eq!(
+        (&metadata["valueLocation"], &metadata["targetValue"]),
+        (&"desiredReplicas".into(), &"1".into())
+    );
+    assert_eq!((&metadata["unsafeSsl"], &metadata["authMode"]), (&"false".into(), &"bearer".into()));
+    let authentication = trigger["authenticationRef"]["name"].as_str().unwrap();
+    let from = &named(&objects, "TriggerAuthentication", authentication)["spec"]["secretTargetRef"][0];
+    let secret = named(&objects, "Secret", from["name"].as_str().unwrap());
+    let account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"].as_str().unwrap();
+    named(&objects, "ServiceAccount", account);
+    let rules = &named(&objects, "ClusterRole", "stowage-autoscaling")["rules"];
+    assert_eq!(*rules, json!([{ "nonResourceURLs": [autoscaling::PATH], "verbs": ["get"] }]));
+}

@@ -20,7 +20,7 @@ const FOLDERS: [&str; 6] = [
 ];
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
-const OTHERS: [[&str; 4]; 8] = [
+const OTHERS: [[&str; 4]; 10] = [
     ["monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"],
     ["monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"],
     ["cert-manager.io", "v1", "Issuer", "issuers"],
@@ -29,6 +29,8 @@ const OTHERS: [[&str; 4]; 8] = [
     ["jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"],
     ["serving.kserve.io", "v1beta1", "InferenceService", "inferenceservices"],
     ["argoproj.io", "v1alpha1", "CronWorkflow", "cronworkflows"],
+    ["keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"],
+    ["keda.sh", "v1alpha1", "TriggerAuthentication", "triggerauthentications"],
 ];
 
 /// What `kubectl kustomize` makes of a folder.
