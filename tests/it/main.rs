@@ -3,6 +3,7 @@
 mod acts;
 mod agent;
 mod agent_auth;
+mod alerts;
 mod autoscaling;
 mod bind;
 mod certificates;

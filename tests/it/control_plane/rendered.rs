@@ -20,9 +20,10 @@ const FOLDERS: [&str; 6] = [
 ];
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
-const OTHERS: [[&str; 4]; 10] = [
+const OTHERS: [[&str; 4]; 11] = [
     ["monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"],
     ["monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"],
+    ["monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"],
     ["cert-manager.io", "v1", "Issuer", "issuers"],
     ["cert-manager.io", "v1", "Certificate", "certificates"],
     ["leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"],
