@@ -1,7 +1,8 @@
 //! Alerts and recording rules: promtool loads them and their unit tests pass, the operator's object has the same groups, every alert
 //! has a runbook page, and every metric that they read exists.
 
-pub mod rules;
+mod dashboard;
+mod rules;
 
 use crate::needs::skipped;
 use rules::{Alert, alerts, metric_names, recorded, root, text};
