@@ -2,11 +2,11 @@
 //!
 //! - [`family`]: how a family is declared. Read it before you add one.
 //! - [`scrape`]: how a page is written.
-//! - serve's page, kept: `requests`, `reports`, `cluster`, [`edge`], [`planner`], [`policy`], [`lending`], [`conflicts`],
+//! - serve's page, kept: `requests`, `reports`, `cluster`, `autoscaling`, [`edge`], [`planner`], [`policy`], [`lending`], [`conflicts`],
 //!   [`start_times`], by subject.
 //! - serve's page, sampled from a copy of the ledger: [`usage`], [`devices`], [`models`], [`overuse`].
 //! - [`agent`]: the agent's page.
-//! - [`reference`]: `docs/metrics.md`, generated from the declarations.
+//! - [`mod@reference`]: `docs/metrics.md`, generated from the declarations.
 //!
 //! No decision reads a metric.
 
