@@ -1,0 +1,357 @@
+//! The fleet's hardware as it is: nodes, their GPUs, what is on their disks and in their memory. Every placement is entered
+//! here, whichever scheduler made it, so that one that gives away what is taken is found out: this is the oracle of every run.
+//!
+//! Nothing here decides, and nothing here is read by Stowage's scheduler, which knows what messages say.
+
+use super::pods::{Image, PodSpec};
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use crate::scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use crate::scheduling::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel, time_to_ready};
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use crate::units::{Bytes, Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// One node's hardware.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineSpec {
+    pub name: NodeName,
+    pub labels: BTreeMap<String, String>,
+    pub gpu: GpuModel,
+    pub gpus: u32,
+    /// Of each GPU.
+    pub vram: Bytes,
+    /// Host memory that files stay in after they are read.
+    pub page_cache: Bytes,
+}
+
+#[derive(Debug, Clone)]
+pub struct Machine {
+    pub spec: MachineSpec,
+    pub gpus: Vec<PhysicalGpu>,
+    /// Models whose files are on its disk, and what they weigh.
+    pub disk: BTreeMap<ModelId, Bytes>,
+    /// Models whose files are in memory, the one that was read last at the end.
+    page_cache: Vec<(ModelId, Bytes)>,
+    /// Names of the images that it has.
+    pub images: BTreeSet<String>,
+    /// Engines that sleep and may be woken by another pod, by the places of their GPUs.
+    pub sleepers: Vec<Sleeper>,
+}
+
+/// An engine that sleeps, its weights in host memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sleeper {
+    pub model: ModelId,
+    pub weights: Bytes,
+    /// Places of its GPUs on its node.
+    pub gpus: Vec<usize>,
+    /// The namespace whose pods may wake it.
+    pub namespace: Arc<str>,
+}
+
+#[derive(Debug, Clone)]
+pub struct PhysicalGpu {
+    pub uuid: GpuUuid,
+    /// What its pods have of it.
+    pub pods: BTreeMap<PodUid, Charge>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Charge {
+    pub vram: Bytes,
+    pub exclusive: bool,
+}
+
+/// A promise that a placement breaks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BrokenPromise {
+    #[error("{pod} is bound to {node}, which has no such GPU")]
+    NoSuchGpu { pod: PodUid, node: NodeName },
+    #[error("{node} {gpu}: {pod} makes it {promised} of {vram}")]
+    OverPromised { pod: PodUid, node: NodeName, gpu: GpuUuid, promised: Bytes, vram: Bytes },
+    #[error("{node} {gpu}: {pod} shares it, and one of its pods is exclusive")]
+    ExclusiveShared { pod: PodUid, node: NodeName, gpu: GpuUuid },
+    #[error("{pod} asks for {asked} GPUs and is bound to {got}")]
+    OtherCount { pod: PodUid, asked: u32, got: usize },
+    #[error("{pod} is bound a second time")]
+    BoundTwice { pod: PodUid },
+    #[error("{victim} is evicted for {}, and its priority is {priority}", preemptor.as_ref().map_or("no pod", PodUid::as_str))]
+    WrongVictim { victim: PodUid, preemptor: Option<PodUid>, priority: i32 },
+}
+
+/// All nodes.
+#[derive(Debug, Clone)]
+pub struct Machines {
+    all: Vec<Machine>,
+    by_name: BTreeMap<NodeName, usize>,
+    /// How fast weights and images really come.
+    pub speeds: LoadingSpeeds,
+}
+
+impl Machines {
+    pub fn new(specs: impl IntoIterator<Item = MachineSpec>, speeds: LoadingSpeeds) -> Self {
+        let all: Vec<Machine> = specs.into_iter().map(Machine::new).collect();
+        let by_name = all.iter().enumerate().map(|(place, m)| (m.spec.name.clone(), place)).collect();
+        Self { all, by_name, speeds }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Machine> {
+        self.all.iter()
+    }
+
+    pub fn get(&self, node: &NodeName) -> Option<&Machine> {
+        Some(&self.all[*self.by_name.get(node)?])
+    }
+
+    pub fn get_mut(&mut self, node: &NodeName) -> Option<&mut Machine> {
+        Some(&mut self.all[*self.by_name.get(node)?])
+    }
+
+    pub fn gpus(&self) -> u64 {
+        self.all.iter().map(|machine| machine.gpus.len() as u64).sum()
+    }
+
+    /// Enters a placement. What it breaks is answered, and the pod is placed all the same: so would a node start it.
+    pub fn place(
+        &mut self,
+        pod: &PodUid,
+        spec: &PodSpec,
+        node: &NodeName,
+        devices: &[GpuUuid],
+    ) -> Vec<BrokenPromise> {
+        let mut broken = Vec::new();
+        let known = self.by_name.get(node).map(|place| &mut self.all[*place]);
+        let Some(machine) = known else {
+            return vec![BrokenPromise::NoSuchGpu { pod: pod.clone(), node: node.clone() }];
+        };
+        if devices.len() != spec.gpus as usize {
+            let (pod, asked, got) = (pod.clone(), spec.gpus, devices.len());
+            broken.push(BrokenPromise::OtherCount { pod, asked, got });
+        }
+        let vram = machine.spec.vram;
+        for device in devices {
+            let Some(gpu) = machine.gpus.iter_mut().find(|gpu| gpu.uuid == *device) else {
+                broken.push(BrokenPromise::NoSuchGpu { pod: pod.clone(), node: node.clone() });
+                continue;
+            };
+            gpu.pods.insert(pod.clone(), Charge { vram: spec.per_gpu(), exclusive: spec.exclusive });
+            let promised = gpu.charged();
+            let (pod, node, gpu_uuid) = (pod.clone(), node.clone(), gpu.uuid.clone());
+            if gpu.pods.len() > 1 && gpu.pods.values().any(|charge| charge.exclusive) {
+                broken.push(BrokenPromise::ExclusiveShared { pod, node, gpu: gpu_uuid });
+            } else if promised > vram {
+                broken.push(BrokenPromise::OverPromised { pod, node, gpu: gpu_uuid, promised, vram });
+            }
+        }
+        broken
+    }
+
+    /// The pod is gone from its node.
+    pub fn remove(&mut self, pod: &PodUid, node: &NodeName) {
+        if let Some(machine) = self.get_mut(node) {
+            machine.gpus.iter_mut().for_each(|gpu| {
+                gpu.pods.remove(pod);
+            });
+        }
+    }
+
+    /// How long a pod that is bound there now takes until its engine answers, and what the node has of it from then on: an engine
+    /// of its model that sleeps on exactly its GPUs is woken.
+    pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Millis {
+        let speeds = self.speeds.clone();
+        let Some(machine) = self.get_mut(node) else { return Millis::default() };
+        let Some(model) = &spec.model else { return machine.pull(spec.image.as_ref(), &speeds) };
+        if let Some(sleeper) = machine.wake(model, &spec.namespace, devices) {
+            return sleeper.weights.over(speeds.wake) + speeds.wake_init;
+        }
+        let holding = machine.holding(model);
+        let pull = machine.pull(spec.image.as_ref(), &speeds);
+        let load = time_to_ready(holding.as_ref(), spec.weights, &speeds);
+        machine.read_files(model, spec.weights);
+        pull + load
+    }
+}
+
+impl Machine {
+    fn new(spec: MachineSpec) -> Self {
+        let gpu = |index: u32| PhysicalGpu {
+            uuid: GpuUuid::parse(&format!("GPU-{}-{index}", spec.name))
+                .expect("a node's name is short enough"),
+            pods: BTreeMap::new(),
+        };
+        Self {
+            gpus: (0..spec.gpus).map(gpu).collect(),
+            spec,
+            disk: BTreeMap::new(),
+            page_cache: Vec::new(),
+            images: BTreeSet::new(),
+            sleepers: Vec::new(),
+        }
+    }
+
+    /// GPUs without a pod.
+    pub fn free_gpus(&self) -> impl Iterator<Item = (usize, &PhysicalGpu)> {
+        self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.pods.is_empty())
+    }
+
+    pub fn place_of(&self, device: &GpuUuid) -> Option<usize> {
+        self.gpus.iter().position(|gpu| gpu.uuid == *device)
+    }
+
+    /// Its files of this model.
+    pub fn holding(&self, model: &ModelId) -> Option<NodeModel> {
+        let bytes = *self.disk.get(model)?;
+        let is_cached = self.page_cache.iter().any(|(cached, _)| cached == model);
+        let tier = if is_cached { ModelTier::PageCache } else { ModelTier::Disk };
+        Some(NodeModel { model: model.clone(), tier, bytes })
+    }
+
+    /// Its files of all models, as an agent finds them.
+    pub fn holdings(&self) -> impl Iterator<Item = NodeModel> {
+        self.disk.keys().filter_map(|model| self.holding(model))
+    }
+
+    /// The files were read: they are on the disk, and in memory as far as there is room, before those that were read earlier.
+    pub fn read_files(&mut self, model: &ModelId, weights: Bytes) {
+        self.disk.insert(model.clone(), weights);
+        self.page_cache.retain(|(cached, _)| cached != model);
+        self.page_cache.push((model.clone(), weights));
+        let mut used: Bytes = self.page_cache.iter().map(|(_, bytes)| *bytes).sum();
+        while used > self.spec.page_cache && !self.page_cache.is_empty() {
+            let (_, dropped) = self.page_cache.remove(0);
+            used = used.minus(dropped);
+        }
+    }
+
+    /// The time until the image is there; it stays.
+    fn pull(&mut self, image: Option<&Image>, speeds: &LoadingSpeeds) -> Millis {
+        match image {
+            Some(image) if self.images.insert(image.name.clone()) => image.size.over(speeds.image_pull),
+            _ => Millis::default(),
+        }
+    }
+
+    /// What its agent reports. `loads` are the engines that serve, by pod; other pods use what they were granted.
+    pub fn reading(&self, now: Moment, loads: &BTreeMap<PodUid, EngineLoad>) -> NodeReading {
+        let gpu = |gpu: &PhysicalGpu| {
+            let loads = gpu.pods.keys().filter_map(|pod| loads.get(pod));
+            GpuReading {
+                uuid: gpu.uuid.clone(),
+                used: Some(gpu.charged()),
+                attributed: gpu.pods.iter().map(|(pod, charge)| (pod.clone(), charge.vram)).collect(),
+                engine_load: loads.fold(EngineLoad::NONE, |all, one| all.beside(*one)),
+            }
+        };
+        NodeReading {
+            sampled: now,
+            gpus: self.gpus.iter().map(gpu).collect(),
+            holdings: self.holdings().collect(),
+            engines: self.sleepers.iter().enumerate().map(|(n, one)| self.sleeping(n, one, now)).collect(),
+            ..NodeReading::default()
+        }
+    }
+
+    fn sleeping(&self, n: usize, sleeper: &Sleeper, now: Moment) -> EngineReading {
+        EngineReading {
+            pod: PodUid::parse(&format!("{}-sleeper-{n}", self.spec.name))
+                .expect("a node's name and a number"),
+            model: sleeper.model.clone(),
+            gpus: sleeper.gpus.iter().map(|place| self.gpus[*place].uuid.clone()).collect(),
+            state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
+            reusable_in: Some(sleeper.namespace.clone()),
+            seen: now,
+        }
+    }
+
+    fn wake(&mut self, model: &ModelId, namespace: &str, devices: &[GpuUuid]) -> Option<Sleeper> {
+        let mut places: Vec<usize> = devices.iter().filter_map(|device| self.place_of(device)).collect();
+        places.sort_unstable();
+        let suits = |one: &Sleeper| one.model == *model && *one.namespace == *namespace && one.gpus == places;
+        let found = self.sleepers.iter().position(suits)?;
+        Some(self.sleepers.swap_remove(found))
+    }
+}
+
+impl PhysicalGpu {
+    pub fn charged(&self) -> Bytes {
+        self.pods.values().map(|charge| charge.vram).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machines() -> Machines {
+        let spec = MachineSpec {
+            name: NodeName::parse("n").unwrap(),
+            labels: BTreeMap::new(),
+            gpu: GpuModel::parse("any").unwrap(),
+            gpus: 2,
+            vram: Bytes::gib(80),
+            page_cache: Bytes::gib(20),
+        };
+        Machines::new([spec], LoadingSpeeds::default())
+    }
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    #[test]
+    fn a_placement_beyond_a_gpu_and_one_beside_an_exclusive_pod_are_found_out() {
+        let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
+        let gpus: Vec<GpuUuid> =
+            machines.get(&node).unwrap().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let shared = PodSpec::plain("a", Bytes::gib(50));
+        assert_eq!(machines.place(&uid("one"), &shared, &node, &gpus[..1]), []);
+        let broken = machines.place(&uid("two"), &shared, &node, &gpus[..1]);
+        assert!(
+            matches!(&broken[..], [BrokenPromise::OverPromised { promised, .. }] if *promised == Bytes::gib(100))
+        );
+        machines.remove(&uid("one"), &node);
+        let alone = PodSpec { exclusive: true, ..shared.clone() };
+        assert!(matches!(
+            machines.place(&uid("three"), &alone, &node, &gpus[..1])[..],
+            [BrokenPromise::ExclusiveShared { .. }]
+        ));
+        assert!(matches!(
+            machines.place(&uid("four"), &alone, &node, &gpus)[..],
+            [BrokenPromise::OtherCount { .. }, ..]
+        ));
+    }
+
+    #[test]
+    fn a_second_start_finds_the_image_and_the_files_until_memory_is_needed_for_others() {
+        let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
+        let model = |name: &str| ModelId::parse(name).unwrap();
+        let image = Image { name: "engine".into(), size: Bytes(20_000_000_000) };
+        let pod = |name| PodSpec {
+            image: Some(image.clone()),
+            ..PodSpec::serving("a", model(name), Bytes::gib(15), Bytes::gib(40))
+        };
+        let first = machines.start(&pod("m"), &node, &[]);
+        let second = machines.start(&pod("m"), &node, &[]);
+        // The image is pulled once: 100 s; the files come once over the network, and are read from memory then.
+        assert!(first > second + Millis::seconds(100), "{first:?} {second:?}");
+        machines.start(&pod("other"), &node, &[]);
+        let third = machines.start(&pod("m"), &node, &[]);
+        assert!(second < third && third < first, "{second:?} {third:?} {first:?}");
+    }
+
+    #[test]
+    fn a_sleeping_engine_is_woken_on_exactly_its_gpu_and_once() {
+        let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
+        let model = ModelId::parse("m").unwrap();
+        let gpus: Vec<GpuUuid> =
+            machines.get(&node).unwrap().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let sleeper =
+            Sleeper { model: model.clone(), weights: Bytes::gib(15), gpus: vec![1], namespace: "a".into() };
+        machines.get_mut(&node).unwrap().sleepers.push(sleeper);
+        let pod = PodSpec::serving("a", model, Bytes::gib(15), Bytes::gib(40));
+        assert!(machines.start(&pod, &node, &gpus[..1]) > Millis::seconds(20), "it is another GPU");
+        assert!(machines.start(&pod, &node, &gpus[1..]) < Millis::seconds(2));
+        assert!(machines.start(&pod, &node, &gpus[1..]) > Millis::seconds(20), "it was woken");
+    }
+}

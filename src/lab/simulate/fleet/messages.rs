@@ -1,0 +1,95 @@
+//! What goes between the fleet and its scheduler, and what becomes of it on the way.
+//!
+//! A scheduler that is honest about what it can know reads messages alone. In these simulations they all arrive at once;
+//! [`Fates`] is where faults come in.
+
+use super::pods::PodSpec;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::ledger::StartProgress;
+use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+/// What a scheduler is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// A pod as the API server shows it.
+    Pod(PodShown),
+    /// The pod is gone.
+    PodGone(PodUid),
+    /// How far a bound pod has come with its start.
+    Start { uid: PodUid, progress: StartProgress },
+    /// What the agent of a node measured.
+    Reading { node: NodeName, reading: NodeReading },
+    /// The Binding was written.
+    Bound { uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]> },
+    /// The Binding was refused: the pod is gone, or bound.
+    NotBound(PodUid),
+}
+
+/// A pod as the API server shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodShown {
+    pub uid: PodUid,
+    pub spec: Arc<PodSpec>,
+    /// Where it runs; `None` while it is pending.
+    pub bound: Option<PodBound>,
+    /// Its last checkpoint.
+    pub checkpoint: Option<Moment>,
+    /// When it was asked to leave.
+    pub leaving: Option<Moment>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodBound {
+    pub node: NodeName,
+    pub devices: Arc<[GpuUuid]>,
+    /// Its engine does not answer yet.
+    pub starting: bool,
+    pub since: Moment,
+}
+
+/// What a scheduler does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    Bind {
+        uid: PodUid,
+        node: NodeName,
+        devices: Arc<[GpuUuid]>,
+    },
+    /// `preemptor` is the pod that it makes room for.
+    Evict {
+        uid: PodUid,
+        preemptor: Option<PodUid>,
+    },
+}
+
+/// What is on its way.
+#[derive(Debug, Clone, Copy)]
+pub enum Envelope<'a> {
+    ToScheduler(&'a Message),
+    FromScheduler(&'a Act),
+}
+
+/// What becomes of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Arrives { after: Millis },
+    Lost,
+    Twice { after: Millis, again_after: Millis },
+}
+
+/// Decides what becomes of messages.
+pub trait Fates {
+    fn fate_of(&mut self, now: Moment, envelope: Envelope<'_>) -> Fate;
+}
+
+/// Every message arrives at once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reliable;
+
+impl Fates for Reliable {
+    fn fate_of(&mut self, _: Moment, _: Envelope<'_>) -> Fate {
+        Fate::Arrives { after: Millis(0) }
+    }
+}

@@ -1,0 +1,25 @@
+//! Schedulers of a simulated fleet. [`Stowage`] is the shipped one: it knows what messages say, and decides through the door of
+//! the core. The others are what it is compared with, and see the hardware itself, which is in their favor.
+
+mod stock;
+mod stowage;
+
+pub use stock::{Partition, Placing, Preempting, StockScheduler};
+pub use stowage::Stowage;
+
+use super::machines::Machines;
+use super::messages::{Act, Message};
+use crate::units::Moment;
+
+pub trait FleetScheduler {
+    /// The fleet is there.
+    fn meet(&mut self, now: Moment, machines: &Machines);
+
+    fn observe(&mut self, now: Moment, message: &Message);
+
+    /// Places what can be placed, and evicts for what cannot. Only a baseline reads the machines.
+    fn round(&mut self, now: Moment, machines: &Machines) -> Vec<Act>;
+
+    /// Whether a pod waits, so that another round may change something.
+    fn has_pending(&self) -> bool;
+}

@@ -1,0 +1,277 @@
+//! Stowage as it ships: a pod is asked about by `filter`, bound on the best node by `bind`, and if no node fits, planned by the
+//! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone.
+
+use super::FleetScheduler;
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::lab::simulate::fleet::machines::{Machine, Machines};
+use crate::lab::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::scheduling::audit::ledger::{Violation, audit};
+use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+use crate::scheduling::verbs::binding::{BindingFailed, BindingWritten};
+use crate::scheduling::verbs::filter::{self, FilterAsked};
+use crate::scheduling::verbs::observe::{
+    BudgetsVisible, DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeObserved,
+    PodDeleted, PodObserved, ReadingReported,
+};
+use crate::scheduling::verbs::request::VerbRequest;
+use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
+use crate::scheduling::verbs::wait::{NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending};
+use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use crate::scheduling::vocabulary::disruption_info::{
+    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::node::NodeKind;
+use crate::units::{Bytes, Moment};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The pods that a kubelet takes unless it is told otherwise.
+const MAX_PODS: u64 = 110;
+/// Pods of one planning run.
+const PODS_PER_RUN: usize = 2048;
+
+pub struct Stowage {
+    pub cluster: Cluster,
+    policy: Arc<Policy>,
+    names: Vec<String>,
+    scores: ScoreCache,
+    /// Pods that kube-scheduler has not asked about yet: higher priorities first, then as they came.
+    unasked: BTreeSet<(Reverse<i32>, u64, PodUid)>,
+    came: u64,
+    waiting: BTreeMap<PodUid, VerbRequest>,
+    /// Evictions that were ordered and not seen yet.
+    ordered: BTreeSet<PodUid>,
+    /// Whether its own books are checked after each round: that takes as long as the round.
+    audits: bool,
+    pub violations: Vec<Violation>,
+}
+
+impl Stowage {
+    pub fn new(policy: Policy) -> Self {
+        let policy = Arc::new(policy);
+        Self {
+            cluster: Cluster::new(policy.clone()),
+            policy,
+            names: Vec::new(),
+            scores: ScoreCache::default(),
+            unasked: BTreeSet::new(),
+            came: 0,
+            waiting: BTreeMap::new(),
+            ordered: BTreeSet::new(),
+            audits: false,
+            violations: Vec::new(),
+        }
+    }
+
+    /// Checks its books after each round.
+    pub fn audited(self) -> Self {
+        Self { audits: true, ..self }
+    }
+
+    fn see(&mut self, now: Moment, shown: &PodShown) {
+        let PodShown { uid, spec, bound, checkpoint, leaving } = shown;
+        // Pods that cannot be understood are refused by the extender; scenarios have none.
+        let Ok(demand) = spec.demand(&self.policy) else { return };
+        let Ok(key) = PodKey::parse(&spec.namespace, uid.as_str()) else { return };
+        let state = match bound {
+            Some(bound) => ObservedPhase::Bound {
+                node: bound.node.clone(),
+                devices: Some(bound.devices.clone()),
+                starting: bound.starting,
+                ran: Some(now.since(bound.since)),
+            },
+            None => ObservedPhase::Waiting(ObservedWaiting {
+                // Its condition shows it, and the watch brings it back.
+                reservation: self.cluster.reservation_of(uid).map(|status| status.reservation),
+                ..ObservedWaiting::default()
+            }),
+        };
+        if bound.is_none() && leaving.is_none() && !self.waiting.contains_key(uid) {
+            self.came += 1;
+            self.unasked.insert((Reverse(spec.priority), self.came, uid.clone()));
+            let waiting = ObservedWaiting::default();
+            let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand: demand.clone(), waiting };
+            self.waiting.insert(uid.clone(), request);
+        }
+        let observed = ObservedDisruptionInfo {
+            disruption_info: DisruptionInfo { owner: spec.owner.clone(), ..DisruptionInfo::default() },
+            stamp: checkpoint.map_or(CheckpointAge::None, |at| CheckpointAge::Ago(now.since(at))),
+            leaving: leaving.map(|at| PodDeletion { asked_ago: now.since(at), grace: spec.grace }),
+            loan: Default::default(),
+        };
+        if leaving.is_some() {
+            self.ordered.remove(uid);
+        }
+        let wants = || Requirements { namespace: spec.namespace.clone(), ..Requirements::default() };
+        let filters = match bound {
+            None => FilterPod::Waiting(wants()),
+            Some(bound) => FilterPod::Bound { footprint: footprint(&bound.node), successor: Some(wants()) },
+        };
+        self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod: filters });
+        let pod = PodObservation { uid: uid.clone(), key, demand, state, observed: Some(observed) };
+        self.cluster.apply(PodObserved(pod));
+    }
+
+    /// kube-scheduler asks about each new pod, and binds it where filter ranks first.
+    fn ask(&mut self, acts: &mut Vec<Act>) {
+        for (.., uid) in std::mem::take(&mut self.unasked) {
+            let Some(request) = self.waiting.get(&uid).cloned() else { continue };
+            let view = self.cluster.apply(FilterAsked(request));
+            let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+            let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
+            self.scores.put(scores);
+            match list.best.first() {
+                Some(best) => {
+                    self.cluster.apply(filter::offered(&view, best));
+                    let node = view.snapshot.nodes()[best.node].name.clone();
+                    self.bind(&uid, &node, acts);
+                }
+                None => {
+                    let names = self.names.iter().map(String::as_str);
+                    self.cluster.apply(filter::refused(&view, names));
+                }
+            }
+        }
+    }
+
+    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) {
+        let Some(asked) = BindAsked::of(&self.cluster, uid, node) else { return };
+        if let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) {
+            let (node, devices) = (decision.placement.node, decision.placement.devices);
+            acts.push(Act::Bind { uid: uid.clone(), node, devices });
+        }
+    }
+
+    /// The planner's run, and what follows from each reservation.
+    fn plan(&mut self, acts: &mut Vec<Act>) {
+        let pending = self.cluster.apply(TakePending { limit: PODS_PER_RUN });
+        if !pending.is_empty() {
+            let kube_filters = self.cluster.kube_filters().snapshot();
+            let generation = self.cluster.generation();
+            for step in plan(self.cluster.scratch(), &kube_filters, &pending) {
+                match step {
+                    PlanStep::Place(places) => self.take(places, generation, acts),
+                    PlanStep::Wake { uid, .. } => self.cluster.apply(PodRequeued(uid)),
+                    PlanStep::Wait { uid, .. } => self.cluster.apply(NoPlacementFound { uid, generation }),
+                }
+            }
+        }
+        for held in self.cluster.reservation_status().into_iter().filter(|held| held.is_free) {
+            self.bind(&held.uid, &held.reservation.node, acts);
+        }
+    }
+
+    fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64, acts: &mut Vec<Act>) {
+        if self.cluster.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
+            return;
+        }
+        for place in places {
+            for victim in place.reservation.victims.iter() {
+                let is_leaving = self.cluster.is_leaving(victim);
+                if !is_leaving && self.ordered.insert(victim.clone()) {
+                    self.cluster.apply(PodEvicted(victim.clone()));
+                    acts.push(Act::Evict { uid: victim.clone(), preemptor: Some(place.uid.clone()) });
+                }
+            }
+        }
+    }
+}
+
+impl FleetScheduler for Stowage {
+    fn meet(&mut self, now: Moment, machines: &Machines) {
+        self.cluster.apply(ClockAdvanced(now));
+        // There are no budgets, and the ledger knows it.
+        self.cluster.apply(BudgetsVisible(BudgetVisibility::Complete));
+        for machine in machines.iter() {
+            let labels = Arc::new(machine.spec.labels.clone());
+            let name = machine.spec.name.clone();
+            self.names.push(name.as_str().into());
+            let machine_labels =
+                labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
+            let filters = FilterNode {
+                name: name.clone(),
+                labels: Arc::new(machine_labels),
+                taints: Arc::default(),
+                allocatable: Amounts::default(),
+                pods: MAX_PODS,
+            };
+            let observed = NodeObserved::new(name.clone(), NodeKind::Stowage);
+            self.cluster.apply(NodeObserved { labels, machine: Some(filters), ..observed });
+            let reported = self.cluster.apply(DevicesReported { node: name, devices: devices(machine) });
+            debug_assert!(reported.is_ok(), "a machine has no more GPUs than a node may");
+        }
+    }
+
+    fn observe(&mut self, now: Moment, message: &Message) {
+        self.cluster.apply(ClockAdvanced(now));
+        match message {
+            Message::Pod(shown) => self.see(now, shown),
+            Message::PodGone(uid) => {
+                self.waiting.remove(uid);
+                self.ordered.remove(uid);
+                self.cluster.apply(PodDeleted(uid.clone()));
+            }
+            Message::Start { uid, progress } => {
+                self.cluster.apply(EngineStartObserved { uid: uid.clone(), progress: *progress });
+            }
+            Message::Reading { node, reading } => {
+                self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.clone() });
+            }
+            Message::Bound { uid, node, devices } => {
+                self.waiting.remove(uid);
+                let (uid, node, devices) = (uid.clone(), node.clone(), Some(devices.clone()));
+                self.cluster.apply(BindingWritten { uid, node, devices });
+            }
+            Message::NotBound(uid) => self.cluster.apply(BindingFailed(uid.clone())),
+        }
+    }
+
+    fn round(&mut self, now: Moment, _: &Machines) -> Vec<Act> {
+        let mut acts = Vec::new();
+        self.cluster.apply(Tick { now, is_leading: true });
+        self.ask(&mut acts);
+        self.plan(&mut acts);
+        if self.audits {
+            self.violations.extend(audit(&self.cluster));
+        }
+        acts
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+/// Its CPU and memory are left out: scenarios are about GPUs.
+fn footprint(node: &NodeName) -> NodeFootprint {
+    NodeFootprint {
+        node: node.clone(),
+        amounts: Amounts::default(),
+        ports: Arc::default(),
+        repels: Arc::default(),
+        volumes: 0,
+        claims_devices: false,
+    }
+}
+
+fn devices(machine: &Machine) -> Vec<Device> {
+    let device = |(index, uuid): (usize, &GpuUuid)| Device {
+        uuid: uuid.clone(),
+        index: index as u32,
+        model: machine.spec.gpu.clone(),
+        parent: None,
+        total: machine.spec.vram,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    };
+    machine.gpus.iter().map(|gpu| &gpu.uuid).enumerate().map(device).collect()
+}

@@ -1,0 +1,335 @@
+//! The stage of every scenario: one virtual clock, the fleet's hardware, and pods from their submission to their end. A scheduler
+//! places them; what it does is checked against the hardware, not against its own books.
+//!
+//! ```text
+//!  scenario ── submit, finish, checkpoint, report ──► Stage ── messages ──► scheduler
+//!     ▲                                                 │  ▲                    │
+//!     └── Bound, Ready, Leaving, Gone, Timer ───────────┘  └─── Bind, Evict ────┘
+//! ```
+//!
+//! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
+//! and is gone after it; what it does in that time is the scenario's. Messages and acts have fates ([`Fates`]).
+
+use super::machines::{BrokenPromise, Machines};
+use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
+use super::pods::PodSpec;
+use super::schedulers::FleetScheduler;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::lab::simulate::events::EventQueue;
+use crate::lab::simulate::random::{Random, mixed};
+use crate::scheduling::ledger::StartProgress;
+use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Between two rounds of the scheduler while pods are pending.
+const ROUND: Millis = Millis::seconds(1);
+/// Simulations begin here, far enough from 0 that ages can be subtracted.
+pub const START: Moment = Moment(1_000_000_000);
+
+/// What a scenario is told. `T` are its own timers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Happening<T> {
+    Bound(PodUid),
+    /// Its engine answers; how long that took is in [`StagePod`].
+    Ready(PodUid),
+    /// It was asked to leave, and is gone when its grace period ends.
+    Leaving(PodUid),
+    Gone(PodUid),
+    Timer(T),
+}
+
+enum StageEvent<T> {
+    Message(Message),
+    Act(Act),
+    Ready(PodUid),
+    Gone(PodUid),
+    Round,
+    Timer(T),
+}
+
+/// A pod on the stage.
+#[derive(Debug, Clone)]
+pub struct StagePod {
+    pub spec: Arc<PodSpec>,
+    pub submitted: Moment,
+    pub bound: Option<PodBound>,
+    /// When its engine answered.
+    pub ready: Option<Moment>,
+    pub checkpoint: Option<Moment>,
+    pub leaving: Option<Moment>,
+}
+
+pub struct Stage<'s, T> {
+    events: EventQueue<StageEvent<T>>,
+    happened: VecDeque<Happening<T>>,
+    pub machines: Machines,
+    pods: BTreeMap<PodUid, StagePod>,
+    scheduler: Box<dyn FleetScheduler + 's>,
+    fates: Box<dyn Fates + 's>,
+    submitted: u64,
+    /// How start times differ from what they should be.
+    starts: Random,
+    round_at: Option<Moment>,
+    /// Promises that the scheduler broke.
+    pub broken: Vec<BrokenPromise>,
+    pub evictions: u64,
+}
+
+impl<'s, T> Stage<'s, T> {
+    pub fn new(machines: Machines, scheduler: Box<dyn FleetScheduler + 's>, seed: u64) -> Self {
+        Self::with_fates(machines, scheduler, Box::new(Reliable), seed)
+    }
+
+    pub fn with_fates(
+        machines: Machines,
+        mut scheduler: Box<dyn FleetScheduler + 's>,
+        fates: Box<dyn Fates + 's>,
+        seed: u64,
+    ) -> Self {
+        scheduler.meet(START, &machines);
+        let mut events = EventQueue::default();
+        events.at(START, StageEvent::Round);
+        Self {
+            events,
+            happened: VecDeque::new(),
+            machines,
+            pods: BTreeMap::new(),
+            scheduler,
+            fates,
+            submitted: 0,
+            starts: Random::seeded(seed, 0x57a6e),
+            round_at: Some(START),
+            broken: Vec::new(),
+            evictions: 0,
+        }
+    }
+
+    pub fn now(&self) -> Moment {
+        self.events.now().max(START)
+    }
+
+    pub fn pod(&self, uid: &PodUid) -> Option<&StagePod> {
+        self.pods.get(uid)
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = (&PodUid, &StagePod)> {
+        self.pods.iter()
+    }
+
+    /// The scenario is told of `what` at that time.
+    pub fn at(&mut self, when: Moment, what: T) {
+        self.events.at(when, StageEvent::Timer(what));
+    }
+
+    /// A pod is created.
+    pub fn submit(&mut self, spec: PodSpec) -> PodUid {
+        self.submitted += 1;
+        // As random as real UIDs, so that ties by UID are broken at random; and the same under all schedulers.
+        let uid = PodUid::parse(&format!("{:016x}", mixed(self.submitted))).expect("digits are a name");
+        let pod = StagePod {
+            spec: Arc::new(spec),
+            submitted: self.now(),
+            bound: None,
+            ready: None,
+            checkpoint: None,
+            leaving: None,
+        };
+        self.pods.insert(uid.clone(), pod);
+        self.show(&uid);
+        self.round_by(self.now());
+        uid
+    }
+
+    /// The pod has ended, or its owner deletes it, and it is gone at once.
+    pub fn finish(&mut self, uid: &PodUid) {
+        self.remove(uid);
+    }
+
+    /// The pod has saved its work.
+    pub fn checkpoint(&mut self, uid: &PodUid) {
+        let now = self.now();
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.checkpoint = Some(now);
+            self.show(uid);
+        }
+    }
+
+    /// An agent reports.
+    pub fn report(&mut self, node: &NodeName, reading: NodeReading) {
+        self.send(Message::Reading { node: node.clone(), reading });
+    }
+
+    /// Every agent reports what its node has: GPUs, files and engines that sleep. `loads` are the engines that serve.
+    pub fn report_all(&mut self) {
+        let now = self.now();
+        let readings: Vec<(NodeName, NodeReading)> = self
+            .machines
+            .iter()
+            .map(|machine| (machine.spec.name.clone(), machine.reading(now, &BTreeMap::new())))
+            .collect();
+        readings.into_iter().for_each(|(node, reading)| self.report(&node, reading));
+    }
+
+    /// What happens next, up to `end`; `None` at the end.
+    pub fn next(&mut self, end: Moment) -> Option<Happening<T>> {
+        loop {
+            if let Some(happened) = self.happened.pop_front() {
+                return Some(happened);
+            }
+            let event = self.events.take()?;
+            if self.events.now() > end {
+                return None;
+            }
+            match event {
+                StageEvent::Message(message) => self.deliver(&message),
+                StageEvent::Act(act) => self.act(act),
+                StageEvent::Ready(uid) => self.ready(&uid),
+                StageEvent::Gone(uid) => self.gone(&uid),
+                StageEvent::Timer(what) => return Some(Happening::Timer(what)),
+                StageEvent::Round => self.round(),
+            }
+        }
+    }
+
+    fn round(&mut self) {
+        let now = self.now();
+        // An earlier round took the place of this one.
+        if self.round_at != Some(now) {
+            return;
+        }
+        self.round_at = None;
+        for act in self.scheduler.round(now, &self.machines) {
+            self.carry(act);
+        }
+        if self.scheduler.has_pending() {
+            self.round_by(now + ROUND);
+        }
+    }
+
+    /// There is a round at `when` at the latest.
+    fn round_by(&mut self, when: Moment) {
+        if self.round_at.is_none_or(|next| when < next) {
+            self.round_at = Some(when);
+            self.events.at(when, StageEvent::Round);
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        let now = self.now();
+        match self.fates.fate_of(now, Envelope::ToScheduler(&message)) {
+            Fate::Lost => {}
+            Fate::Arrives { after: Millis(0) } => self.deliver(&message),
+            Fate::Arrives { after } => self.events.at(now + after, StageEvent::Message(message)),
+            Fate::Twice { after, again_after } => {
+                self.events.at(now + after, StageEvent::Message(message.clone()));
+                self.events.at(now + again_after, StageEvent::Message(message));
+            }
+        }
+    }
+
+    fn deliver(&mut self, message: &Message) {
+        let now = self.now();
+        self.scheduler.observe(now, message);
+        // A reading wakes no scheduler: the next round sees it.
+        if !matches!(message, Message::Reading { .. }) && self.scheduler.has_pending() {
+            self.round_by(now);
+        }
+    }
+
+    fn carry(&mut self, act: Act) {
+        let now = self.now();
+        match self.fates.fate_of(now, Envelope::FromScheduler(&act)) {
+            Fate::Lost => {}
+            Fate::Arrives { after: Millis(0) } => self.act(act),
+            Fate::Arrives { after } => self.events.at(now + after, StageEvent::Act(act)),
+            Fate::Twice { after, again_after } => {
+                self.events.at(now + after, StageEvent::Act(act.clone()));
+                self.events.at(now + again_after, StageEvent::Act(act));
+            }
+        }
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Bind { uid, node, devices } => self.bind(uid, node, devices),
+            Act::Evict { uid, preemptor } => self.evict(&uid, preemptor.as_ref()),
+        }
+    }
+
+    /// The API server's part of a bind: a pod is bound once.
+    fn bind(&mut self, uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]>) {
+        let now = self.now();
+        let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.bound.is_none() && pod.leaving.is_none())
+        else {
+            return self.send(Message::NotBound(uid));
+        };
+        let spec = pod.spec.clone();
+        pod.bound =
+            Some(PodBound { node: node.clone(), devices: devices.clone(), starting: true, since: now });
+        self.broken.extend(self.machines.place(&uid, &spec, &node, &devices));
+        let usual = self.machines.start(&spec, &node, &devices);
+        // From four fifths to five fourths of it.
+        let factor = 0.8 * (1.25f64 / 0.8).powf(self.starts.share());
+        let start = Millis((usual.0 as f64 * factor).round() as u64);
+        self.events.at(now + start, StageEvent::Ready(uid.clone()));
+        self.send(Message::Bound { uid: uid.clone(), node, devices });
+        self.show(&uid);
+        self.happened.push_back(Happening::Bound(uid));
+    }
+
+    fn evict(&mut self, uid: &PodUid, preemptor: Option<&PodUid>) {
+        let now = self.now();
+        let above = preemptor.and_then(|uid| self.pods.get(uid)).map(|pod| pod.spec.priority);
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else { return };
+        let priority = pod.spec.priority;
+        if above.is_some_and(|above| priority >= above) {
+            let (victim, preemptor) = (uid.clone(), preemptor.cloned());
+            self.broken.push(BrokenPromise::WrongVictim { victim, preemptor, priority });
+        }
+        pod.leaving = Some(now);
+        let grace = pod.spec.grace;
+        self.evictions += 1;
+        self.events.at(now + grace, StageEvent::Gone(uid.clone()));
+        self.show(uid);
+        self.happened.push_back(Happening::Leaving(uid.clone()));
+    }
+
+    fn ready(&mut self, uid: &PodUid) {
+        let now = self.now();
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else { return };
+        pod.ready = Some(now);
+        pod.bound.iter_mut().for_each(|bound| bound.starting = false);
+        self.send(Message::Start { uid: uid.clone(), progress: StartProgress::Ready });
+        self.show(uid);
+        self.happened.push_back(Happening::Ready(uid.clone()));
+    }
+
+    fn gone(&mut self, uid: &PodUid) {
+        if self.remove(uid) {
+            self.happened.push_back(Happening::Gone(uid.clone()));
+        }
+    }
+
+    fn remove(&mut self, uid: &PodUid) -> bool {
+        let Some(pod) = self.pods.remove(uid) else { return false };
+        if let Some(bound) = &pod.bound {
+            self.machines.remove(uid, &bound.node);
+        }
+        self.send(Message::PodGone(uid.clone()));
+        true
+    }
+
+    fn show(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get(uid) else { return };
+        let shown = PodShown {
+            uid: uid.clone(),
+            spec: pod.spec.clone(),
+            bound: pod.bound.clone(),
+            checkpoint: pod.checkpoint,
+            leaving: pod.leaving,
+        };
+        self.send(Message::Pod(shown));
+    }
+}

@@ -1,0 +1,171 @@
+//! What every scheduler must keep to on the stage, and what Stowage does there.
+
+use super::machines::{MachineSpec, Machines, Sleeper};
+use super::messages::{Envelope, Fate, Fates, Message};
+use super::pods::PodSpec;
+use super::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use super::stage::{Happening, START, Stage};
+use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
+use crate::lab::simulate::random::Random;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
+use crate::units::{Bytes, Millis, Moment};
+use std::collections::BTreeMap;
+
+fn machines(nodes: usize, gpus: u32) -> Machines {
+    let spec = |n: usize| MachineSpec {
+        name: NodeName::parse(&format!("node-{n:03}")).unwrap(),
+        labels: BTreeMap::new(),
+        gpu: GpuModel::parse("H100-80GB").unwrap(),
+        gpus,
+        vram: Bytes::gib(80),
+        page_cache: Bytes::gib(200),
+    };
+    Machines::new((0..nodes).map(spec), LoadingSpeeds::default())
+}
+
+fn schedulers(seed: u64) -> [Box<dyn FleetScheduler>; 3] {
+    [
+        Box::new(Stowage::new(Policy::default()).audited()),
+        Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::LowerPriority, seed)),
+        Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, seed)),
+    ]
+}
+
+/// Pods of all kinds come, run and end, for an hour.
+fn play(stage: &mut Stage<'_, u32>, seed: u64) -> usize {
+    let mut dice = Random::seeded(seed, 1);
+    let end = START + Millis::seconds(3600);
+    let mut ready = 0;
+    (0..200).for_each(|n| stage.at(START + Millis::seconds(n * 15), 0));
+    while let Some(happened) = stage.next(end) {
+        match happened {
+            Happening::Timer(0) => {
+                let gib = 5 + dice.below(70) as u64;
+                let gpus = [1, 1, 1, 2, 4][dice.below(5)];
+                let spec = PodSpec {
+                    priority: [-10, 0, 1000][dice.below(3)],
+                    gpus,
+                    exclusive: dice.below(4) == 0,
+                    ..PodSpec::plain("a", Bytes::gib(gib).times(u64::from(gpus)))
+                };
+                stage.submit(spec);
+            }
+            Happening::Ready(uid) => {
+                ready += 1;
+                // Most end soon after.
+                if dice.below(4) > 0 {
+                    stage.finish(&uid);
+                }
+            }
+            _ => {}
+        }
+        assert_eq!(stage.broken, []);
+    }
+    ready
+}
+
+#[test]
+fn no_scheduler_breaks_a_promise_and_all_place_pods() {
+    for seed in 0..4 {
+        for scheduler in schedulers(seed) {
+            let mut stage = Stage::new(machines(6, 4), scheduler, seed);
+            assert!(play(&mut stage, seed) > 30);
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_plays_the_same() {
+    let run = |seed| {
+        let [stowage, ..] = schedulers(seed);
+        let mut stage = Stage::new(machines(4, 4), stowage, seed);
+        let ready = play(&mut stage, seed);
+        let places: Vec<String> =
+            stage.pods().map(|(uid, pod)| format!("{uid} {:?} {:?}", pod.bound, pod.ready)).collect();
+        (ready, places)
+    };
+    assert_eq!(run(7), run(7));
+}
+
+/// A preemptor gets the GPUs of pods that leave for it, with both schedulers that preempt.
+#[test]
+fn a_pod_of_higher_priority_gets_the_room_of_those_below_when_they_are_gone() {
+    for scheduler in schedulers(1).into_iter().take(2) {
+        let mut stage: Stage<'_, u32> = Stage::new(machines(1, 2), scheduler, 1);
+        let job = PodSpec { priority: -10, exclusive: true, ..PodSpec::plain("jobs", Bytes::gib(70)) };
+        (0..2).for_each(|_| drop(stage.submit(job.clone())));
+        let mut order = Vec::new();
+        stage.at(START + Millis::seconds(600), 1);
+        let mut urgent = None;
+        while let Some(happened) = stage.next(START + Millis::seconds(1200)) {
+            match happened {
+                Happening::Timer(_) => {
+                    let spec = PodSpec {
+                        priority: 1000,
+                        exclusive: true,
+                        gpus: 2,
+                        ..PodSpec::plain("serving", Bytes::gib(140))
+                    };
+                    urgent = Some(stage.submit(spec));
+                }
+                Happening::Leaving(_) => order.push("leaving"),
+                Happening::Gone(_) => order.push("gone"),
+                Happening::Bound(uid) if Some(&uid) == urgent.as_ref() => order.push("bound"),
+                _ => {}
+            }
+        }
+        assert_eq!(order, ["leaving", "leaving", "gone", "gone", "bound"]);
+        assert_eq!((&stage.broken[..], stage.evictions), (&[][..], 2));
+    }
+}
+
+#[test]
+fn stowage_wakes_the_engine_that_sleeps_and_the_stock_scheduler_does_so_by_chance() {
+    let model = ModelId::parse("llama").unwrap();
+    let pod =
+        PodSpec { exclusive: true, ..PodSpec::serving("a", model.clone(), Bytes::gib(15), Bytes::gib(40)) };
+    let time_to_ready = |scheduler: Box<dyn FleetScheduler>| {
+        let mut machines = machines(8, 4);
+        let node = NodeName::parse("node-005").unwrap();
+        let sleeper =
+            Sleeper { model: model.clone(), weights: Bytes::gib(15), gpus: vec![2], namespace: "a".into() };
+        let sleeping = machines.get_mut(&node).unwrap();
+        sleeping.sleepers.push(sleeper);
+        sleeping.read_files(&model, Bytes::gib(15));
+        let mut stage: Stage<'_, u32> = Stage::new(machines, scheduler, 3);
+        stage.report_all();
+        let uid = stage.submit(pod.clone());
+        while stage.next(START + Millis::seconds(900)).is_some() {}
+        let pod = stage.pod(&uid).unwrap();
+        pod.ready.unwrap().since(pod.submitted)
+    };
+    let [stowage, stock, _] = schedulers(3);
+    assert!(time_to_ready(stowage) < Millis::seconds(3));
+    assert!(time_to_ready(stock) > Millis::seconds(15));
+}
+
+/// The door to faults: a message that is lost is not seen, one that is late is seen late, and a Binding that is written twice is
+/// one Binding.
+#[test]
+fn messages_have_fates() {
+    struct Every(u32);
+    impl Fates for Every {
+        fn fate_of(&mut self, _: Moment, envelope: Envelope<'_>) -> Fate {
+            self.0 += 1;
+            match envelope {
+                Envelope::FromScheduler(_) => Fate::Twice { after: Millis(100), again_after: Millis(300) },
+                Envelope::ToScheduler(Message::Pod(_)) if self.0 % 2 == 0 => {
+                    Fate::Arrives { after: Millis::seconds(2) }
+                }
+                Envelope::ToScheduler(_) => Fate::Arrives { after: Millis(0) },
+            }
+        }
+    }
+    let [stowage, ..] = schedulers(0);
+    let mut stage: Stage<'_, u32> = Stage::with_fates(machines(2, 4), stowage, Box::new(Every(0)), 0);
+    let pods: Vec<PodUid> = (0..6).map(|_| stage.submit(PodSpec::plain("a", Bytes::gib(30)))).collect();
+    while stage.next(START + Millis::seconds(120)).is_some() {}
+    assert!(pods.iter().all(|uid| stage.pod(uid).is_some_and(|pod| pod.ready.is_some())));
+    assert_eq!(stage.broken, []);
+}
