@@ -33,8 +33,7 @@ pub struct Machine {
     pub disk: BTreeMap<ModelId, Bytes>,
     /// Models whose files are in memory, the one that was read last at the end.
     page_cache: Vec<(ModelId, Bytes)>,
-    /// Names of the images that it has.
-    pub images: BTreeSet<String>,
+    pub images: BTreeSet<Image>,
     /// Engines that sleep and may be woken by another pod, by the places of their GPUs.
     pub sleepers: Vec<Sleeper>,
 }
@@ -48,6 +47,17 @@ pub struct Sleeper {
     pub gpus: Vec<usize>,
     /// The namespace whose pods may wake it.
     pub namespace: Arc<str>,
+}
+
+/// How a pod starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Start {
+    /// From binding until its engine answers.
+    pub time: Millis,
+    /// An engine that slept on its GPUs was woken.
+    pub woken: bool,
+    /// Its image had to be pulled.
+    pub pulled: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -156,20 +166,27 @@ impl Machines {
         }
     }
 
-    /// How long a pod that is bound there now takes until its engine answers, and what the node has of it from then on: an engine
-    /// of its model that sleeps on exactly its GPUs is woken.
-    pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Millis {
+    /// How a pod that is bound there now starts, and what the node has of it from then on: an engine of its model that sleeps on
+    /// exactly its GPUs is woken, and others there end.
+    pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Start {
         let speeds = self.speeds.clone();
-        let Some(machine) = self.get_mut(node) else { return Millis::default() };
-        let Some(model) = &spec.model else { return machine.pull(spec.image.as_ref(), &speeds) };
-        if let Some(sleeper) = machine.wake(model, &spec.namespace, devices) {
-            return sleeper.weights.over(speeds.wake) + speeds.wake_init;
+        let Some(machine) = self.get_mut(node) else { return Start::default() };
+        if let Some(sleeper) = machine.clear(spec, devices) {
+            let time = sleeper.weights.over(speeds.wake) + speeds.wake_init;
+            return Start { time, woken: true, pulled: false };
         }
-        let holding = machine.holding(model);
-        let pull = machine.pull(spec.image.as_ref(), &speeds);
-        let load = time_to_ready(holding.as_ref(), spec.weights, &speeds);
-        machine.read_files(model, spec.weights);
-        pull + load
+        let pull = machine.pull_time(spec.image.as_ref(), &speeds);
+        machine.images.extend(spec.image.clone());
+        let load = machine.load_time(spec, &speeds);
+        if let Some(model) = &spec.model {
+            machine.read_files(model, spec.weights);
+        }
+        Start { time: pull + load, woken: false, pulled: pull > Millis::default() }
+    }
+
+    /// The shortest start that any free GPUs offer the pod now; `None` if no node has enough of them.
+    pub fn shortest_start(&self, spec: &PodSpec) -> Option<Millis> {
+        self.all.iter().filter_map(|machine| machine.shortest_start(spec, &self.speeds)).min()
     }
 }
 
@@ -224,12 +241,28 @@ impl Machine {
         }
     }
 
-    /// The time until the image is there; it stays.
-    fn pull(&mut self, image: Option<&Image>, speeds: &LoadingSpeeds) -> Millis {
-        match image {
-            Some(image) if self.images.insert(image.name.clone()) => image.size.over(speeds.image_pull),
-            _ => Millis::default(),
-        }
+    /// The time until the image is there.
+    fn pull_time(&self, image: Option<&Image>, speeds: &LoadingSpeeds) -> Millis {
+        let missing = image.filter(|image| !self.images.contains(image));
+        missing.map_or(Millis::default(), |image| image.size.over(speeds.image_pull))
+    }
+
+    fn load_time(&self, spec: &PodSpec, speeds: &LoadingSpeeds) -> Millis {
+        let Some(model) = &spec.model else { return Millis::default() };
+        time_to_ready(self.holding(model).as_ref(), spec.weights, speeds)
+    }
+
+    fn shortest_start(&self, spec: &PodSpec, speeds: &LoadingSpeeds) -> Option<Millis> {
+        let is_free = |place: &usize| self.gpus[*place].pods.is_empty();
+        let suits = |one: &&Sleeper| {
+            one.suits(spec) && one.gpus.len() == spec.gpus as usize && one.gpus.iter().all(is_free)
+        };
+        let woken =
+            self.sleepers.iter().find(suits).map(|one| one.weights.over(speeds.wake) + speeds.wake_init);
+        let has_room = self.free_gpus().count() >= spec.gpus as usize;
+        let started =
+            has_room.then(|| self.pull_time(spec.image.as_ref(), speeds) + self.load_time(spec, speeds));
+        woken.or(started)
     }
 
     /// What its agent reports. `loads` are the engines that serve, by pod; other pods use what they were granted.
@@ -264,12 +297,28 @@ impl Machine {
         }
     }
 
-    fn wake(&mut self, model: &ModelId, namespace: &str, devices: &[GpuUuid]) -> Option<Sleeper> {
+    /// What sleeps on these GPUs is woken for the pod, which is answered, or ends.
+    fn clear(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
         let mut places: Vec<usize> = devices.iter().filter_map(|device| self.place_of(device)).collect();
         places.sort_unstable();
-        let suits = |one: &Sleeper| one.model == *model && *one.namespace == *namespace && one.gpus == places;
-        let found = self.sleepers.iter().position(suits)?;
-        Some(self.sleepers.swap_remove(found))
+        let wakes = |one: &Sleeper| one.suits(spec) && one.gpus == places;
+        let found = self.sleepers.iter().position(wakes).map(|found| self.sleepers.remove(found));
+        self.sleepers.retain(|one| !one.gpus.iter().any(|place| places.contains(place)));
+        found
+    }
+
+    /// An engine goes to sleep on the GPUs of its pod, which ends; the one that has slept longest ends if host memory is short.
+    pub fn put_to_sleep(&mut self, sleeper: Sleeper, host_memory: Bytes) {
+        self.sleepers.push(sleeper);
+        while self.sleepers.iter().map(|one| one.weights).sum::<Bytes>() > host_memory {
+            self.sleepers.remove(0);
+        }
+    }
+}
+
+impl Sleeper {
+    fn suits(&self, spec: &PodSpec) -> bool {
+        spec.model.as_ref() == Some(&self.model) && *self.namespace == *spec.namespace
     }
 }
 
@@ -331,12 +380,12 @@ mod tests {
             image: Some(image.clone()),
             ..PodSpec::serving("a", model(name), Bytes::gib(15), Bytes::gib(40))
         };
-        let first = machines.start(&pod("m"), &node, &[]);
-        let second = machines.start(&pod("m"), &node, &[]);
+        let first = machines.start(&pod("m"), &node, &[]).time;
+        let second = machines.start(&pod("m"), &node, &[]).time;
         // The image is pulled once: 100 s; the files come once over the network, and are read from memory then.
         assert!(first > second + Millis::seconds(100), "{first:?} {second:?}");
         machines.start(&pod("other"), &node, &[]);
-        let third = machines.start(&pod("m"), &node, &[]);
+        let third = machines.start(&pod("m"), &node, &[]).time;
         assert!(second < third && third < first, "{second:?} {third:?} {first:?}");
     }
 
@@ -350,8 +399,8 @@ mod tests {
             Sleeper { model: model.clone(), weights: Bytes::gib(15), gpus: vec![1], namespace: "a".into() };
         machines.get_mut(&node).unwrap().sleepers.push(sleeper);
         let pod = PodSpec::serving("a", model, Bytes::gib(15), Bytes::gib(40));
-        assert!(machines.start(&pod, &node, &gpus[..1]) > Millis::seconds(20), "it is another GPU");
-        assert!(machines.start(&pod, &node, &gpus[1..]) < Millis::seconds(2));
-        assert!(machines.start(&pod, &node, &gpus[1..]) > Millis::seconds(20), "it was woken");
+        assert!(machines.start(&pod, &node, &gpus[..1]).time > Millis::seconds(20), "it is another GPU");
+        assert!(machines.start(&pod, &node, &gpus[1..]).time < Millis::seconds(2));
+        assert!(machines.start(&pod, &node, &gpus[1..]).time > Millis::seconds(20), "it was woken");
     }
 }

@@ -3,7 +3,7 @@
 //! A scheduler that is honest about what it can know reads messages alone. In these simulations they all arrive at once;
 //! [`Fates`] is where faults come in.
 
-use super::pods::PodSpec;
+use super::pods::{Image, PodSpec};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::ledger::StartProgress;
 use crate::scheduling::vocabulary::node_reading::NodeReading;
@@ -21,6 +21,8 @@ pub enum Message {
     Start { uid: PodUid, progress: StartProgress },
     /// What the agent of a node measured.
     Reading { node: NodeName, reading: NodeReading },
+    /// The images that a node has.
+    Images { node: NodeName, images: Vec<Image> },
     /// The Binding was written.
     Bound { uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]> },
     /// The Binding was refused: the pod is gone, or bound.

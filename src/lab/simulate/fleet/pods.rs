@@ -6,6 +6,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::{
     ContainerRequest, DEFAULT_GRACE, Demand, PodRequest, RequestError,
 };
+use crate::scheduling::vocabulary::image::ImageId;
 use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +70,7 @@ impl PodSpec {
         let (vram, gpus) = (self.vram.0.to_string(), self.gpus.to_string());
         let kv_cache = self.vram.minus(self.weights).0.to_string();
         let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
-        Demand::of(
+        let demand = Demand::of(
             &PodRequest {
                 labels: &self.labels,
                 priority: self.priority,
@@ -82,6 +83,8 @@ impl PodSpec {
                 ..PodRequest::plain(&self.namespace, &containers)
             },
             policy,
-        )
+        )?;
+        let image = self.image.as_ref().and_then(|image| ImageId::of(&image.name));
+        Ok(Demand { images: image.into_iter().collect(), ..demand })
     }
 }

@@ -10,7 +10,7 @@
 //! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
 //! and is gone after it; what it does in that time is the scenario's. Messages and acts have fates ([`Fates`]).
 
-use super::machines::{BrokenPromise, Machines};
+use super::machines::{BrokenPromise, Machines, Start};
 use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
 use super::pods::PodSpec;
 use super::schedulers::FleetScheduler;
@@ -55,6 +55,8 @@ pub struct StagePod {
     pub spec: Arc<PodSpec>,
     pub submitted: Moment,
     pub bound: Option<PodBound>,
+    /// How it started.
+    pub start: Option<Start>,
     /// When its engine answered.
     pub ready: Option<Moment>,
     pub checkpoint: Option<Moment>,
@@ -89,6 +91,10 @@ impl<'s, T> Stage<'s, T> {
         seed: u64,
     ) -> Self {
         scheduler.meet(START, &machines);
+        for machine in machines.iter().filter(|machine| !machine.images.is_empty()) {
+            let (node, images) = (machine.spec.name.clone(), machine.images.iter().cloned().collect());
+            scheduler.observe(START, &Message::Images { node, images });
+        }
         let mut events = EventQueue::default();
         events.at(START, StageEvent::Round);
         Self {
@@ -132,6 +138,7 @@ impl<'s, T> Stage<'s, T> {
             spec: Arc::new(spec),
             submitted: self.now(),
             bound: None,
+            start: None,
             ready: None,
             checkpoint: None,
             leaving: None,
@@ -269,13 +276,17 @@ impl<'s, T> Stage<'s, T> {
         pod.bound =
             Some(PodBound { node: node.clone(), devices: devices.clone(), starting: true, since: now });
         self.broken.extend(self.machines.place(&uid, &spec, &node, &devices));
-        let usual = self.machines.start(&spec, &node, &devices);
+        let start = self.machines.start(&spec, &node, &devices);
+        pod.start = Some(start);
         // From four fifths to five fourths of it.
         let factor = 0.8 * (1.25f64 / 0.8).powf(self.starts.share());
-        let start = Millis((usual.0 as f64 * factor).round() as u64);
-        self.events.at(now + start, StageEvent::Ready(uid.clone()));
-        self.send(Message::Bound { uid: uid.clone(), node, devices });
+        let takes = Millis((start.time.0 as f64 * factor).round() as u64);
+        self.events.at(now + takes, StageEvent::Ready(uid.clone()));
+        self.send(Message::Bound { uid: uid.clone(), node: node.clone(), devices });
         self.show(&uid);
+        if spec.image.is_some() {
+            self.show_images(&node);
+        }
         self.happened.push_back(Happening::Bound(uid));
     }
 
@@ -319,6 +330,12 @@ impl<'s, T> Stage<'s, T> {
         }
         self.send(Message::PodGone(uid.clone()));
         true
+    }
+
+    fn show_images(&mut self, node: &NodeName) {
+        let Some(machine) = self.machines.get(node) else { return };
+        let images = machine.images.iter().cloned().collect();
+        self.send(Message::Images { node: node.clone(), images });
     }
 
     fn show(&mut self, uid: &PodUid) {

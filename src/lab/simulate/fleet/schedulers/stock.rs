@@ -215,11 +215,11 @@ impl StockScheduler {
 
 /// From 0 to 1.
 fn locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
-    if !machine.images.contains(&image.name) {
+    if !machine.images.contains(image) {
         return 0.0;
     }
     let (nodes, having) = machines.iter().fold((0.0, 0.0), |(nodes, having), other| {
-        (nodes + 1.0, having + if other.images.contains(&image.name) { 1.0 } else { 0.0 })
+        (nodes + 1.0, having + if other.images.contains(image) { 1.0 } else { 0.0 })
     });
     let scaled = image.size.0 as f64 * having / nodes;
     ((scaled - LEAST_IMAGE) / (MOST_IMAGE - LEAST_IMAGE)).clamp(0.0, 1.0)
@@ -238,6 +238,7 @@ impl FleetScheduler for StockScheduler {
                 self.nominated.remove(uid);
             }
             Message::Start { .. }
+            | Message::Images { .. }
             | Message::Reading { .. }
             | Message::Bound { .. }
             | Message::NotBound(_) => return,

@@ -5,6 +5,7 @@ use super::FleetScheduler;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::lab::simulate::fleet::machines::{Machine, Machines};
 use crate::lab::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::lab::simulate::fleet::pods::Image;
 use crate::scheduling::audit::ledger::{Violation, audit};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
@@ -16,8 +17,8 @@ use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingFailed, BindingWritten};
 use crate::scheduling::verbs::filter::{self, FilterAsked};
 use crate::scheduling::verbs::observe::{
-    BudgetsVisible, DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeObserved,
-    PodDeleted, PodObserved, ReadingReported,
+    BudgetsVisible, DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved,
+    NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
@@ -27,6 +28,7 @@ use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
 };
 use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, Moment};
 use std::cmp::Reverse;
@@ -225,6 +227,10 @@ impl FleetScheduler for Stowage {
             Message::Reading { node, reading } => {
                 self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.clone() });
             }
+            Message::Images { node, images } => {
+                let images = images.iter().filter_map(node_image).collect();
+                self.cluster.apply(NodeImagesObserved { node: node.clone(), images: Some(images) });
+            }
             Message::Bound { uid, node, devices } => {
                 self.waiting.remove(uid);
                 let (uid, node, devices) = (uid.clone(), node.clone(), Some(devices.clone()));
@@ -260,6 +266,10 @@ fn footprint(node: &NodeName) -> NodeFootprint {
         volumes: 0,
         claims_devices: false,
     }
+}
+
+fn node_image(image: &Image) -> Option<NodeImage> {
+    Some(NodeImage { image: ImageId::of(&image.name)?, bytes: image.size })
 }
 
 fn devices(machine: &Machine) -> Vec<Device> {
