@@ -2,11 +2,14 @@
 //! has their list, and what they share: reading traces, seeds, and parallel runs.
 
 mod packing;
+mod picture;
 mod preemption;
+mod scenario;
 
 use crate::lab::simulate::openb::{NODES, Trace, TraceText};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -26,6 +29,10 @@ enum SimulateCommand {
     Preemption(preemption::SimulatePreemptionArgs),
     /// GPU allocation, by placement policy: Stowage beside best fit, FGD and other published policies
     Packing(packing::PackingArgs),
+    /// Cold start is time: seconds until engines answer, beside kube-scheduler's placement
+    ColdStart(scenario::ScenarioArgs),
+    /// Every scenario, one after the other
+    All(scenario::AllArgs),
 }
 
 impl SimulateArgs {
@@ -33,6 +40,8 @@ impl SimulateArgs {
         match self.command {
             SimulateCommand::Preemption(args) => args.run(),
             SimulateCommand::Packing(args) => args.run(),
+            SimulateCommand::ColdStart(args) => args.run("cold-start"),
+            SimulateCommand::All(args) => args.run(),
         }
     }
 }
@@ -116,6 +125,12 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
     });
     done.sort_by_key(|(place, _)| *place);
     done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// On a terminal, and nowhere else.
+fn progress(runs: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{wide_bar} {pos} of {len} runs, {eta} left");
+    ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 #[cfg(test)]

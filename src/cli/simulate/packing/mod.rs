@@ -9,7 +9,8 @@ mod source;
 mod table;
 mod through_extender;
 
-use super::{Seeds, side_by_side};
+use super::picture::PictureFile;
+use super::{Seeds, progress, side_by_side};
 use crate::lab::simulate::packing::bound::{AllocationBound, Beginning, ObservedPlacer};
 use crate::lab::simulate::packing::churn::churn;
 use crate::lab::simulate::packing::placer::Placer;
@@ -21,8 +22,6 @@ use crate::lab::simulate::packing::{
 };
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
-use picture::PictureFile;
 use serde::Serialize;
 use source::PackingTrace;
 use std::io::Write;
@@ -135,8 +134,11 @@ impl PackingArgs {
         match self.churn {
             None => {
                 let PackingResults { lines, beginnings } = stage.replays()?;
-                if let Some(picture) = &self.plot {
-                    picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
+                if let Some(file) = &self.plot {
+                    file.write(
+                        &table::title(&stage.source, &stage.setting, &self.seeds.0),
+                        &picture::panels(&lines),
+                    )?;
                 }
                 let bound = self.bound_on(&stage, &beginnings)?;
                 let text = || table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
@@ -278,12 +280,6 @@ impl PackingSetup {
         };
         self.policies.iter().map(&mut of).collect()
     }
-}
-
-/// On a terminal, and nowhere else.
-fn progress(runs: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{wide_bar} {pos} of {len} runs, {eta} left");
-    ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 #[cfg(test)]

@@ -132,7 +132,11 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         vec![at(0.5), at(0.99), percent(|start| start.woken), percent(|start| start.pulled), mean(&shortest)];
     Played {
         figures: [vec![mean(&seconds)], figures].concat(),
-        curves: vec![Curve { name: "starts within so many seconds, %", points }],
+        curves: vec![Curve {
+            name: "engines that answer, %",
+            x: "seconds since the pod was created",
+            points,
+        }],
         broken: stage.broken,
         notes: if variant == 0 { limits() } else { Vec::new() },
     }

@@ -96,7 +96,10 @@ pub struct Played {
 /// A line of a picture.
 #[derive(Debug, Clone, Default)]
 pub struct Curve {
+    /// The title of its panel.
     pub name: &'static str,
+    /// What the horizontal axis is.
+    pub x: &'static str,
     pub points: Vec<(f64, f64)>,
 }
 

@@ -1,24 +1,19 @@
-//! Draws the results of `stowage simulate packing`: two panels, 16 by 9, with the allocated and the fragmented share over the
-//! requested share. Each policy has one line, with its name and last figure at the line's end. The file is SVG or PNG; a PNG
-//! uses a built-in font, so that it is the same on a machine without fonts.
+//! Pictures of simulations: one or two panels, 16 by 9. The file is SVG or PNG; a PNG uses a built-in font, so that it is the same
+//! on a machine without fonts. What is drawn is the subcommands'.
 
 mod panel;
 
-use crate::lab::simulate::packing::PackingLine;
-use crate::lab::simulate::packing::curve::Point;
 use anyhow::{Context, Result, anyhow};
 use kuva::backend::raster::RasterBackend;
 use kuva::backend::svg::SvgBackend;
 use kuva::render::render::{Primitive, Scene, TextAnchor};
-use panel::Panel;
+pub use panel::{Panel, PanelLine};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 const WIDTH: f64 = 1600.0;
 const HEIGHT: f64 = 900.0;
 const TITLE_HEIGHT: f64 = 80.0;
-/// Below this requested share, in percent, no policy has rejected a pod yet, and all lines coincide.
-const FIRST_LOAD: u64 = 70;
 
 /// A file for a picture, in one of the two formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +51,8 @@ impl FromStr for PictureFile {
 
 impl PictureFile {
     /// Draws the picture and writes the file.
-    pub fn write(&self, title: &str, lines: &[PackingLine]) -> Result<()> {
-        let scene = scene(title, lines);
+    pub fn write(&self, title: &str, panels: &[Panel]) -> Result<()> {
+        let scene = scene(title, panels);
         let bytes = match self.kind {
             PictureKind::Svg => SvgBackend::default().render_scene(&scene).into_bytes(),
             PictureKind::Png => {
@@ -71,7 +66,7 @@ impl PictureFile {
     }
 }
 
-fn scene(title: &str, lines: &[PackingLine]) -> Scene {
+fn scene(title: &str, panels: &[Panel]) -> Scene {
     let mut scene = Scene::new(WIDTH, HEIGHT);
     scene.font_family = Some("DejaVu Sans, Verdana, sans-serif".into());
     scene.add(Primitive::Text {
@@ -84,12 +79,9 @@ fn scene(title: &str, lines: &[PackingLine]) -> Scene {
         bold: true,
         color: None,
     });
-    let (width, height) = (WIDTH / 2.0, HEIGHT - TITLE_HEIGHT);
-    let allocated = Panel { title: "GPUs allocated, %", of: |point: &Point| point.allocated };
-    let fragmented =
-        Panel { title: "GPUs free but of no use to typical pods, %", of: |point| point.fragmented };
-    for (place, panel) in [allocated, fragmented].into_iter().enumerate() {
-        let drawn = panel.draw(lines, FIRST_LOAD, (width, height));
+    let (width, height) = (WIDTH / panels.len().max(1) as f64, HEIGHT - TITLE_HEIGHT);
+    for (place, panel) in panels.iter().enumerate() {
+        let drawn = panel.draw((width, height));
         let transform = Some(format!("translate({},{TITLE_HEIGHT})", place as f64 * width));
         scene.add(Primitive::GroupStart { transform, title: None, extra_attrs: None });
         drawn.elements.into_iter().for_each(|element| scene.add(element));
@@ -102,13 +94,22 @@ fn scene(title: &str, lines: &[PackingLine]) -> Scene {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::simulate::packing::PlayedPolicy;
 
-    fn lines() -> Vec<PackingLine> {
-        let point = |load| Point { load, allocated: (load as f64).min(92.0), fragmented: 5.0 };
-        let points: Vec<Point> = (0..=130).map(point).collect();
-        let line = |policy| PackingLine { points: points.clone(), ..PackingLine::of(policy, &[], false) };
-        vec![line(PlayedPolicy::Fgd), line(PlayedPolicy::Stowage)]
+    fn panels() -> [Panel; 1] {
+        let line = |name: &str, figure| PanelLine {
+            name: name.into(),
+            colour: "#d55e00",
+            stands_out: false,
+            points: (0..=130).map(|load| (f64::from(load), f64::from(load).min(figure))).collect(),
+        };
+        let lines = vec![line("fgd", 92.0), line("stowage", 95.0)];
+        [Panel {
+            title: "allocated, %".into(),
+            x_label: "asked".into(),
+            x: (0.0, 130.0, 10.0),
+            y_step: 5.0,
+            lines,
+        }]
     }
 
     #[test]
@@ -117,11 +118,11 @@ mod tests {
         let written = |name: &str| {
             let path = directory.path().join(name);
             let file: PictureFile = path.to_str().unwrap().parse().unwrap();
-            file.write("a <title>", &lines()).unwrap();
+            file.write("a <title>", &panels()).unwrap();
             std::fs::read(path).unwrap()
         };
         let svg = String::from_utf8(written("a.svg")).unwrap();
-        for said in ["a &lt;title&gt;", "stowage 92.0", "fgd 92.0", "GPUs allocated, %"] {
+        for said in ["a &lt;title&gt;", "stowage 95.0", "fgd 92.0", "allocated, %"] {
             assert!(svg.contains(said), "{said}");
         }
         assert!(written("a.PNG").starts_with(b"\x89PNG\r\n\x1a\n"));
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_written_is_named() {
         let file: PictureFile = "/nowhere/at/all.svg".parse().unwrap();
-        let error = file.write("", &lines()).unwrap_err().to_string();
+        let error = file.write("", &panels()).unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/at/all.svg cannot be written"), "{error}");
     }
 }

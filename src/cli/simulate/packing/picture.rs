@@ -1,0 +1,68 @@
+//! The picture of `stowage simulate packing`: the allocated and the fragmented share over the requested share.
+
+use crate::cli::simulate::picture::{Panel, PanelLine};
+use crate::lab::simulate::packing::arrivals::LAST_LOAD;
+use crate::lab::simulate::packing::curve::Point;
+use crate::lab::simulate::packing::{PackingLine, PlayedPolicy};
+
+/// Below this requested share, in percent, no policy has rejected a pod yet, and all lines coincide.
+const FIRST_LOAD: u64 = 70;
+
+pub fn panels(lines: &[PackingLine]) -> [Panel; 2] {
+    [
+        panel("GPUs allocated, %", lines, |point| point.allocated),
+        panel("GPUs free but of no use to typical pods, %", lines, |point| point.fragmented),
+    ]
+}
+
+fn panel(title: &str, lines: &[PackingLine], of: fn(&Point) -> f64) -> Panel {
+    let shown = |line: &&PackingLine| {
+        let points = line.points.iter().filter(|point| point.load >= FIRST_LOAD);
+        PanelLine {
+            name: line.policy.name().into(),
+            colour: colour(line.policy),
+            stands_out: line.policy == PlayedPolicy::Stowage,
+            points: points.map(|point| (point.load as f64, of(point))).collect(),
+        }
+    };
+    // Stowage is drawn last, so it lies on top.
+    let mut order: Vec<&PackingLine> = lines.iter().collect();
+    order.sort_by_key(|line| line.policy);
+    Panel {
+        title: title.into(),
+        x_label: "GPUs asked for so far, % of all".into(),
+        x: (FIRST_LOAD as f64, LAST_LOAD as f64, 10.0),
+        y_step: 5.0,
+        lines: order.iter().map(shown).collect(),
+    }
+}
+
+/// Colours that people with colour vision deficiency can distinguish (Okabe and Ito, 2008).
+fn colour(policy: PlayedPolicy) -> &'static str {
+    match policy {
+        PlayedPolicy::Random => "#7f7f7f",
+        PlayedPolicy::DotProduct => "#b8860b",
+        PlayedPolicy::Clustering => "#56b4e9",
+        PlayedPolicy::Packing => "#009e73",
+        PlayedPolicy::BestFit => "#cc79a7",
+        PlayedPolicy::Fgd => "#0072b2",
+        PlayedPolicy::Stowage => "#d55e00",
+        PlayedPolicy::StowageKnownDemand => "#e69f00",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stowage_lies_on_top_and_lines_begin_where_they_differ() {
+        let points: Vec<Point> =
+            (0..=130).map(|load| Point { load, allocated: 90.0, fragmented: 5.0 }).collect();
+        let line = |policy| PackingLine { points: points.clone(), ..PackingLine::of(policy, &[], false) };
+        let [allocated, _] = panels(&[line(PlayedPolicy::Stowage), line(PlayedPolicy::Fgd)]);
+        let names: Vec<&str> = allocated.lines.iter().map(|line| line.name.as_str()).collect();
+        assert_eq!(names, ["fgd", "stowage"]);
+        assert_eq!(allocated.lines[0].points.first(), Some(&(70.0, 90.0)));
+    }
+}
