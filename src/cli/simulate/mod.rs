@@ -31,6 +31,8 @@ enum SimulateCommand {
     Packing(packing::PackingArgs),
     /// Cold start is time: seconds until engines answer, beside kube-scheduler's placement
     ColdStart(scenario::ScenarioArgs),
+    /// Warm context on opportunistic GPUs: workers that keep it, beside a pod for each batch
+    WarmContext(scenario::ScenarioArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),
 }
@@ -41,6 +43,7 @@ impl SimulateArgs {
             SimulateCommand::Preemption(args) => args.run(),
             SimulateCommand::Packing(args) => args.run(),
             SimulateCommand::ColdStart(args) => args.run("cold-start"),
+            SimulateCommand::WarmContext(args) => args.run("warm-context"),
             SimulateCommand::All(args) => args.run(),
         }
     }

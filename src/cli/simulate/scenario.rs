@@ -175,8 +175,14 @@ fn line(target: &Judgement) -> String {
         (Some(least), _) => ("≥", least),
         (None, most) => ("≤", most.unwrap_or_default()),
     };
-    let verdict = if target.is_met { "met" } else { "missed" };
-    format!("{verdict:>6}  {}: {:.2} (target {bound} {figure})\n", target.target, target.value)
+    let limit =
+        target.limit.map_or_else(String::new, |limit| format!("; no scheduler comes beyond {limit:.2}"));
+    format!(
+        "{:>12}  {}: {:.2} (target {bound} {figure}{limit})\n",
+        target.verdict.said(),
+        target.target,
+        target.value
+    )
 }
 
 fn table(scenario: &Scenario, report: &ScenarioReport) -> Table {

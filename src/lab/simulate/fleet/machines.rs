@@ -41,6 +41,8 @@ pub struct Machine {
 /// An engine that sleeps, its weights in host memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sleeper {
+    /// The pod that it runs in.
+    pub pod: PodUid,
     pub model: ModelId,
     pub weights: Bytes,
     /// Places of its GPUs on its node.
@@ -52,12 +54,12 @@ pub struct Sleeper {
 /// How a pod starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Start {
-    /// From binding until its engine answers.
-    pub time: Millis,
+    /// From binding until its image is there.
+    pub pull: Millis,
+    /// From then until its engine answers.
+    pub load: Millis,
     /// An engine that slept on its GPUs was woken.
     pub woken: bool,
-    /// Its image had to be pulled.
-    pub pulled: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -167,21 +169,20 @@ impl Machines {
     }
 
     /// How a pod that is bound there now starts, and what the node has of it from then on: an engine of its model that sleeps on
-    /// exactly its GPUs is woken, and others there end.
+    /// exactly its GPUs is woken.
     pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Start {
         let speeds = self.speeds.clone();
         let Some(machine) = self.get_mut(node) else { return Start::default() };
-        if let Some(sleeper) = machine.clear(spec, devices) {
-            let time = sleeper.weights.over(speeds.wake) + speeds.wake_init;
-            return Start { time, woken: true, pulled: false };
-        }
         let pull = machine.pull_time(spec.image.as_ref(), &speeds);
         machine.images.extend(spec.image.clone());
+        if let Some(sleeper) = machine.wake(spec, devices) {
+            return Start { pull, load: sleeper.wake_time(&speeds), woken: true };
+        }
         let load = machine.load_time(spec, &speeds);
         if let Some(model) = &spec.model {
             machine.read_files(model, spec.weights);
         }
-        Start { time: pull + load, woken: false, pulled: pull > Millis::default() }
+        Start { pull, load, woken: false }
     }
 
     /// The shortest start that any free GPUs offer the pod now; `None` if no node has enough of them.
@@ -257,12 +258,12 @@ impl Machine {
         let suits = |one: &&Sleeper| {
             one.suits(spec) && one.gpus.len() == spec.gpus as usize && one.gpus.iter().all(is_free)
         };
-        let woken =
-            self.sleepers.iter().find(suits).map(|one| one.weights.over(speeds.wake) + speeds.wake_init);
-        let has_room = self.free_gpus().count() >= spec.gpus as usize;
-        let started =
-            has_room.then(|| self.pull_time(spec.image.as_ref(), speeds) + self.load_time(spec, speeds));
-        woken.or(started)
+        let load = match self.sleepers.iter().find(suits) {
+            Some(sleeper) => sleeper.wake_time(speeds),
+            None if self.free_gpus().count() >= spec.gpus as usize => self.load_time(spec, speeds),
+            None => return None,
+        };
+        Some(self.pull_time(spec.image.as_ref(), speeds) + load)
     }
 
     /// What its agent reports. `loads` are the engines that serve, by pod; other pods use what they were granted.
@@ -276,19 +277,21 @@ impl Machine {
                 engine_load: loads.fold(EngineLoad::NONE, |all, one| all.beside(*one)),
             }
         };
+        let mut engines: Vec<EngineReading> =
+            self.sleepers.iter().map(|one| self.sleeping(one, now)).collect();
+        engines.sort_by(|a, b| a.pod.cmp(&b.pod));
         NodeReading {
             sampled: now,
             gpus: self.gpus.iter().map(gpu).collect(),
             holdings: self.holdings().collect(),
-            engines: self.sleepers.iter().enumerate().map(|(n, one)| self.sleeping(n, one, now)).collect(),
+            engines,
             ..NodeReading::default()
         }
     }
 
-    fn sleeping(&self, n: usize, sleeper: &Sleeper, now: Moment) -> EngineReading {
+    fn sleeping(&self, sleeper: &Sleeper, now: Moment) -> EngineReading {
         EngineReading {
-            pod: PodUid::parse(&format!("{}-sleeper-{n}", self.spec.name))
-                .expect("a node's name and a number"),
+            pod: sleeper.pod.clone(),
             model: sleeper.model.clone(),
             gpus: sleeper.gpus.iter().map(|place| self.gpus[*place].uuid.clone()).collect(),
             state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
@@ -297,14 +300,13 @@ impl Machine {
         }
     }
 
-    /// What sleeps on these GPUs is woken for the pod, which is answered, or ends.
-    fn clear(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
+    /// Wakes an engine that sleeps on exactly these GPUs for the pod. Others sleep on: they hold host memory, and next to nothing of
+    /// a GPU.
+    fn wake(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
         let mut places: Vec<usize> = devices.iter().filter_map(|device| self.place_of(device)).collect();
         places.sort_unstable();
-        let wakes = |one: &Sleeper| one.suits(spec) && one.gpus == places;
-        let found = self.sleepers.iter().position(wakes).map(|found| self.sleepers.remove(found));
-        self.sleepers.retain(|one| !one.gpus.iter().any(|place| places.contains(place)));
-        found
+        let found = self.sleepers.iter().position(|one| one.suits(spec) && one.gpus == places)?;
+        Some(self.sleepers.remove(found))
     }
 
     /// An engine goes to sleep on the GPUs of its pod, which ends; the one that has slept longest ends if host memory is short.
@@ -316,7 +318,18 @@ impl Machine {
     }
 }
 
+impl Start {
+    /// From binding until its engine answers.
+    pub fn time(self) -> Millis {
+        self.pull + self.load
+    }
+}
+
 impl Sleeper {
+    fn wake_time(&self, speeds: &LoadingSpeeds) -> Millis {
+        self.weights.over(speeds.wake) + speeds.wake_init
+    }
+
     fn suits(&self, spec: &PodSpec) -> bool {
         spec.model.as_ref() == Some(&self.model) && *self.namespace == *spec.namespace
     }
@@ -380,12 +393,12 @@ mod tests {
             image: Some(image.clone()),
             ..PodSpec::serving("a", model(name), Bytes::gib(15), Bytes::gib(40))
         };
-        let first = machines.start(&pod("m"), &node, &[]).time;
-        let second = machines.start(&pod("m"), &node, &[]).time;
+        let first = machines.start(&pod("m"), &node, &[]).time();
+        let second = machines.start(&pod("m"), &node, &[]).time();
         // The image is pulled once: 100 s; the files come once over the network, and are read from memory then.
         assert!(first > second + Millis::seconds(100), "{first:?} {second:?}");
         machines.start(&pod("other"), &node, &[]);
-        let third = machines.start(&pod("m"), &node, &[]).time;
+        let third = machines.start(&pod("m"), &node, &[]).time();
         assert!(second < third && third < first, "{second:?} {third:?} {first:?}");
     }
 
@@ -395,12 +408,17 @@ mod tests {
         let model = ModelId::parse("m").unwrap();
         let gpus: Vec<GpuUuid> =
             machines.get(&node).unwrap().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let sleeper =
-            Sleeper { model: model.clone(), weights: Bytes::gib(15), gpus: vec![1], namespace: "a".into() };
+        let sleeper = Sleeper {
+            pod: uid("asleep"),
+            model: model.clone(),
+            weights: Bytes::gib(15),
+            gpus: vec![1],
+            namespace: "a".into(),
+        };
         machines.get_mut(&node).unwrap().sleepers.push(sleeper);
         let pod = PodSpec::serving("a", model, Bytes::gib(15), Bytes::gib(40));
-        assert!(machines.start(&pod, &node, &gpus[..1]).time > Millis::seconds(20), "it is another GPU");
-        assert!(machines.start(&pod, &node, &gpus[1..]).time < Millis::seconds(2));
-        assert!(machines.start(&pod, &node, &gpus[1..]).time > Millis::seconds(20), "it was woken");
+        assert!(machines.start(&pod, &node, &gpus[..1]).time() > Millis::seconds(20), "it is another GPU");
+        assert!(machines.start(&pod, &node, &gpus[1..]).time() < Millis::seconds(2));
+        assert!(machines.start(&pod, &node, &gpus[1..]).time() > Millis::seconds(20), "it was woken");
     }
 }

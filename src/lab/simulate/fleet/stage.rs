@@ -10,7 +10,7 @@
 //! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
 //! and is gone after it; what it does in that time is the scenario's. Messages and acts have fates ([`Fates`]).
 
-use super::machines::{BrokenPromise, Machines, Start};
+use super::machines::{BrokenPromise, Machine, Machines, Start};
 use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
 use super::pods::PodSpec;
 use super::schedulers::FleetScheduler;
@@ -18,11 +18,13 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::lab::simulate::events::EventQueue;
 use crate::lab::simulate::random::{Random, mixed};
 use crate::scheduling::ledger::StartProgress;
-use crate::scheduling::vocabulary::node_reading::NodeReading;
+use crate::scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+/// Between two reports of each agent: often enough that what they say is fresh.
+const REPORTS: Millis = Millis::seconds(4);
 /// Between two rounds of the scheduler while pods are pending.
 const ROUND: Millis = Millis::seconds(1);
 /// Simulations begin here, far enough from 0 that ages can be subtracted.
@@ -43,9 +45,12 @@ pub enum Happening<T> {
 enum StageEvent<T> {
     Message(Message),
     Act(Act),
+    /// Its images are there, and its containers run.
+    Pulled(PodUid),
     Ready(PodUid),
     Gone(PodUid),
     Round,
+    Reports,
     Timer(T),
 }
 
@@ -68,6 +73,8 @@ pub struct Stage<'s, T> {
     happened: VecDeque<Happening<T>>,
     pub machines: Machines,
     pods: BTreeMap<PodUid, StagePod>,
+    /// How busy the engines of pods are, for the next reports.
+    loads: BTreeMap<PodUid, EngineLoad>,
     scheduler: Box<dyn FleetScheduler + 's>,
     fates: Box<dyn Fates + 's>,
     submitted: u64,
@@ -96,12 +103,16 @@ impl<'s, T> Stage<'s, T> {
             scheduler.observe(START, &Message::Images { node, images });
         }
         let mut events = EventQueue::default();
+        if scheduler.reads_reports() {
+            events.at(START, StageEvent::Reports);
+        }
         events.at(START, StageEvent::Round);
         Self {
             events,
             happened: VecDeque::new(),
             machines,
             pods: BTreeMap::new(),
+            loads: BTreeMap::new(),
             scheduler,
             fates,
             submitted: 0,
@@ -163,20 +174,9 @@ impl<'s, T> Stage<'s, T> {
         }
     }
 
-    /// An agent reports.
-    pub fn report(&mut self, node: &NodeName, reading: NodeReading) {
-        self.send(Message::Reading { node: node.clone(), reading });
-    }
-
-    /// Every agent reports what its node has: GPUs, files and engines that sleep. `loads` are the engines that serve.
-    pub fn report_all(&mut self) {
-        let now = self.now();
-        let readings: Vec<(NodeName, NodeReading)> = self
-            .machines
-            .iter()
-            .map(|machine| (machine.spec.name.clone(), machine.reading(now, &BTreeMap::new())))
-            .collect();
-        readings.into_iter().for_each(|(node, reading)| self.report(&node, reading));
+    /// How busy the pod's engine is, from the next report on.
+    pub fn set_load(&mut self, uid: &PodUid, load: EngineLoad) {
+        self.loads.insert(uid.clone(), load);
     }
 
     /// What happens next, up to `end`; `None` at the end.
@@ -192,12 +192,27 @@ impl<'s, T> Stage<'s, T> {
             match event {
                 StageEvent::Message(message) => self.deliver(&message),
                 StageEvent::Act(act) => self.act(act),
+                StageEvent::Pulled(uid) => {
+                    self.send(Message::Start { uid, progress: StartProgress::Running })
+                }
                 StageEvent::Ready(uid) => self.ready(&uid),
                 StageEvent::Gone(uid) => self.gone(&uid),
                 StageEvent::Timer(what) => return Some(Happening::Timer(what)),
                 StageEvent::Round => self.round(),
+                StageEvent::Reports => {
+                    self.report_all();
+                    self.events.at(self.now() + REPORTS, StageEvent::Reports);
+                }
             }
         }
+    }
+
+    /// Every agent reports what its node has: GPUs, files and engines.
+    fn report_all(&mut self) {
+        let now = self.now();
+        let reading = |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
+        let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
+        readings.into_iter().for_each(|(node, reading)| self.send(Message::Reading { node, reading }));
     }
 
     fn round(&mut self) {
@@ -278,10 +293,11 @@ impl<'s, T> Stage<'s, T> {
         self.broken.extend(self.machines.place(&uid, &spec, &node, &devices));
         let start = self.machines.start(&spec, &node, &devices);
         pod.start = Some(start);
-        // From four fifths to five fourths of it.
-        let factor = 0.8 * (1.25f64 / 0.8).powf(self.starts.share());
-        let takes = Millis((start.time.0 as f64 * factor).round() as u64);
-        self.events.at(now + takes, StageEvent::Ready(uid.clone()));
+        // No two starts take exactly as long.
+        let factor = 0.95 + 0.1 * self.starts.share();
+        let takes = Millis((start.load.0 as f64 * factor).round() as u64);
+        self.events.at(now + start.pull, StageEvent::Pulled(uid.clone()));
+        self.events.at(now + start.pull + takes, StageEvent::Ready(uid.clone()));
         self.send(Message::Bound { uid: uid.clone(), node: node.clone(), devices });
         self.show(&uid);
         if spec.image.is_some() {
@@ -325,6 +341,7 @@ impl<'s, T> Stage<'s, T> {
 
     fn remove(&mut self, uid: &PodUid) -> bool {
         let Some(pod) = self.pods.remove(uid) else { return false };
+        self.loads.remove(uid);
         if let Some(bound) = &pod.bound {
             self.machines.remove(uid, &bound.node);
         }

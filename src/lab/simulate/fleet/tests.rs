@@ -128,13 +128,17 @@ fn stowage_wakes_the_engine_that_sleeps_and_the_stock_scheduler_does_so_by_chanc
     let time_to_ready = |scheduler: Box<dyn FleetScheduler>| {
         let mut machines = machines(8, 4);
         let node = NodeName::parse("node-005").unwrap();
-        let sleeper =
-            Sleeper { model: model.clone(), weights: Bytes::gib(15), gpus: vec![2], namespace: "a".into() };
+        let sleeper = Sleeper {
+            pod: PodUid::parse("asleep").unwrap(),
+            model: model.clone(),
+            weights: Bytes::gib(15),
+            gpus: vec![2],
+            namespace: "a".into(),
+        };
         let sleeping = machines.get_mut(&node).unwrap();
         sleeping.sleepers.push(sleeper);
         sleeping.read_files(&model, Bytes::gib(15));
         let mut stage: Stage<'_, u32> = Stage::new(machines, scheduler, 3);
-        stage.report_all();
         let uid = stage.submit(pod.clone());
         while stage.next(START + Millis::seconds(900)).is_some() {}
         let pod = stage.pod(&uid).unwrap();

@@ -34,7 +34,45 @@ pub struct Judgement {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
     pub value: f64,
-    pub is_met: bool,
+    /// What the best possible scheduler would come to, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+    pub verdict: Verdict,
+}
+
+/// Whether a target is met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    Met,
+    Missed,
+    /// No scheduler can meet it as things are priced, and this one comes to nine tenths of the limit at least.
+    OutOfReach,
+}
+
+/// Of a limit that is below the target.
+const NEAR: f64 = 0.9;
+
+impl Verdict {
+    fn of(bound: Bound, value: f64, limit: Option<f64>) -> Self {
+        let is_near = |limit: f64| match bound {
+            Bound::AtLeast(_) => value >= NEAR * limit,
+            Bound::AtMost(_) => NEAR * value <= limit,
+        };
+        match limit.filter(|limit| !bound.is_met(*limit)) {
+            _ if bound.is_met(value) => Self::Met,
+            Some(limit) if is_near(limit) => Self::OutOfReach,
+            _ => Self::Missed,
+        }
+    }
+
+    pub fn said(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::Missed => "missed",
+            Self::OutOfReach => "at the limit",
+        }
+    }
 }
 
 impl ScenarioReport {
@@ -59,7 +97,9 @@ impl ScenarioReport {
                 Bound::AtLeast(least) => (Some(least), None),
                 Bound::AtMost(most) => (None, Some(most)),
             };
-            Judgement { target: target.name, at_least, at_most, value, is_met: target.bound.is_met(value) }
+            let limit = target.limit.map(|limit| limit(&means));
+            let verdict = Verdict::of(target.bound, value, limit);
+            Judgement { target: target.name, at_least, at_most, value, limit, verdict }
         };
         let broken = runs.iter().flatten().flat_map(|played| &played.broken).map(ToString::to_string);
         let first = runs.first();
@@ -74,8 +114,25 @@ impl ScenarioReport {
         }
     }
 
-    /// Whether every target is met, and no promise was broken.
+    /// Whether no target is missed, and no promise was broken.
     pub fn is_met(&self) -> bool {
-        self.broken.is_empty() && self.targets.iter().all(|target| target.is_met)
+        self.broken.is_empty() && self.targets.iter().all(|target| target.verdict != Verdict::Missed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_beyond_the_limit_is_judged_by_the_limit() {
+        let at_least = |value, limit| Verdict::of(Bound::AtLeast(10.0), value, limit);
+        assert_eq!(at_least(10.0, None), Verdict::Met);
+        assert_eq!(at_least(9.9, None), Verdict::Missed);
+        assert_eq!(at_least(9.0, Some(12.0)), Verdict::Missed, "it was in reach");
+        assert_eq!(at_least(5.5, Some(6.0)), Verdict::OutOfReach);
+        assert_eq!(at_least(5.0, Some(6.0)), Verdict::Missed);
+        assert_eq!(Verdict::of(Bound::AtMost(1.0), 2.1, Some(2.0)), Verdict::OutOfReach);
+        assert_eq!(Verdict::of(Bound::AtMost(1.0), 2.5, Some(2.0)), Verdict::Missed);
     }
 }

@@ -60,7 +60,7 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
     let pod = crate::ids::PodUid::parse("p").unwrap();
     broken[0].broken.push(BrokenPromise::BoundTwice { pod });
     let all_met = |mut report: ScenarioReport| {
-        report.targets.iter_mut().for_each(|target| target.is_met = true);
+        report.targets.iter_mut().for_each(|target| target.verdict = report::Verdict::Met);
         report.is_met()
     };
     assert!(all_met(report));

@@ -20,6 +20,9 @@ pub trait FleetScheduler {
     /// Places what can be placed, and evicts for what cannot. Only a baseline reads the machines.
     fn round(&mut self, now: Moment, machines: &Machines) -> Vec<Act>;
 
+    /// Whether it reads what agents report.
+    fn reads_reports(&self) -> bool;
+
     /// Whether a pod waits, so that another round may change something.
     fn has_pending(&self) -> bool;
 }

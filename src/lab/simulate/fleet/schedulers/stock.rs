@@ -284,6 +284,10 @@ impl FleetScheduler for StockScheduler {
         acts
     }
 
+    fn reads_reports(&self) -> bool {
+        false
+    }
+
     fn has_pending(&self) -> bool {
         self.is_due && !self.pending.is_empty()
     }

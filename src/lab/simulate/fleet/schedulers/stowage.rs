@@ -251,6 +251,10 @@ impl FleetScheduler for Stowage {
         acts
     }
 
+    fn reads_reports(&self) -> bool {
+        true
+    }
+
     fn has_pending(&self) -> bool {
         !self.waiting.is_empty()
     }
