@@ -8,6 +8,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod events;
+pub mod fleet;
 pub mod openb;
 pub mod packing;
 pub mod preemption;
