@@ -29,6 +29,8 @@ enum SimulateCommand {
     Preemption(preemption::SimulatePreemptionArgs),
     /// GPU allocation, by placement policy: Stowage beside best fit, FGD and other published policies
     Packing(packing::PackingArgs),
+    /// Idle serving GPUs harvested: jobs between the replicas of a day, with several autoscalers and victim orders
+    NightPool(scenario::ScenarioArgs),
     /// Cold start is time: seconds until engines answer, beside kube-scheduler's placement
     ColdStart(scenario::ScenarioArgs),
     /// Warm context on opportunistic GPUs: workers that keep it, beside a pod for each batch
@@ -42,6 +44,7 @@ impl SimulateArgs {
         match self.command {
             SimulateCommand::Preemption(args) => args.run(),
             SimulateCommand::Packing(args) => args.run(),
+            SimulateCommand::NightPool(args) => args.run("night-pool"),
             SimulateCommand::ColdStart(args) => args.run("cold-start"),
             SimulateCommand::WarmContext(args) => args.run("warm-context"),
             SimulateCommand::All(args) => args.run(),

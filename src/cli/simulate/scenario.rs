@@ -66,6 +66,9 @@ impl ScenarioArgs {
         let scenario = scenario(name)?;
         let input =
             ScenarioInput { traces: traces(scenario, self.trace.as_deref())?, is_short: self.runs.short };
+        if let Some(check) = scenario.check {
+            check(&input)?;
+        }
         let seeds = &self.runs.seeds.0;
         let runs = play(scenario, &input, seeds);
         let report = ScenarioReport::of(scenario, seeds, &runs);

@@ -2,14 +2,19 @@
 //! is Stowage as it ships or one that it is compared with. The scenarios are played on it.
 //!
 //! [`machines`] is the hardware and the oracle of every run; [`stage`] has the clock and carries [`messages`] between the fleet and
-//! its [`schedulers`]; [`pods`] are what manifests say. [`scenarios`] are the stories that are played on it.
+//! its [`schedulers`]; [`pods`] are what manifests say. [`engines`] is a fluid model of inference engines that batch continuously;
+//! [`traffic`] is what asks them: traces of serving, and generated days; [`replicas`] drives the number of a model's replicas from
+//! what its engines report. [`scenarios`] are the stories that are played on all of it.
 
+pub mod engines;
 pub mod machines;
 pub mod messages;
 pub mod pods;
+pub mod replicas;
 pub mod scenarios;
 pub mod schedulers;
 pub mod stage;
+pub mod traffic;
 
 #[cfg(test)]
 mod tests;

@@ -25,8 +25,9 @@ use std::sync::Arc;
 
 /// Between two reports of each agent: often enough that what they say is fresh.
 const REPORTS: Millis = Millis::seconds(4);
-/// Between two rounds of the scheduler while pods are pending.
+/// Between two rounds of the scheduler while pods are pending; after rounds in which it did nothing, longer.
 const ROUND: Millis = Millis::seconds(1);
+const LONGEST_ROUND: Millis = Millis::seconds(5);
 /// Simulations begin here, far enough from 0 that ages can be subtracted.
 pub const START: Moment = Moment(1_000_000_000);
 
@@ -81,6 +82,8 @@ pub struct Stage<'s, T> {
     /// How start times differ from what they should be.
     starts: Random,
     round_at: Option<Moment>,
+    /// Until the next one.
+    pause: Millis,
     /// Promises that the scheduler broke.
     pub broken: Vec<BrokenPromise>,
     pub evictions: u64,
@@ -118,6 +121,7 @@ impl<'s, T> Stage<'s, T> {
             submitted: 0,
             starts: Random::seeded(seed, 0x57a6e),
             round_at: Some(START),
+            pause: Millis::default(),
             broken: Vec::new(),
             evictions: 0,
         }
@@ -222,11 +226,11 @@ impl<'s, T> Stage<'s, T> {
             return;
         }
         self.round_at = None;
-        for act in self.scheduler.round(now, &self.machines) {
-            self.carry(act);
-        }
+        let acts = self.scheduler.round(now, &self.machines);
+        self.pause = if acts.is_empty() { (self.pause + ROUND).min(LONGEST_ROUND) } else { ROUND };
+        acts.into_iter().for_each(|act| self.carry(act));
         if self.scheduler.has_pending() {
-            self.round_by(now + ROUND);
+            self.round_by(now + self.pause);
         }
     }
 
@@ -256,6 +260,7 @@ impl<'s, T> Stage<'s, T> {
         self.scheduler.observe(now, message);
         // A reading wakes no scheduler: the next round sees it.
         if !matches!(message, Message::Reading { .. }) && self.scheduler.has_pending() {
+            self.pause = Millis::default();
             self.round_by(now);
         }
     }

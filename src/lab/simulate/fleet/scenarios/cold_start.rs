@@ -76,6 +76,7 @@ pub static COLD_START: Scenario = Scenario {
         },
     ],
     traces: &[],
+    check: None,
     play,
 };
 

@@ -3,12 +3,14 @@
 //! [`report`] puts seeds together and judges the targets.
 
 mod cold_start;
+mod night_pool;
 pub mod report;
 mod warm_context;
 
 pub use report::{Judgement, ScenarioReport, VariantLine};
 
 use super::machines::BrokenPromise;
+use super::traffic::TrafficError;
 use crate::policy_file;
 use crate::policy_file::SourceText;
 use crate::scheduling::policy::Policy;
@@ -28,6 +30,8 @@ pub struct Scenario {
     pub targets: &'static [Target],
     /// Names of the files that `--trace DIR` is read for; none if the workload is always its own.
     pub traces: &'static [&'static str],
+    /// Whether the traces can be played.
+    pub check: Option<fn(&ScenarioInput) -> Result<(), TrafficError>>,
     /// Plays one variant with one seed.
     pub play: fn(&ScenarioInput, variant: usize, seed: u64) -> Played,
 }
@@ -107,7 +111,8 @@ pub struct Curve {
 }
 
 /// All scenarios, in the order of their stories.
-pub static SCENARIOS: [&Scenario; 2] = [&cold_start::COLD_START, &warm_context::WARM_CONTEXT];
+pub static SCENARIOS: [&Scenario; 3] =
+    [&night_pool::NIGHT_POOL, &cold_start::COLD_START, &warm_context::WARM_CONTEXT];
 
 impl Means<'_> {
     pub fn of(&self, variant: &str, figure: &str) -> f64 {

@@ -88,6 +88,7 @@ pub static WARM_CONTEXT: Scenario = Scenario {
         },
     ],
     traces: &[],
+    check: None,
     play,
 };
 

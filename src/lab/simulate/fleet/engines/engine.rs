@@ -1,0 +1,313 @@
+//! The requests in one engine, and what happens to them in a stretch of time.
+
+use super::requests::{Queue, Requests, kv_tokens};
+use super::speed::FIRST_TOKEN_OVERHEAD_S;
+use super::{EngineSpec, Slo, SloTally};
+use crate::scheduling::autoscaling::{EngineFigures, Permille};
+
+/// A stretch is cut into parts of at most this many seconds, within which rates do not change.
+const PART_S: f64 = 1.0;
+/// Where requests wait for room, a part is so much shorter than a request decodes: what one leaves free, the next one takes. Of
+/// those parts there are at most [`MOST_FINE`] in one of the others.
+const FINE: f64 = 10.0;
+const MOST_FINE: f64 = 25.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineState {
+    Serving,
+    /// It finishes what it has and takes no more.
+    Draining,
+    Asleep,
+}
+
+/// One engine. Its clock starts at 0 and counts what it is stepped by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Engine {
+    pub spec: EngineSpec,
+    state: EngineState,
+    now_s: f64,
+    waiting: Queue,
+    prefilling: f64,
+    decoding: f64,
+    /// Mean size of those that prefill and decode.
+    prompt: f64,
+    output: f64,
+}
+
+/// An engine with requests in it does not sleep.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{requests:.1} requests are in the engine; drain it before it sleeps")]
+pub struct EngineBusy {
+    pub requests: f64,
+}
+
+/// What an engine that is gone leaves undone.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Unfinished {
+    pub waiting: Requests,
+    /// They had begun: what they computed is lost.
+    pub running: Requests,
+}
+
+/// What happened in a stretch of time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepOutcome {
+    /// Requests that came and are too long for the engine's KV cache.
+    pub refused: f64,
+    /// Requests that were admitted from the queue, by time to first token in seconds.
+    pub first_tokens: Vec<(f64, f64)>,
+    /// Requests that were completed, by time per output token in seconds.
+    pub completed: Vec<(f64, f64)>,
+    pub prompt_tokens: f64,
+    pub output_tokens: f64,
+    /// The share of the time in which the GPU has any kernel running: what its utilisation counter shows.
+    pub busy: f64,
+}
+
+impl StepOutcome {
+    pub fn completions(&self) -> f64 {
+        self.completed.iter().map(|(_, requests)| requests).sum()
+    }
+
+    pub fn admitted(&self) -> f64 {
+        self.first_tokens.iter().map(|(_, requests)| requests).sum()
+    }
+
+    pub fn add_to(&self, tally: &mut SloTally, slo: &Slo) {
+        self.first_tokens.iter().for_each(|(ttft_s, requests)| tally.first_tokens(slo, *ttft_s, *requests));
+        self.completed.iter().for_each(|(tpot_s, requests)| tally.completed(slo, *tpot_s, *requests));
+    }
+}
+
+impl Engine {
+    pub fn new(spec: EngineSpec) -> Self {
+        Self {
+            spec,
+            state: EngineState::Serving,
+            now_s: 0.0,
+            waiting: Queue::default(),
+            prefilling: 0.0,
+            decoding: 0.0,
+            prompt: 1.0,
+            output: 1.0,
+        }
+    }
+
+    pub fn state(&self) -> EngineState {
+        self.state
+    }
+
+    pub fn waiting(&self) -> f64 {
+        self.waiting.count()
+    }
+
+    /// Requests that prefill or decode: what an engine reports as running.
+    pub fn running(&self) -> f64 {
+        self.prefilling + self.decoding
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.waiting() + self.running() < 0.01
+    }
+
+    /// Tokens in the KV cache.
+    pub fn kv_tokens(&self) -> f64 {
+        self.prefilling * self.prompt + self.decoding * (self.prompt + self.output / 2.0)
+    }
+
+    /// The share of the KV cache that is in use.
+    pub fn kv_occupancy(&self) -> f64 {
+        (self.kv_tokens() / self.spec.kv_capacity).clamp(0.0, 1.0)
+    }
+
+    /// KV tokens that are neither used nor reserved, less what those that wait will take; 0 if the engine takes no requests.
+    pub fn free_kv_tokens(&self, prompt: f64, output: f64) -> f64 {
+        if self.state != EngineState::Serving {
+            return 0.0;
+        }
+        let room = self.spec.room_for(prompt, output) - self.running() - self.waiting();
+        let free = self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(prompt, output);
+        free.min(room * kv_tokens(prompt, output)).max(0.0)
+    }
+
+    /// What its metrics page says.
+    pub fn figures(&self) -> EngineFigures {
+        match self.state {
+            EngineState::Asleep => EngineFigures::Asleep,
+            EngineState::Draining => EngineFigures::Draining,
+            EngineState::Serving => EngineFigures::Serving {
+                kv_cache: Permille::from_share(self.kv_occupancy()),
+                waiting: Some(self.waiting().round() as u64),
+                running: Some(self.running().round() as u64),
+            },
+        }
+    }
+
+    pub fn drain(&mut self) {
+        if self.state == EngineState::Serving {
+            self.state = EngineState::Draining;
+        }
+    }
+
+    pub fn sleep(&mut self) -> Result<(), EngineBusy> {
+        if !self.is_idle() {
+            return Err(EngineBusy { requests: self.waiting() + self.running() });
+        }
+        self.state = EngineState::Asleep;
+        Ok(())
+    }
+
+    /// It serves; how long waking takes is the owner's to count.
+    pub fn wake(&mut self) {
+        self.state = EngineState::Serving;
+    }
+
+    /// Takes all requests out, as when the engine is killed.
+    pub fn abandon(&mut self) -> Unfinished {
+        let waiting = self.waiting.take_all(self.now_s);
+        let running = Requests::new(self.running(), self.prompt, self.output);
+        (self.prefilling, self.decoding) = (0.0, 0.0);
+        Unfinished { waiting, running }
+    }
+
+    /// `seconds` pass, over which `arrivals` come evenly. `share` of the GPUs' compute is the engine's, from 0 to 1: less than 1
+    /// where neighbours on its GPUs work, too. What comes to an engine that does not serve waits.
+    pub fn step(&mut self, seconds: f64, arrivals: Requests, share: f64) -> StepOutcome {
+        let mut outcome = StepOutcome::default();
+        let parts = (seconds / PART_S).ceil().max(1.0);
+        let part_s = seconds / parts;
+        let fits = self.spec.takes(arrivals.prompt, arrivals.output);
+        if !fits {
+            outcome.refused = arrivals.count;
+        }
+        for _ in 0..parts as usize {
+            if fits {
+                self.waiting.push(self.now_s, arrivals.part(1.0 / parts));
+            }
+            if self.state == EngineState::Asleep || part_s <= 0.0 || share <= 0.0 {
+                self.now_s += part_s;
+                continue;
+            }
+            let share = share.min(1.0);
+            let fine = self.fine_parts(part_s, share);
+            for _ in 0..fine as usize {
+                self.now_s += part_s / fine;
+                self.part(part_s / fine, share, &mut outcome);
+                outcome.busy += (1.0 - (-self.running()).exp()) / (parts * fine);
+            }
+        }
+        outcome
+    }
+
+    /// Tokens that running requests have, or may have kept for them until they are done.
+    fn reserved(&self) -> f64 {
+        self.running() * kv_tokens(self.prompt, self.output)
+    }
+
+    /// Of a decode step, with this share of the compute.
+    fn step_s(&self, share: f64) -> f64 {
+        let kv_of_decoding = self.decoding * (self.prompt + self.output / 2.0);
+        self.spec.cost.step_s(self.decoding, kv_of_decoding) / share
+    }
+
+    /// Into how many parts a part is cut, so that a full engine is kept full.
+    fn fine_parts(&self, part_s: f64, share: f64) -> f64 {
+        let kv_left =
+            self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(self.prompt, self.output);
+        let slots_left = self.spec.most_running - self.running() - self.waiting();
+        if kv_left > 0.0 && slots_left > 0.0 {
+            return 1.0;
+        }
+        (part_s * FINE / (self.step_s(share) * self.output.max(1.0))).ceil().clamp(1.0, MOST_FINE)
+    }
+
+    fn part(&mut self, part_s: f64, share: f64, outcome: &mut StepOutcome) {
+        let step_s = self.step_s(share);
+        let rate = self.spec.cost.prefill_rate * share;
+        let started_s = self.now_s - part_s;
+        let admitted = self.admit(started_s, rate * part_s * self.spec.most_prefill(step_s * share));
+        let prompt_tokens: f64 = admitted.iter().map(|(_, group)| group.count * group.prompt).sum();
+        let busy_with_prefill = prompt_tokens / (rate * part_s);
+        let arrived: Requests = admitted.iter().fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
+        let prefill = Prefill { step_s, rate, busy: busy_with_prefill, batched: self.spec.batched_tokens };
+        for (waited_s, group) in &admitted {
+            let ttft_s = waited_s + prefill.takes_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
+            outcome.first_tokens.push((ttft_s, group.count));
+        }
+        // Those that prefill take the time that it takes without the way to the client, so that rates and times agree.
+        let prefill_s =
+            prefill.takes_s(if arrived.count > 0.0 { arrived.prompt } else { self.prompt }, self.decoding);
+        let decoded = flow(self.prefilling, arrived.count, part_s, prefill_s);
+        let tpot_s = step_s / (1.0 - busy_with_prefill);
+        let done = flow(self.decoding, decoded.out, part_s, tpot_s * self.output.max(1.0));
+        (self.prefilling, self.decoding) = (decoded.left, done.left);
+        outcome.prompt_tokens += prompt_tokens;
+        outcome.output_tokens += done.out * self.output;
+        if done.out > 0.0 {
+            outcome.completed.push((tpot_s, done.out));
+        }
+    }
+
+    /// Takes from the queue what the KV cache, the number of sequences and the time for prompts have room for.
+    fn admit(&mut self, started_s: f64, prompt_tokens: f64) -> Vec<(f64, Requests)> {
+        let mut admitted = Vec::new();
+        let mut tokens = prompt_tokens;
+        loop {
+            let kv = self.spec.kv_capacity - self.reserved();
+            let slots = self.spec.most_running - self.running();
+            let inside =
+                admitted.iter().fold(Requests::default(), |sum: Requests, (_, group)| sum.plus(*group));
+            let room = |group: &Requests| {
+                let kv = kv - inside.count * kv_tokens(inside.prompt, inside.output);
+                let by_kv = kv / kv_tokens(group.prompt, group.output);
+                by_kv.min(slots - inside.count).min(tokens / group.prompt).max(0.0)
+            };
+            let Some((waited_s, group)) = self.waiting.pop(started_s, room) else { break };
+            tokens -= group.count * group.prompt;
+            admitted.push((waited_s, group));
+        }
+        let new = admitted.iter().fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
+        let all = Requests { count: self.running(), prompt: self.prompt, output: self.output, waited_s: 0.0 }
+            .plus(new);
+        if all.count > 0.0 {
+            (self.prompt, self.output) = (all.prompt, all.output);
+        }
+        admitted
+    }
+}
+
+/// How prompts are read in a part of a stretch.
+struct Prefill {
+    /// Of a step of those that decode, beside which prompts are read.
+    step_s: f64,
+    /// Prompt tokens a second.
+    rate: f64,
+    /// The share of the time that it takes.
+    busy: f64,
+    /// Prompt tokens in a step.
+    batched: f64,
+}
+
+impl Prefill {
+    /// From admission to the first token: half of the step under way, a wait for prompts before it (M/D/1), its own tokens, and
+    /// the steps of those that decode beside it.
+    fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
+        let own_s = prompt / self.rate;
+        let under_way_s = decoding.min(1.0) * self.step_s / 2.0;
+        let before_s = self.busy / (2.0 * (1.0 - self.busy)) * own_s;
+        under_way_s + before_s + own_s + (prompt / self.batched).max(1.0) * self.step_s
+    }
+}
+
+/// What is left of a stock and what has left it.
+struct Flow {
+    left: f64,
+    out: f64,
+}
+
+/// A stock that each thing leaves after `stay_s` on average, while `inflow` comes evenly: the solution of `x' = in − x / stay`.
+fn flow(stock: f64, inflow: f64, part_s: f64, stay_s: f64) -> Flow {
+    let stays = (-part_s / stay_s).exp();
+    let left = stock * stays + inflow * (stay_s / part_s) * (1.0 - stays);
+    Flow { left, out: (stock + inflow - left).max(0.0) }
+}

@@ -1,0 +1,105 @@
+//! Amounts of requests, and those that wait, by age.
+
+use std::collections::VecDeque;
+
+/// Requests of one mean size. An amount: 0.25 requests are one every fourth time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Requests {
+    pub count: f64,
+    /// Tokens, on average.
+    pub prompt: f64,
+    pub output: f64,
+    /// How long they have waited elsewhere, in seconds, on average.
+    pub waited_s: f64,
+}
+
+/// Tokens in the KV cache for a request that decodes: its prompt and, on average, half of its output.
+pub fn kv_tokens(prompt: f64, output: f64) -> f64 {
+    (prompt + output / 2.0).max(1.0)
+}
+
+impl Requests {
+    /// Every request has a token to read and one to write; what is no number counts as nothing.
+    pub fn new(count: f64, prompt: f64, output: f64) -> Self {
+        let sound = |n: f64, least: f64| if n.is_finite() { n.max(least) } else { least };
+        Self {
+            count: sound(count, 0.0),
+            prompt: sound(prompt, 1.0),
+            output: sound(output, 1.0),
+            waited_s: 0.0,
+        }
+    }
+
+    /// So much of them.
+    pub fn part(self, share: f64) -> Self {
+        Self { count: self.count * share, ..self }
+    }
+
+    pub fn plus(self, other: Self) -> Self {
+        let count = self.count + other.count;
+        if count <= 0.0 {
+            return Self::default();
+        }
+        let mean = |a: f64, b: f64| (a * self.count + b * other.count) / count;
+        Self {
+            count,
+            prompt: mean(self.prompt, other.prompt),
+            output: mean(self.output, other.output),
+            waited_s: mean(self.waited_s, other.waited_s),
+        }
+    }
+}
+
+/// Requests that wait, first come, first served. A time is in seconds on the owner's clock.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Queue {
+    /// With the time at which they came, were `waited_s` nothing.
+    cohorts: VecDeque<(f64, Requests)>,
+    count: f64,
+}
+
+/// Amounts below this are rounding.
+const NOTHING: f64 = 1e-9;
+
+impl Queue {
+    pub fn push(&mut self, now_s: f64, requests: Requests) {
+        if requests.count <= 0.0 {
+            return;
+        }
+        self.count += requests.count;
+        self.cohorts.push_back((now_s, requests));
+    }
+
+    pub fn count(&self) -> f64 {
+        self.count
+    }
+
+    /// The oldest, at most so many, and how long they have waited.
+    pub fn pop(&mut self, now_s: f64, most: impl Fn(&Requests) -> f64) -> Option<(f64, Requests)> {
+        let (came_s, cohort) = self.cohorts.front_mut()?;
+        let taken = Requests { count: most(cohort).min(cohort.count), ..*cohort };
+        if taken.count <= NOTHING {
+            return None;
+        }
+        let waited_s = (now_s - *came_s).max(0.0) + cohort.waited_s;
+        cohort.count -= taken.count;
+        self.count = (self.count - taken.count).max(0.0);
+        if cohort.count <= NOTHING {
+            // What is left of it was rounding, and is done with the others.
+            let left = self.cohorts.pop_front().map_or(0.0, |(_, left)| left.count);
+            self.count = (self.count - left).max(0.0);
+            return Some((waited_s, Requests { count: taken.count + left, waited_s: 0.0, ..taken }));
+        }
+        Some((waited_s, Requests { waited_s: 0.0, ..taken }))
+    }
+
+    /// All of them, with what they have waited.
+    pub fn take_all(&mut self, now_s: f64) -> Requests {
+        self.count = 0.0;
+        let aged = |(came_s, cohort): (f64, Requests)| Requests {
+            waited_s: cohort.waited_s + (now_s - came_s).max(0.0),
+            ..cohort
+        };
+        self.cohorts.drain(..).map(aged).fold(Requests::default(), Requests::plus)
+    }
+}

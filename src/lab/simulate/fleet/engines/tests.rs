@@ -1,0 +1,183 @@
+//! One engine at a steady load, when it is full, slowed, asleep or gone.
+
+use super::engine::{Engine, EngineState};
+use super::*;
+use crate::scheduling::autoscaling::{EngineFigures, Permille};
+use crate::units::Bytes;
+
+fn spec() -> EngineSpec {
+    EngineSpec::new(&ModelShape::LLAMA_8B, &GpuSpeed::H100, 1, Bytes::gib(72)).unwrap()
+}
+
+/// What a minute of an engine looks like after five of the same load.
+struct Steady {
+    engine: Engine,
+    completed_per_s: f64,
+    ttft_s: f64,
+    tpot_s: f64,
+    busy: f64,
+}
+
+fn mean(samples: &[(f64, f64)]) -> f64 {
+    let sum = |of: fn(&(f64, f64)) -> f64| samples.iter().map(of).sum::<f64>();
+    sum(|(seconds, requests)| seconds * requests) / sum(|(_, requests)| *requests)
+}
+
+fn steady(spec: EngineSpec, per_s: f64, share: f64) -> Steady {
+    let mut engine = Engine::new(spec);
+    engine.step(300.0, Requests::new(per_s * 300.0, 1000.0, 200.0), share);
+    let outcome = engine.step(60.0, Requests::new(per_s * 60.0, 1000.0, 200.0), share);
+    Steady {
+        completed_per_s: outcome.completions() / 60.0,
+        ttft_s: mean(&outcome.first_tokens),
+        tpot_s: mean(&outcome.completed),
+        busy: outcome.busy,
+        engine,
+    }
+}
+
+#[test]
+fn at_a_steady_load_as_many_leave_as_come_and_little_s_law_holds() {
+    for per_s in [0.1, 1.0, 5.0, 10.0] {
+        let steady = steady(spec(), per_s, 1.0);
+        assert!((steady.completed_per_s / per_s - 1.0).abs() < 0.001, "{per_s}: {}", steady.completed_per_s);
+        assert!(steady.engine.waiting() < 0.01, "{per_s}: {}", steady.engine.waiting());
+        let inside_s = steady.ttft_s - super::speed::FIRST_TOKEN_OVERHEAD_S + 200.0 * steady.tpot_s;
+        let by_little = per_s * inside_s;
+        assert!((steady.engine.running() / by_little - 1.0).abs() < 0.005, "{per_s}: {by_little}");
+    }
+}
+
+#[test]
+fn latencies_and_occupancy_rise_with_the_load() {
+    let all: Vec<Steady> =
+        [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0].map(|per_s| steady(spec(), per_s, 1.0)).into();
+    for pair in all.windows(2) {
+        let [less, more] = pair else { unreachable!() };
+        assert!(more.ttft_s >= less.ttft_s && more.tpot_s > less.tpot_s);
+        assert!(more.engine.kv_occupancy() > less.engine.kv_occupancy());
+        assert!(more.busy >= less.busy);
+    }
+}
+
+#[test]
+fn the_utilisation_counter_is_near_full_with_a_few_requests() {
+    let (few, many) = (steady(spec(), 1.5, 1.0), steady(spec(), 12.0, 1.0));
+    assert!(
+        few.busy > 0.85 && few.engine.kv_occupancy() < 0.02,
+        "{} {}",
+        few.busy,
+        few.engine.kv_occupancy()
+    );
+    assert!(many.busy > 0.999 && many.engine.kv_occupancy() < 0.3);
+}
+
+#[test]
+fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
+    // 20,000 tokens: 18 requests of 1,100.
+    let small = EngineSpec { kv_capacity: 20_000.0, ..spec() };
+    let mut engine = Engine::new(small);
+    for _ in 0..60 {
+        engine.step(10.0, Requests::new(100.0, 1000.0, 200.0), 1.0);
+        assert!(engine.kv_tokens() <= 20_000.0 + 1e-6, "{}", engine.kv_tokens());
+    }
+    assert!(engine.running() < 18.2 && engine.waiting() > 100.0);
+    assert!(engine.kv_occupancy() > 0.9, "{}", engine.kv_occupancy());
+    let outcome = engine.step(10.0, Requests::default(), 1.0);
+    let first = outcome.first_tokens[0].0;
+    assert!(first > 30.0, "the oldest have waited since long ago: {first} s");
+}
+
+#[test]
+fn an_engine_whose_neighbours_take_half_of_the_gpu_takes_twice_as_long() {
+    let (alone, shared) = (steady(spec(), 0.2, 1.0), steady(spec(), 0.2, 0.5));
+    let slower = shared.tpot_s / alone.tpot_s;
+    assert!((1.95..2.1).contains(&slower), "{slower}");
+    assert!(shared.ttft_s > 1.3 * alone.ttft_s);
+    let throughput = |share| {
+        let mut engine = Engine::new(spec());
+        engine.step(120.0, Requests::new(9000.0, 1000.0, 200.0), share);
+        engine.step(60.0, Requests::default(), share).completions() / 60.0
+    };
+    let ratio = throughput(1.0) / throughput(0.5);
+    assert!((1.8..2.3).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn what_is_too_long_for_the_cache_is_refused() {
+    let mut engine = Engine::new(EngineSpec { kv_capacity: 1000.0, ..spec() });
+    let outcome = engine.step(1.0, Requests::new(3.0, 900.0, 200.0), 1.0);
+    assert_eq!((outcome.refused, engine.waiting() + engine.running()), (3.0, 0.0));
+}
+
+#[test]
+fn an_engine_drains_sleeps_and_wakes() {
+    let mut engine = Engine::new(spec());
+    let arrivals = Requests::new(20.0, 1000.0, 200.0);
+    engine.step(1.0, arrivals, 1.0);
+    let error = engine.sleep().unwrap_err().to_string();
+    assert!(error.contains("drain it before it sleeps"), "{error}");
+    engine.drain();
+    assert_eq!((engine.state(), engine.free_kv_tokens(1000.0, 200.0)), (EngineState::Draining, 0.0));
+    assert_eq!(engine.figures(), EngineFigures::Draining);
+    engine.step(60.0, Requests::default(), 1.0);
+    engine.sleep().unwrap();
+    assert_eq!(engine.step(60.0, Requests::default(), 1.0), StepOutcome::default());
+    assert_eq!(engine.figures(), EngineFigures::Asleep);
+    engine.wake();
+    assert_eq!(
+        engine.figures(),
+        EngineFigures::Serving { kv_cache: Permille::from_share(0.0), waiting: Some(0), running: Some(0) }
+    );
+}
+
+#[test]
+fn what_a_killed_engine_had_is_handed_back_with_its_age() {
+    let mut engine = Engine::new(EngineSpec { kv_capacity: 20_000.0, ..spec() });
+    engine.step(10.0, Requests::new(200.0, 1000.0, 200.0), 1.0);
+    let (waiting, running) = (engine.waiting(), engine.running());
+    let left = engine.abandon();
+    assert!((left.waiting.count - waiting).abs() < 1e-6 && (left.running.count - running).abs() < 1e-6);
+    assert!(left.waiting.waited_s > 1.0 && (left.running.prompt - 1000.0).abs() < 1e-6, "{left:?}");
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn a_grant_without_room_for_the_cache_is_refused_with_what_is_missing() {
+    let error = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, 1, Bytes::gib(72)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("llama-3.1-70b on 1 GPUs needs more than 133.4 GiB on each"), "{text}");
+    let four = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, 4, Bytes::gib(72)).unwrap();
+    // 4 × (72 − 2) GiB less 131.4 GiB of weights, at 320 KiB a token.
+    assert!((480_000.0..490_000.0).contains(&four.kv_capacity), "{}", four.kv_capacity);
+    assert_eq!(four.start_needs, Bytes::gib(72));
+}
+
+#[test]
+fn known_kv_caches_and_weights() {
+    let kib = |shape: ModelShape| shape.kv_per_token.0 as f64 / 1024.0;
+    assert_eq!(kib(ModelShape::LLAMA_8B), 128.0);
+    assert_eq!(kib(ModelShape::LLAMA_70B), 320.0);
+    assert_eq!(kib(ModelShape::QWEN_7B), 56.0);
+    assert_eq!(kib(ModelShape::QWEN_32B), 256.0);
+    assert_eq!(ModelShape::LLAMA_8B.weights.to_string(), "15.0 GiB");
+    assert_eq!(ModelShape::LLAMA_70B.weights.to_string(), "131.4 GiB");
+}
+
+#[test]
+fn the_balancer_fills_the_emptier_engine_and_none_that_drains() {
+    let (mut full, idle, mut draining) = (Engine::new(spec()), Engine::new(spec()), Engine::new(spec()));
+    full.step(30.0, Requests::new(300.0, 1000.0, 200.0), 1.0);
+    draining.drain();
+    let arrivals = Requests::new(10.0, 1000.0, 200.0);
+    let shares = split(&arrivals, [&full, &idle, &draining]);
+    assert!(shares[1] > shares[0] && shares[0] > 0.0 && shares[2] == 0.0, "{shares:?}");
+    assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+    assert!(split(&arrivals, [&draining]).is_empty());
+    // Both are full: the shorter queue gets more.
+    let mut longer = Engine::new(spec());
+    full.step(30.0, Requests::new(9000.0, 1000.0, 200.0), 1.0);
+    longer.step(30.0, Requests::new(19_000.0, 1000.0, 200.0), 1.0);
+    let shares = split(&arrivals, [&full, &longer]);
+    assert!(shares[0] > shares[1] && shares[1] > 0.0, "{shares:?}");
+}

@@ -1,0 +1,20 @@
+//! The replicas of a model under traffic, and what drives their number.
+//!
+//! [`ServingDay`] steps a model's engines and asks a [`Scaler`] every fifteen seconds: [`ShippedScaler`] is the autoscaler that
+//! ships, on the figures that the engines report; [`UtilisationScaler`] an HPA on GPU utilisation, as a baseline. Where the
+//! replicas run is the owner's to say; [`PretendPods`] says that there is always room.
+
+mod pretend_pods;
+mod scaler;
+mod serving_day;
+mod shipped;
+mod utilisation;
+
+#[cfg(test)]
+mod tests;
+
+pub use pretend_pods::PretendPods;
+pub use scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
+pub use serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay, ServingTally};
+pub use shipped::ShippedScaler;
+pub use utilisation::UtilisationScaler;

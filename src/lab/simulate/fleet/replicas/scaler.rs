@@ -1,0 +1,54 @@
+//! What an autoscaler sees and answers.
+
+use crate::scheduling::autoscaling::{EngineFigures, ModelLoad};
+use crate::units::{Millis, Moment};
+
+/// Between two evaluations, as an HPA's `--horizontal-pod-autoscaler-sync-period`.
+pub const SYNC: Millis = Millis::seconds(15);
+
+/// One replica that serves or sleeps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ObservedReplica {
+    pub figures: EngineFigures,
+    /// The share of the time since the last evaluation in which its GPUs had a kernel running.
+    pub busy: f64,
+}
+
+/// A model's replicas at an evaluation. Those that terminate are not among them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observed {
+    pub replicas: Vec<ObservedReplica>,
+    /// Replicas that are wanted and do not serve yet: pending, or starting.
+    pub starting: u32,
+    /// How long one more would take.
+    pub ready_in: Millis,
+}
+
+/// What the autoscaler asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// In all, those that start and those that sleep included.
+    pub replicas: u32,
+    /// Of those that sleep, how many to wake now.
+    pub wake: u32,
+}
+
+/// An autoscaler of one model. It is asked every [`SYNC`].
+pub trait Scaler {
+    fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted;
+}
+
+impl Observed {
+    /// As the autoscaler in scheduling::autoscaling counts it.
+    pub fn load(&self) -> ModelLoad {
+        let mut load = ModelLoad { ready_in: self.ready_in, ..ModelLoad::default() };
+        self.replicas.iter().for_each(|replica| load.add(replica.figures));
+        (0..self.starting).for_each(|_| load.add(EngineFigures::Starting));
+        load
+    }
+
+    /// All there are: they serve, sleep or start.
+    pub fn count(&self) -> u32 {
+        self.replicas.len() as u32 + self.starting
+    }
+}

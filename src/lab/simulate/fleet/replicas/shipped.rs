@@ -1,0 +1,31 @@
+//! The autoscaler that ships, on the figures of modelled engines.
+
+use super::scaler::{Observed, Scaler, Wanted};
+use crate::scheduling::autoscaling::{DesiredReplicas, ModelScaling};
+use crate::scheduling::policy::AutoscalingRules;
+use crate::units::Moment;
+
+/// [`ModelScaling`] with a policy's rules of one model.
+#[derive(Debug, Clone)]
+pub struct ShippedScaler {
+    rules: AutoscalingRules,
+    scaling: ModelScaling,
+    /// The latest answer, with its reasons.
+    pub latest: Option<DesiredReplicas>,
+}
+
+impl ShippedScaler {
+    /// `rules` are those of the model: `policy.autoscaling.of(model)`.
+    pub fn new(rules: AutoscalingRules) -> Self {
+        Self { rules, scaling: ModelScaling::default(), latest: None }
+    }
+}
+
+impl Scaler for ShippedScaler {
+    fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
+        let desired = self.scaling.decide(&self.rules, &observed.load(), now);
+        let wanted = Wanted { replicas: desired.replicas, wake: desired.wake };
+        self.latest = Some(desired);
+        wanted
+    }
+}

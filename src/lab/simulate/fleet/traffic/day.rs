@@ -1,0 +1,81 @@
+//! A day of one service's traffic, minute by minute.
+
+use crate::lab::simulate::fleet::engines::Requests;
+use crate::units::{Millis, Moment};
+
+pub const MINUTES: usize = 1440;
+const MINUTE_S: f64 = 60.0;
+
+/// What one minute brings.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Minute {
+    pub requests: f64,
+    /// Tokens of a request, on average; at least 1 where there is a request.
+    pub prompt: f64,
+    pub output: f64,
+}
+
+/// A day of traffic. After its last minute comes its first again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DayOfTraffic {
+    /// One or more.
+    minutes: Vec<Minute>,
+}
+
+impl DayOfTraffic {
+    /// `None` without a minute.
+    pub fn new(minutes: Vec<Minute>) -> Option<Self> {
+        (!minutes.is_empty()).then_some(Self { minutes })
+    }
+
+    pub fn minutes(&self) -> &[Minute] {
+        &self.minutes
+    }
+
+    /// So many times as many requests of the same sizes.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        self.minutes.iter_mut().for_each(|minute| minute.requests *= factor);
+        self
+    }
+
+    /// Scaled so that its busiest minute brings so many requests a second.
+    pub fn with_peak(self, per_s: f64) -> Self {
+        let peak = self.peak_per_s();
+        if peak > 0.0 { self.scaled(per_s / peak) } else { self }
+    }
+
+    pub fn requests(&self) -> f64 {
+        self.minutes.iter().map(|minute| minute.requests).sum()
+    }
+
+    pub fn mean_per_s(&self) -> f64 {
+        self.requests() / self.length().0 as f64 * 1000.0
+    }
+
+    pub fn peak_per_s(&self) -> f64 {
+        self.minutes.iter().map(|minute| minute.requests).fold(0.0, f64::max) / MINUTE_S
+    }
+
+    pub fn length(&self) -> Millis {
+        Millis::seconds(60).times(self.minutes.len() as u64)
+    }
+
+    /// What the minute at that time brings.
+    pub fn at(&self, now: Moment) -> Minute {
+        self.minutes[(now.0 / 60_000) as usize % self.minutes.len()]
+    }
+
+    /// What comes from one moment to another, if a minute's requests come evenly.
+    pub fn between(&self, from: Moment, to: Moment) -> Requests {
+        let mut sum = Requests::default();
+        let mut at = from;
+        while at < to {
+            let end = Moment((at.0 / 60_000 + 1) * 60_000).min(to);
+            let minute = self.at(at);
+            let part = end.since(at).0 as f64 / 60_000.0;
+            sum = sum.plus(Requests::new(minute.requests * part, minute.prompt, minute.output));
+            at = end;
+        }
+        sum
+    }
+}

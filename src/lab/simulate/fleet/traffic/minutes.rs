@@ -1,0 +1,87 @@
+//! A day by minute and service: `minute`, `service`, `requests`, `prompt_tokens`, `output_tokens`, the tokens in sums.
+
+use super::day::{DayOfTraffic, MINUTES, Minute};
+use super::table::{Table, TrafficError, TrafficText};
+use super::{Gaps, Service};
+
+const MOST_REQUESTS: f64 = 1e9;
+const MOST_TOKENS: f64 = 1e15;
+
+/// A minute's row: its line, and what it says.
+type Found = Option<(usize, Minute)>;
+
+/// The day of one service.
+pub fn read(source: TrafficText<'_>, service: Service, gaps: Gaps) -> Result<DayOfTraffic, TrafficError> {
+    let table = Table::read(source)?;
+    let file = table.file.to_owned();
+    let [minute, of, requests, prompt, output] =
+        ["minute", "service", "requests", "prompt_tokens", "output_tokens"].map(|name| table.column(name));
+    let (minute, of, requests, prompt, output) = (minute?, of?, requests?, prompt?, output?);
+    let mut found: Vec<Found> = vec![None; MINUTES];
+    for row in table.rows() {
+        let at = row.whole(minute, MINUTES as u64 - 1)?;
+        let (line, name) = (row.line, row.service(of)?);
+        let requests = row.number(requests, MOST_REQUESTS)?;
+        let (prompt, output) = (row.number(prompt, MOST_TOKENS)?, row.number(output, MOST_TOKENS)?);
+        if requests > 0.0 && (prompt < requests || output < requests)
+            || requests == 0.0 && prompt + output > 0.0
+        {
+            return Err(TrafficError::Tokens { file, line, requests, prompt, output });
+        }
+        if name != service {
+            continue;
+        }
+        let of_one = |tokens: f64| if requests > 0.0 { tokens / requests } else { 0.0 };
+        let row = Minute { requests, prompt: of_one(prompt), output: of_one(output) };
+        if let Some((first, _)) = found[at as usize].replace((line, row)) {
+            return Err(TrafficError::Twice {
+                file,
+                line,
+                first,
+                column: "minute",
+                at,
+                service: service.name(),
+            });
+        }
+    }
+    without_gaps(file, service, gaps, &found)
+}
+
+fn without_gaps(
+    file: String,
+    service: Service,
+    gaps: Gaps,
+    found: &[Found],
+) -> Result<DayOfTraffic, TrafficError> {
+    let service = service.name();
+    let missing = found.iter().filter(|minute| minute.is_none()).count();
+    if missing == found.len() {
+        let other = if service == "code" { "conv" } else { "code" };
+        return Err(TrafficError::NoService { file, service, found: other.to_owned() });
+    }
+    if let (Gaps::Refuse, Some(at)) = (gaps, found.iter().position(Option::is_none)) {
+        return Err(TrafficError::Gap { file, column: "minute", at: at as u64, missing, service });
+    }
+    let minutes = (0..found.len()).map(|at| filled(found, at)).collect();
+    Ok(DayOfTraffic::new(minutes).expect("a day has minutes"))
+}
+
+/// A minute that is missing is the mean of the two beside the gap, as near as each is; at an end of the day, the one there is.
+fn filled(found: &[Found], at: usize) -> Minute {
+    let of = |place: usize| found[place].map(|(_, minute)| (place, minute));
+    let before = (0..=at).rev().find_map(of);
+    let after = (at..found.len()).find_map(of);
+    let (Some((first, a)), Some((last, b))) = (before, after) else {
+        return before.or(after).map_or(Minute::default(), |(_, minute)| minute);
+    };
+    if first == last {
+        return a;
+    }
+    let way = (at - first) as f64 / (last - first) as f64;
+    let mean = |a: f64, b: f64| a + (b - a) * way;
+    Minute {
+        requests: mean(a.requests, b.requests),
+        prompt: mean(a.prompt, b.prompt),
+        output: mean(a.output, b.output),
+    }
+}

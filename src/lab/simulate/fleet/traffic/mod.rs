@@ -1,0 +1,66 @@
+//! What asks a fleet's engines: traces of serving, and generated traffic for runs without a trace.
+//!
+//! [`minutes`] reads a day by minute, [`each`] a trace of single requests, [`rates`] a week of rates and a profile of hours;
+//! [`built_in`] generates a day and [`catalogue`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text:
+//! nothing here reads a file.
+
+pub mod built_in;
+pub mod catalogue;
+mod day;
+pub mod each;
+pub mod minutes;
+pub mod rates;
+mod table;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod traces_tests;
+
+pub use catalogue::{CatalogueModel, ZipfCatalogue};
+pub use day::{DayOfTraffic, MINUTES, Minute};
+pub use each::TracedRequest;
+pub use rates::{HourProfile, WeekOfRates, WeekStep};
+pub use table::{TrafficError, TrafficText};
+
+/// The services of the Azure traces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// It completes code: long prompts, short outputs, a quiet night.
+    Code,
+    /// It chats: outputs of some hundred tokens, and hardly a night.
+    Conversation,
+}
+
+impl Service {
+    /// As the traces call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Code => "code",
+            Self::Conversation => "conv",
+        }
+    }
+}
+
+/// What to do about minutes that a day lacks. A gap is refused unless filling is asked for: a minute without a row
+/// may be a minute without a request, or a lost one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gaps {
+    Refuse,
+    /// With what lies between the rows beside the gap.
+    Fill,
+}
+
+/// Tokens of a request, on average.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RequestSize {
+    pub prompt: f64,
+    pub output: f64,
+}
+
+impl RequestSize {
+    /// The means of Azure's code service in 2023.
+    pub const CODE: Self = Self { prompt: 2048.0, output: 27.9 };
+    /// The means of Azure's conversation service in 2023.
+    pub const CONVERSATION: Self = Self { prompt: 1155.0, output: 211.0 };
+}
