@@ -5,10 +5,7 @@ use super::requests::Requests;
 
 /// Which share of the arrivals each engine gets; they add up to 1. Where no engine has any room, the shares are as the queues
 /// are short. Empty if none serves.
-pub fn split<'a>(
-    arrivals: &Requests,
-    engines: impl IntoIterator<Item = &'a Engine>,
-) -> Vec<f64> {
+pub fn split<'a>(arrivals: &Requests, engines: impl IntoIterator<Item = &'a Engine>) -> Vec<f64> {
     let engines: Vec<&Engine> = engines.into_iter().collect();
     let free = engines.iter().map(|engine| engine.free_kv_tokens(arrivals.prompt, arrivals.output));
     let weights = in_parts(free.collect());
@@ -16,7 +13,8 @@ pub fn split<'a>(
         return weights;
     }
     let serves = |engine: &Engine| engine.state() == EngineState::Serving;
-    let short = engines.iter().map(|engine| if serves(engine) { 1.0 / (1.0 + engine.waiting()) } else { 0.0 });
+    let short =
+        engines.iter().map(|engine| if serves(engine) { 1.0 / (1.0 + engine.waiting()) } else { 0.0 });
     in_parts(short.collect())
 }
 

@@ -126,7 +126,8 @@ impl<S: Scaler> ServingDay<S> {
     /// The mean KV occupancy of the replicas that serve; 0 without any.
     pub fn kv_occupancy(&self) -> f64 {
         let serving = self.engines.values().filter(|engine| engine.state() == EngineState::Serving);
-        let (count, sum) = serving.fold((0.0, 0.0), |(n, sum), engine| (n + 1.0, sum + engine.kv_occupancy()));
+        let (count, sum) =
+            serving.fold((0.0, 0.0), |(n, sum), engine| (n + 1.0, sum + engine.kv_occupancy()));
         if count > 0.0 { sum / count } else { 0.0 }
     }
 
@@ -154,7 +155,8 @@ impl<S: Scaler> ServingDay<S> {
         }
         let compute: BTreeMap<ReplicaId, f64> = there.up.iter().map(|up| (up.id, up.share)).collect();
         for (place, (id, engine)) in self.engines.iter_mut().enumerate() {
-            let (share, part) = (compute.get(id).copied().unwrap_or(1.0), shares.get(place).copied().unwrap_or(0.0));
+            let (share, part) =
+                (compute.get(id).copied().unwrap_or(1.0), shares.get(place).copied().unwrap_or(0.0));
             // What has waited for a replica comes with its age.
             let backlog = engine.step(0.0, arrivals.part(part), share);
             let outcome = engine.step(seconds, new.part(part), share);

@@ -1,9 +1,9 @@
 //! Traces with a row for each request: `offset_ms`, `prompt_tokens`, `output_tokens`; with `service` where there are several,
 //! and with `prefix_blocks` and `cached_prefix_blocks` where prefixes are known.
 
+use super::Service;
 use super::day::{DayOfTraffic, Minute};
 use super::table::{Table, TrafficError, TrafficText};
-use super::Service;
 use crate::units::Moment;
 
 /// A year.

@@ -34,7 +34,14 @@ pub fn read(source: TrafficText<'_>, service: Service, gaps: Gaps) -> Result<Day
         let of_one = |tokens: f64| if requests > 0.0 { tokens / requests } else { 0.0 };
         let row = Minute { requests, prompt: of_one(prompt), output: of_one(output) };
         if let Some((first, _)) = found[at as usize].replace((line, row)) {
-            return Err(TrafficError::Twice { file, line, first, column: "minute", at, service: service.name() });
+            return Err(TrafficError::Twice {
+                file,
+                line,
+                first,
+                column: "minute",
+                at,
+                service: service.name(),
+            });
         }
     }
     without_gaps(file, service, gaps, &found)
@@ -72,5 +79,9 @@ fn filled(found: &[Found], at: usize) -> Minute {
     }
     let way = (at - first) as f64 / (last - first) as f64;
     let mean = |a: f64, b: f64| a + (b - a) * way;
-    Minute { requests: mean(a.requests, b.requests), prompt: mean(a.prompt, b.prompt), output: mean(a.output, b.output) }
+    Minute {
+        requests: mean(a.requests, b.requests),
+        prompt: mean(a.prompt, b.prompt),
+        output: mean(a.output, b.output),
+    }
 }

@@ -34,8 +34,11 @@ pub struct WeekOfRates {
 pub fn read_week(source: TrafficText<'_>, service: Service) -> Result<WeekOfRates, TrafficError> {
     let table = Table::read(source)?;
     let (of, minute) = (table.column("service")?, table.column("minute_of_week")?);
-    let (low, high, mid) =
-        (table.column("req_per_min_low")?, table.column("req_per_min_high")?, table.column("req_per_min_mid")?);
+    let (low, high, mid) = (
+        table.column("req_per_min_low")?,
+        table.column("req_per_min_high")?,
+        table.column("req_per_min_mid")?,
+    );
     let mut steps: Vec<(usize, WeekStep)> = Vec::new();
     for row in table.rows() {
         let high_of_step = row.number(high, MOST_RATE)?;

@@ -17,7 +17,9 @@ pub enum TrafficError {
     NoRows { file: String },
     #[error("{file}, line 1: there is no column {column:?} among {found}; add it, or give another file")]
     MissingColumn { file: String, column: &'static str, found: String },
-    #[error("{file}, line {line}: {found} fields under {columns} columns; write one for each, without commas or quotes in it")]
+    #[error(
+        "{file}, line {line}: {found} fields under {columns} columns; write one for each, without commas or quotes in it"
+    )]
     FieldCount { file: String, line: usize, found: usize, columns: usize },
     #[error("{file}, line {line}: {column} is {text:?}; write a number, such as 1409 or 7.2")]
     NoNumber { file: String, line: usize, column: &'static str, text: String },
@@ -31,14 +33,18 @@ pub enum TrafficError {
     NoService { file: String, service: &'static str, found: String },
     #[error("{file}, line {line}: service is {text:?}; write code or conv")]
     UnknownService { file: String, line: usize, text: String },
-    #[error("{file}, line {line}: {column} {at} of {service} is there before, at line {first}; keep one of the two")]
+    #[error(
+        "{file}, line {line}: {column} {at} of {service} is there before, at line {first}; keep one of the two"
+    )]
     Twice { file: String, line: usize, first: usize, column: &'static str, at: u64, service: &'static str },
     #[error(
         "{file}: {column} {at} of {service} is missing, the first of {missing}; add the rows, or ask for gaps to be filled from the \
          rows beside them"
     )]
     Gap { file: String, column: &'static str, at: u64, missing: usize, service: &'static str },
-    #[error("{file}, line {line}: offset_ms is {at}, after {before} in the row above; sort the rows of a service by time")]
+    #[error(
+        "{file}, line {line}: offset_ms is {at}, after {before} in the row above; sort the rows of a service by time"
+    )]
     Backwards { file: String, line: usize, at: u64, before: u64 },
     #[error(
         "{file}, line {line}: {requests} requests with {prompt} prompt and {output} output tokens; a request has at least one of each, \
@@ -142,9 +148,11 @@ impl<'a> Row<'a> {
         match self.text(column) {
             "code" => Ok(super::Service::Code),
             "conv" => Ok(super::Service::Conversation),
-            text => {
-                Err(TrafficError::UnknownService { file: self.file.into(), line: self.line, text: text.into() })
-            }
+            text => Err(TrafficError::UnknownService {
+                file: self.file.into(),
+                line: self.line,
+                text: text.into(),
+            }),
         }
     }
 }

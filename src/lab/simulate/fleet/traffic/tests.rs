@@ -53,7 +53,10 @@ fn what_is_wrong_is_named_with_its_line_and_column() {
     for (found, wanted) in [
         (minutes_error(""), "day.csv is empty"),
         (minutes_error(HEAD), "day.csv has column names and no rows"),
-        (minutes_error("minute,service,requests\n0,code,1\n"), "line 1: there is no column \"prompt_tokens\" among minute"),
+        (
+            minutes_error("minute,service,requests\n0,code,1\n"),
+            "line 1: there is no column \"prompt_tokens\" among minute",
+        ),
         (row("1,code,ten,1000,100"), "line 3: requests is \"ten\"; write a number"),
         (row("1,code,NaN,1000,100"), "line 3: requests is \"NaN\"; write a number"),
         (row("1,code,-4,1000,100"), "line 3: requests is -4, less than nothing"),
@@ -65,7 +68,10 @@ fn what_is_wrong_is_named_with_its_line_and_column() {
         (row("0,code,10,1000,100"), "line 3: minute 0 of code is there before, at line 2"),
         (row("1,code,10,5,100"), "line 3: 10 requests with 5 prompt and 100 output tokens"),
         (row("1,code,0,5,100"), "line 3: 0 requests with 5 prompt"),
-        (minutes_error(&format!("{HEAD}\n0,conv,10,1000,100\n")), "no row whose service is code; it has conv"),
+        (
+            minutes_error(&format!("{HEAD}\n0,conv,10,1000,100\n")),
+            "no row whose service is code; it has conv",
+        ),
     ] {
         assert!(found.starts_with("day.csv") && found.contains(wanted), "{found}\nshould contain\n{wanted}");
     }
@@ -78,7 +84,8 @@ fn single_requests_are_read_with_and_without_services_and_prefixes() {
     assert_eq!((requests.len(), requests[0].service, requests[2].prompt), (3, None, 300));
     let day = each::by_minute(requests, true).unwrap();
     assert_eq!(day.minutes()[0], Minute { requests: 2.0, prompt: 150.0, output: 5.5 });
-    let prefixes = "offset_ms,prompt_tokens,output_tokens,prefix_blocks,cached_prefix_blocks\n5,1000,10,4,1\n";
+    let prefixes =
+        "offset_ms,prompt_tokens,output_tokens,prefix_blocks,cached_prefix_blocks\n5,1000,10,4,1\n";
     let requests = each::read(text(prefixes)).unwrap();
     let prompt = |cache| each::by_minute(requests.clone(), cache).unwrap().minutes()[0].prompt;
     assert_eq!((prompt(true), prompt(false)), (750.0, 1000.0));
@@ -100,7 +107,8 @@ fn a_week_gives_days_within_its_bounds_and_the_same_for_a_seed() {
     let rows: String = (1..=1400)
         .map(|n| format!("code,2024-05-10,{:.1},{n},{},{n}\n", f64::from(n) * 7.2, 2 * n))
         .collect();
-    let week = format!("service,day0_utc,minute_of_week,req_per_min_low,req_per_min_high,req_per_min_mid\n{rows}");
+    let week =
+        format!("service,day0_utc,minute_of_week,req_per_min_low,req_per_min_high,req_per_min_mid\n{rows}");
     let week = rates::read_week(text(&week), Service::Code).unwrap();
     let day = |seed| week.day(2, RequestSize::CODE, seed);
     assert_eq!(day(1), day(1));
@@ -118,8 +126,10 @@ fn a_week_gives_days_within_its_bounds_and_the_same_for_a_seed() {
 
 #[test]
 fn a_profile_of_hours_gives_a_day_with_its_mean() {
-    let rows: String = (0..24).map(|hour| format!("{hour},1000,{}\n", if hour < 12 { 0.5 } else { 1.5 })).collect();
-    let profile = rates::read_hours(text(&format!("hour_local,requests_61_days,relative_to_mean\n{rows}"))).unwrap();
+    let rows: String =
+        (0..24).map(|hour| format!("{hour},1000,{}\n", if hour < 12 { 0.5 } else { 1.5 })).collect();
+    let profile =
+        rates::read_hours(text(&format!("hour_local,requests_61_days,relative_to_mean\n{rows}"))).unwrap();
     let day = profile.day(10.0, RequestSize::CODE);
     assert!((day.mean_per_s() - 10.0).abs() < 1e-6, "{}", day.mean_per_s());
     let at = |minute: usize| day.minutes()[minute].requests / 600.0;

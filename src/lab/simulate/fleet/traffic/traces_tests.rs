@@ -11,9 +11,7 @@ fn within(found: f64, wanted: f64, share: f64) {
 fn the_composite_day_of_both_services() {
     const FILE: &str = "llm/llm_24h_per_minute.csv";
     let Some(text) = needs::trace(FILE) else { return };
-    let of = |service| {
-        minutes::read(TrafficText { file: FILE, text: &text }, service, Gaps::Refuse).unwrap()
-    };
+    let of = |service| minutes::read(TrafficText { file: FILE, text: &text }, service, Gaps::Refuse).unwrap();
     let (code, conv) = (of(Service::Code), of(Service::Conversation));
     assert_eq!((code.minutes().len(), conv.minutes().len()), (MINUTES, MINUTES));
     assert_eq!(code.minutes()[0].requests, 1766.0);
@@ -42,10 +40,10 @@ fn the_hour_of_single_requests() {
     for (service, size) in
         [(Service::Code, RequestSize::CODE), (Service::Conversation, RequestSize::CONVERSATION)]
     {
-        let of: Vec<_> = requests.iter().filter(|request| request.service == Some(service)).copied().collect();
-        let mean = |tokens: fn(&TracedRequest) -> u64| {
-            of.iter().map(tokens).sum::<u64>() as f64 / of.len() as f64
-        };
+        let of: Vec<_> =
+            requests.iter().filter(|request| request.service == Some(service)).copied().collect();
+        let mean =
+            |tokens: fn(&TracedRequest) -> u64| of.iter().map(tokens).sum::<u64>() as f64 / of.len() as f64;
         within(mean(|request| request.prompt), size.prompt, 0.005);
         within(mean(|request| request.output), size.output, 0.005);
         assert_eq!(each::by_minute(of.clone(), false).unwrap().requests(), of.len() as f64);
