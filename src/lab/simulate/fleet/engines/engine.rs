@@ -1,8 +1,9 @@
 //! The requests in one engine, and what happens to them in a stretch of time.
 
+use super::EngineSpec;
+use super::outcome::{StepOutcome, Unfinished};
 use super::requests::{Queue, Requests, kv_tokens};
 use super::speed::FIRST_TOKEN_OVERHEAD_S;
-use super::{EngineSpec, Slo, SloTally};
 use crate::scheduling::autoscaling::{EngineFigures, Permille};
 
 /// A stretch is cut into parts of at most this many seconds, within which rates do not change.
@@ -39,44 +40,6 @@ pub struct Engine {
 #[error("{requests:.1} requests are in the engine; drain it before it sleeps")]
 pub struct EngineBusy {
     pub requests: f64,
-}
-
-/// What an engine that is gone leaves undone.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Unfinished {
-    pub waiting: Requests,
-    /// They had begun: what they computed is lost.
-    pub running: Requests,
-}
-
-/// What happened in a stretch of time.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StepOutcome {
-    /// Requests that came and are too long for the engine's KV cache.
-    pub refused: f64,
-    /// Requests that were admitted from the queue, by time to first token in seconds.
-    pub first_tokens: Vec<(f64, f64)>,
-    /// Requests that were completed, by time per output token in seconds.
-    pub completed: Vec<(f64, f64)>,
-    pub prompt_tokens: f64,
-    pub output_tokens: f64,
-    /// The share of the time in which the GPU has any kernel running: what its utilisation counter shows.
-    pub busy: f64,
-}
-
-impl StepOutcome {
-    pub fn completions(&self) -> f64 {
-        self.completed.iter().map(|(_, requests)| requests).sum()
-    }
-
-    pub fn admitted(&self) -> f64 {
-        self.first_tokens.iter().map(|(_, requests)| requests).sum()
-    }
-
-    pub fn add_to(&self, tally: &mut SloTally, slo: &Slo) {
-        self.first_tokens.iter().for_each(|(ttft_s, requests)| tally.first_tokens(slo, *ttft_s, *requests));
-        self.completed.iter().for_each(|(tpot_s, requests)| tally.completed(slo, *tpot_s, *requests));
-    }
 }
 
 impl Engine {
@@ -214,7 +177,7 @@ impl Engine {
     fn fine_parts(&self, part_s: f64, share: f64) -> f64 {
         let kv_left =
             self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(self.prompt, self.output);
-        let slots_left = self.spec.most_running - self.running() - self.waiting();
+        let slots_left = self.spec.batching.requests - self.running() - self.waiting();
         if kv_left > 0.0 && slots_left > 0.0 {
             return 1.0;
         }
@@ -229,7 +192,7 @@ impl Engine {
         let prompt_tokens: f64 = admitted.iter().map(|(_, group)| group.count * group.prompt).sum();
         let busy_with_prefill = prompt_tokens / (rate * part_s);
         let arrived: Requests = admitted.iter().fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
-        let prefill = Prefill { step_s, rate, busy: busy_with_prefill, batched: self.spec.batched_tokens };
+        let prefill = Prefill { step_s, rate, busy: busy_with_prefill, batched: self.spec.batching.tokens };
         for (waited_s, group) in &admitted {
             let ttft_s = waited_s + prefill.takes_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
             outcome.first_tokens.push((ttft_s, group.count));
@@ -254,7 +217,7 @@ impl Engine {
         let mut tokens = prompt_tokens;
         loop {
             let kv = self.spec.kv_capacity - self.reserved();
-            let slots = self.spec.most_running - self.running();
+            let slots = self.spec.batching.requests - self.running();
             let inside =
                 admitted.iter().fold(Requests::default(), |sum: Requests, (_, group)| sum.plus(*group));
             let room = |group: &Requests| {
@@ -277,21 +240,21 @@ impl Engine {
 }
 
 /// How prompts are read in a part of a stretch.
-struct Prefill {
+pub(super) struct Prefill {
     /// Of a step of those that decode, beside which prompts are read.
-    step_s: f64,
+    pub step_s: f64,
     /// Prompt tokens a second.
-    rate: f64,
+    pub rate: f64,
     /// The share of the time that it takes.
-    busy: f64,
+    pub busy: f64,
     /// Prompt tokens in a step.
-    batched: f64,
+    pub batched: f64,
 }
 
 impl Prefill {
     /// From admission to the first token: half of the step under way, a wait for prompts before it (M/D/1), its own tokens, and
     /// the steps of those that decode beside it.
-    fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
+    pub fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
         let own_s = prompt / self.rate;
         let under_way_s = decoding.min(1.0) * self.step_s / 2.0;
         let before_s = self.busy / (2.0 * (1.0 - self.busy)) * own_s;

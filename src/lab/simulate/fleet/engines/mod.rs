@@ -8,15 +8,18 @@
 //! ```
 //!
 //! [`speed`] is what a GPU and a model cost; [`spec`] what one engine can do with the memory it is granted; [`engine`] the
-//! requests in it; [`balancer`] splits a model's traffic over its engines; [`latency`] counts by how long requests took. No pods,
+//! requests in it; [`steady`] what it comes to at a
+//! constant load; [`balancer`] splits a model's traffic over its engines; [`latency`] counts by how long requests took. No pods,
 //! no GPUs and no scheduler are known here: the memory granted and the share of compute are arguments.
 
 pub mod balancer;
 pub mod engine;
 pub mod latency;
+pub mod outcome;
 pub mod requests;
 pub mod spec;
 pub mod speed;
+pub mod steady;
 
 #[cfg(test)]
 mod proptests;
@@ -26,8 +29,10 @@ mod published_tests;
 mod tests;
 
 pub use balancer::split;
-pub use engine::{Engine, EngineBusy, EngineState, StepOutcome, Unfinished};
+pub use engine::{Engine, EngineBusy, EngineState};
 pub use latency::{LatencyHistogram, Slo, SloTally};
+pub use outcome::{StepOutcome, Unfinished};
 pub use requests::Requests;
 pub use spec::{DoesNotFit, EngineSpec};
-pub use speed::{GpuSpeed, ModelShape};
+pub use speed::{Batching, GpuSpeed, ModelShape};
+pub use steady::{SteadyState, most_per_s, steady_state};

@@ -76,6 +76,7 @@ impl Queue {
 
     /// The oldest, at most so many, and how long they have waited.
     pub fn pop(&mut self, now_s: f64, most: impl Fn(&Requests) -> f64) -> Option<(f64, Requests)> {
+        self.merge_rounding();
         let (came_s, cohort) = self.cohorts.front_mut()?;
         let taken = Requests { count: most(cohort).min(cohort.count), ..*cohort };
         if taken.count <= NOTHING {
@@ -84,13 +85,20 @@ impl Queue {
         let waited_s = (now_s - *came_s).max(0.0) + cohort.waited_s;
         cohort.count -= taken.count;
         self.count = (self.count - taken.count).max(0.0);
-        if cohort.count <= NOTHING {
-            // What is left of it was rounding, and is done with the others.
-            let left = self.cohorts.pop_front().map_or(0.0, |(_, left)| left.count);
-            self.count = (self.count - left).max(0.0);
+        if cohort.count <= NOTHING && self.cohorts.len() == 1 {
+            self.cohorts.clear();
+            let left = std::mem::take(&mut self.count);
             return Some((waited_s, Requests { count: taken.count + left, waited_s: 0.0, ..taken }));
         }
         Some((waited_s, Requests { waited_s: 0.0, ..taken }))
+    }
+
+    /// Rounding at the front would keep all behind it waiting: it goes with the next.
+    fn merge_rounding(&mut self) {
+        while self.cohorts.len() > 1 && self.cohorts[0].1.count <= NOTHING {
+            let rounding = self.cohorts.pop_front().map_or(0.0, |(_, cohort)| cohort.count);
+            self.cohorts[0].1.count += rounding;
+        }
     }
 
     /// All of them, with what they have waited.

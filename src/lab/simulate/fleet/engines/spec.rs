@@ -1,15 +1,11 @@
 //! What one engine can do with the GPUs and the memory that it is granted.
 
-use super::speed::{GpuSpeed, ModelShape, StepCost};
+use super::speed::{Batching, GpuSpeed, ModelShape, StepCost};
 use crate::units::Bytes;
 
 /// On every GPU: CUDA's context, and activations and graphs for a batch of the default size.
 pub const CONTEXT: Bytes = Bytes::mib(512);
 pub const ACTIVATIONS: Bytes = Bytes::mib(1536);
-/// Prompt tokens that a step takes besides those that decode (`--max-num-batched-tokens`): vLLM's default for serving on most GPUs.
-pub const BATCHED_TOKENS: f64 = 2048.0;
-/// Requests that run at once (`--max-num-seqs`): vLLM's default for serving on most GPUs.
-pub const MOST_RUNNING: f64 = 256.0;
 
 /// One engine: its memory and its speed. How long it takes to become ready is not here: that is a matter of the node it starts on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,8 +16,7 @@ pub struct EngineSpec {
     /// What is left for the KV cache, in tokens, over all its GPUs. At least 1.
     pub kv_capacity: f64,
     pub cost: StepCost,
-    pub most_running: f64,
-    pub batched_tokens: f64,
+    pub batching: Batching,
     /// On each GPU: what must be free when it starts. It is the whole grant, for an engine measures what a batch takes with a
     /// dummy batch (its profile run) and gives the rest to the KV cache; nothing else may start on the GPU meanwhile.
     pub start_needs: Bytes,
@@ -57,8 +52,7 @@ impl EngineSpec {
             weights: model.weights,
             kv_capacity,
             cost: StepCost::of(model, gpu, gpus),
-            most_running: MOST_RUNNING,
-            batched_tokens: BATCHED_TOKENS,
+            batching: gpu.batching,
             start_needs: grant,
             profile_run,
         })
@@ -66,13 +60,13 @@ impl EngineSpec {
 
     /// The most of an engine's time that prefill may take: a step has room for so many prompt tokens beside those that decode.
     pub fn most_prefill(&self, step_s: f64) -> f64 {
-        let chunk_s = self.batched_tokens / self.cost.prefill_rate;
+        let chunk_s = self.batching.tokens / self.cost.prefill_rate;
         chunk_s / (chunk_s + step_s)
     }
 
     /// Requests of a kind that fit at once.
     pub fn room_for(&self, prompt: f64, output: f64) -> f64 {
-        self.most_running.min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
+        self.batching.requests.min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
     }
 
     /// Whether a request fits an idle engine to its last token.

@@ -24,19 +24,61 @@ pub struct GpuSpeed {
     pub bandwidth: f64,
     /// Floating-point operations a second in the weights' type.
     pub flops: f64,
+    /// What vLLM's server takes by default on it; see [`Batching`].
+    pub batching: Batching,
+}
+
+/// How much an engine does at once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Batching {
+    /// Tokens of prompts in a step, beside those that decode (`--max-num-batched-tokens`).
+    pub tokens: f64,
+    /// Requests (`--max-num-seqs`).
+    pub requests: f64,
+}
+
+impl Batching {
+    /// vLLM's default on a GPU of 70 GiB or more that is no A100, and on others (`EngineArgs`, for its API server).
+    pub const LARGE: Self = Self { tokens: 8192.0, requests: 1024.0 };
+    pub const SMALL: Self = Self { tokens: 2048.0, requests: 256.0 };
 }
 
 impl GpuSpeed {
-    pub const H100: Self =
-        Self { name: "H100-SXM", memory: Bytes::gib(80), bandwidth: 3.35e12, flops: 989e12 };
-    pub const H200: Self =
-        Self { name: "H200-SXM", memory: Bytes::gib(141), bandwidth: 4.8e12, flops: 989e12 };
-    pub const A100: Self =
-        Self { name: "A100-SXM-80GB", memory: Bytes::gib(80), bandwidth: 2.039e12, flops: 312e12 };
-    pub const A100_PCIE: Self =
-        Self { name: "A100-PCIe-80GB", memory: Bytes::gib(80), bandwidth: 1.935e12, flops: 312e12 };
-    pub const A100_40GB: Self =
-        Self { name: "A100-SXM-40GB", memory: Bytes::gib(40), bandwidth: 1.555e12, flops: 312e12 };
+    pub const H100: Self = Self {
+        name: "H100-SXM",
+        memory: Bytes::gib(80),
+        bandwidth: 3.35e12,
+        flops: 989e12,
+        batching: Batching::LARGE,
+    };
+    pub const H200: Self = Self {
+        name: "H200-SXM",
+        memory: Bytes::gib(141),
+        bandwidth: 4.8e12,
+        flops: 989e12,
+        batching: Batching::LARGE,
+    };
+    pub const A100: Self = Self {
+        name: "A100-SXM-80GB",
+        memory: Bytes::gib(80),
+        bandwidth: 2.039e12,
+        flops: 312e12,
+        batching: Batching::SMALL,
+    };
+    pub const A100_PCIE: Self = Self {
+        name: "A100-PCIe-80GB",
+        memory: Bytes::gib(80),
+        bandwidth: 1.935e12,
+        flops: 312e12,
+        batching: Batching::SMALL,
+    };
+    pub const A100_40GB: Self = Self {
+        name: "A100-SXM-40GB",
+        memory: Bytes::gib(40),
+        bandwidth: 1.555e12,
+        flops: 312e12,
+        batching: Batching::SMALL,
+    };
 
     /// The same GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
     pub const fn with_fp8(self) -> Self {

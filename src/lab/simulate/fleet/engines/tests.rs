@@ -49,6 +49,37 @@ fn at_a_steady_load_as_many_leave_as_come_and_little_s_law_holds() {
 }
 
 #[test]
+fn the_engine_comes_to_what_the_solved_state_says() {
+    let most = most_per_s(&spec(), 1000.0, 200.0);
+    for share in [0.05, 0.3, 0.7, 0.95] {
+        let solved = steady_state(&spec(), share * most, 1000.0, 200.0).unwrap();
+        let stepped = steady(spec(), share * most, 1.0);
+        let near = |a: f64, b: f64, what: &str| {
+            assert!((a / b - 1.0).abs() < 0.02, "{share} {what}: {a}, {b} solved")
+        };
+        near(stepped.engine.running(), solved.running, "running");
+        near(stepped.engine.kv_occupancy(), solved.kv_occupancy, "KV");
+        near(stepped.ttft_s, solved.ttft_s, "TTFT");
+        near(stepped.tpot_s, solved.tpot_s, "TPOT");
+    }
+    assert_eq!(steady_state(&spec(), 1.01 * most, 1000.0, 200.0), None);
+    let beyond = steady(spec(), 1.1 * most, 1.0);
+    assert!(
+        beyond.engine.waiting() > 1.0 && beyond.completed_per_s < 1.05 * most,
+        "{}",
+        beyond.completed_per_s
+    );
+}
+
+#[test]
+fn rounding_at_the_front_of_a_queue_keeps_nothing_waiting() {
+    let mut engine = Engine::new(spec());
+    engine.step(1.0, Requests::new(1e-12, 1000.0, 200.0), 1.0);
+    let outcome = engine.step(10.0, Requests::new(50.0, 1000.0, 200.0), 1.0);
+    assert!((outcome.admitted() - 50.0).abs() < 1e-6 && engine.waiting() < 1e-6, "{}", engine.waiting());
+}
+
+#[test]
 fn latencies_and_occupancy_rise_with_the_load() {
     let all: Vec<Steady> =
         [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0].map(|per_s| steady(spec(), per_s, 1.0)).into();

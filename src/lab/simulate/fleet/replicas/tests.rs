@@ -1,13 +1,15 @@
 //! A day behind each autoscaler.
 
 use super::*;
-use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo};
+use crate::lab::simulate::fleet::engines::{
+    EngineSpec, EngineState, GpuSpeed, ModelShape, Slo, most_per_s, steady_state,
+};
 use crate::lab::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficText, built_in, minutes,
 };
 use crate::needs;
 use crate::scheduling::policy::AutoscalingRules;
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Millis, Moment, Percent};
 
 const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 const DAY_S: u64 = 86_400;
@@ -23,26 +25,22 @@ struct Run {
     tally: ServingTally,
     /// Ready replicas at the end of every minute.
     ready: Vec<u32>,
-    /// How often the wanted number fell and rose.
-    turns: usize,
     inside: f64,
 }
 
 fn run(traffic: DayOfTraffic, scaler: impl Scaler, replicas: u32) -> Run {
     let mut pods = PretendPods::new(replicas, START, Millis::seconds(120));
     let mut day = ServingDay::new(spec(), traffic, SLO, scaler, Moment(0));
-    let (mut ready, mut wanted) = (Vec::new(), vec![replicas]);
+    let mut ready = Vec::new();
     for second in (0..=DAY_S).step_by(STEP_S as usize) {
         let now = Moment(0) + Millis::seconds(second);
-        wanted.push(pods.tick(&mut day, now).replicas);
+        pods.tick(&mut day, now);
         if second % 60 == 0 {
             ready.push(pods.ready());
         }
     }
-    wanted.dedup();
-    let turns = wanted.windows(3).filter(|three| (three[0] < three[1]) != (three[1] < three[2])).count();
     let inside = day.waiting() + day.running();
-    Run { tally: day.tally, ready, turns, inside }
+    Run { tally: day.tally, ready, inside }
 }
 
 impl Run {
@@ -51,49 +49,151 @@ impl Run {
         minutes.iter().map(|ready| f64::from(*ready)).sum::<f64>() / minutes.len() as f64
     }
 
-    fn print(&self, what: &str) {
+    fn ttft_s(&self, share: f64) -> f64 {
+        self.tally.latencies.ttft.quantile_s(share).unwrap()
+    }
+
+    /// A row of docs/fleet-simulator.md.
+    fn row(&self, traffic: &str, scaler: &str) -> String {
         let tally = &self.tally;
-        let kv = tally.kv_occupancy_seconds / tally.replica_seconds;
-        println!(
-            "{what}: ready by hour {:?}, replica-hours {:.1}, mean KV {:.1} %, longest queue {:.0}, TTFT p50 {:.2} p99 {:.2} s, TPOT p99 {:.3} s, in time {:.2} %, restarted {:.1}, turns {}",
-            self.ready.iter().step_by(60).collect::<Vec<_>>(),
+        format!(
+            "| {traffic} | {scaler} | {:.0} | {:.1} % | {:.0} | {:.2} s | {:.1} % |",
             tally.replica_seconds / 3600.0,
-            100.0 * kv,
+            100.0 * tally.kv_occupancy_seconds / tally.replica_seconds,
             tally.longest_queue,
-            tally.latencies.ttft.quantile_s(0.5).unwrap_or(0.0),
-            tally.latencies.ttft.quantile_s(0.99).unwrap_or(0.0),
-            tally.latencies.tpot.quantile_s(0.99).unwrap_or(0.0),
+            self.ttft_s(0.99),
             100.0 * tally.latencies.attained(),
-            tally.restarted,
-            self.turns,
+        )
+    }
+
+    /// Whatever came is done, refused or still inside.
+    fn conserves(&self) {
+        let ServingTally { arrived, completed, refused, .. } = self.tally;
+        assert!(
+            (arrived - completed - refused - self.inside).abs() < 1e-6 * arrived,
+            "{arrived} came, {completed} are done"
         );
     }
 }
 
-fn shipped() -> ShippedScaler {
+/// The autoscaler that ships with its defaults, and with the load at which an engine is to work as a share of the most it keeps
+/// up with.
+fn defaults() -> ShippedScaler {
     ShippedScaler::new(AutoscalingRules::default())
 }
 
+fn aimed(size: RequestSize, share: f64) -> ShippedScaler {
+    let most = most_per_s(&spec(), size.prompt, size.output);
+    let at = steady_state(&spec(), share * most, size.prompt, size.output).unwrap();
+    let (kv_cache, running) = (Percent::from_share(at.kv_occupancy).unwrap(), at.running.ceil() as u32);
+    ShippedScaler::new(AutoscalingRules { kv_cache, running: Some(running), ..AutoscalingRules::default() })
+}
+
+fn utilisation() -> UtilisationScaler {
+    UtilisationScaler::new(0.8, 1, 60)
+}
+
+const CHAT: RequestSize = RequestSize::CONVERSATION;
+const CODE: RequestSize = RequestSize::CODE;
+
+fn check_page(rows: &[String]) {
+    const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/fleet-simulator.md"));
+    let missing: Vec<&str> = rows.iter().map(String::as_str).filter(|row| !PAGE.contains(row)).collect();
+    assert!(missing.is_empty(), "docs/fleet-simulator.md lacks:\n{}", missing.join("\n"));
+}
+
 #[test]
-fn explore() {
-    for (name, size, peak) in [("conv", RequestSize::CONVERSATION, 100.0), ("code", RequestSize::CODE, 60.0)]
-    {
+fn the_shipped_autoscaler_follows_a_day_and_utilisation_does_not_see_the_night() {
+    let day = || built_in::working_day(42, 100.0, CHAT);
+    let (shipped, baseline) = (run(day(), aimed(CHAT, 0.6), 2), run(day(), utilisation(), 2));
+    [&shipped, &baseline].into_iter().for_each(Run::conserves);
+    let (night, busy) = (shipped.mean(2..5), shipped.mean(10..16));
+    assert!(night < 0.15 * busy && night < 2.5, "{night} at night, {busy} by day");
+    // A second of the peak is 100 requests.
+    assert!(shipped.tally.longest_queue < 100.0, "{}", shipped.tally.longest_queue);
+    assert!(shipped.tally.latencies.attained() > 0.999 && shipped.ttft_s(0.99) < 1.0);
+    assert!(
+        baseline.mean(2..5) > 5.0 * night,
+        "{} at night, {night} of the shipped one",
+        baseline.mean(2..5)
+    );
+    assert!(baseline.tally.replica_seconds > 2.0 * shipped.tally.replica_seconds);
+    check_page(&[
+        shipped.row("chat, generated", "shipped, 60 % of the most"),
+        baseline.row("chat, generated", "GPU utilisation 80 %"),
+    ]);
+}
+
+#[test]
+fn a_kv_target_beyond_the_knee_lets_requests_wait() {
+    for (what, size, peak) in [("chat, generated", CHAT, 100.0), ("code, generated", CODE, 60.0)] {
         let day = || built_in::working_day(42, peak, size);
-        run(day(), shipped(), 2).print(&format!("{name} shipped"));
-        run(day(), ShippedScaler::new(AutoscalingRules { running: Some(16), ..Default::default() }), 2)
-            .print(&format!("{name} shipped running 16"));
-        run(day(), UtilisationScaler::new(0.8, 1, 24), 2).print(&format!("{name} utilisation"));
-        const FILE: &str = "llm/llm_24h_per_minute.csv";
-        let Some(text) = needs::trace(FILE) else { continue };
-        let service = if name == "code" { Service::Code } else { Service::Conversation };
-        let day = || {
-            minutes::read(TrafficText { file: FILE, text: &text }, service, Gaps::Refuse)
-                .unwrap()
-                .with_peak(peak)
-        };
-        run(day(), shipped(), 6).print(&format!("{name} trace shipped"));
-        run(day(), ShippedScaler::new(AutoscalingRules { running: Some(16), ..Default::default() }), 2)
-            .print(&format!("{name} trace shipped running 16"));
-        run(day(), UtilisationScaler::new(0.8, 1, 24), 6).print(&format!("{name} trace utilisation"));
+        let (near, beyond) = (run(day(), aimed(size, 0.6), 2), run(day(), defaults(), 2));
+        [&near, &beyond].into_iter().for_each(Run::conserves);
+        assert!(near.tally.latencies.attained() > 0.999, "{what}: {}", near.tally.latencies.attained());
+        assert!(beyond.tally.longest_queue > 10.0 * near.tally.longest_queue.max(1.0), "{what}");
+        assert!(beyond.ttft_s(0.99) > SLO.ttft_s, "{what}: {} s", beyond.ttft_s(0.99));
+        check_page(&[
+            near.row(what, "shipped, 60 % of the most"),
+            beyond.row(what, "shipped, default targets"),
+        ]);
     }
+}
+
+#[test]
+fn the_traces_days_are_followed() {
+    const FILE: &str = "llm/llm_24h_per_minute.csv";
+    let Some(text) = needs::trace(FILE) else { return };
+    let source = TrafficText { file: FILE, text: &text };
+    for (what, service, size, peak) in
+        [("chat, trace", Service::Conversation, CHAT, 100.0), ("code, trace", Service::Code, CODE, 60.0)]
+    {
+        let day = || minutes::read(source, service, Gaps::Refuse).unwrap().with_peak(peak);
+        let (shipped, baseline) = (run(day(), aimed(size, 0.6), 6), run(day(), utilisation(), 6));
+        [&shipped, &baseline].into_iter().for_each(Run::conserves);
+        assert!(shipped.tally.latencies.attained() > 0.999 && shipped.tally.longest_queue < 100.0, "{what}");
+        assert!(baseline.tally.replica_seconds > 1.5 * shipped.tally.replica_seconds, "{what}");
+        if service == Service::Code {
+            let (quiet, busy) = (shipped.mean(7..10), shipped.mean(16..20));
+            assert!(quiet < 0.25 * busy, "{quiet} in the quiet hours, {busy} in the busy ones");
+        }
+        check_page(&[
+            shipped.row(what, "shipped, 60 % of the most"),
+            baseline.row(what, "GPU utilisation 80 %"),
+        ]);
+    }
+}
+
+#[test]
+fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
+    let replica = |id, state| Replica { id, state, share: 1.0 };
+    let day = built_in::working_day(1, 8.0, CHAT);
+    let start = Moment(0) + Millis::seconds(10 * 3600);
+    let mut day = ServingDay::new(spec(), day, SLO, utilisation(), start);
+    let at = |seconds: u64| start + Millis::seconds(seconds);
+    let mut tick = |seconds: u64, up: &[Replica]| {
+        day.tick(at(seconds), &Replicas { up, starting: 0, ready_in: START });
+        (day.waiting(), day.running(), day.tally.clone())
+    };
+    let (waiting, ..) = tick(10, &[]);
+    assert!(waiting > 50.0, "nothing serves: {waiting} wait");
+    let both = [replica(1, ReplicaState::Ready), replica(2, ReplicaState::Ready)];
+    tick(20, &both);
+    let (.., served) = tick(60, &both);
+    assert!(
+        served.latencies.ttft.quantile_s(1.0).unwrap() > 10.0,
+        "what waited for a replica waited from its arrival"
+    );
+    let (_, running, _) = tick(65, &[both[0]]);
+    let (waiting, after, tally) = tick(70, &[both[0]]);
+    assert!(tally.restarted > 5.0 && after > 0.9 * running, "{} restarted", tally.restarted);
+    assert!((tally.arrived - tally.completed - waiting - after).abs() < 1e-6 * tally.arrived);
+    let draining = [replica(1, ReplicaState::Terminating), replica(3, ReplicaState::Ready)];
+    tick(80, &draining);
+    tick(140, &draining);
+    assert!(day.engine(1).unwrap().is_idle() && day.engine(3).unwrap().running() > 5.0);
+    assert_eq!(day.idlest(), [3]);
+    let asleep = [replica(1, ReplicaState::Asleep), replica(3, ReplicaState::Ready)];
+    day.tick(at(150), &Replicas { up: &asleep, starting: 0, ready_in: START });
+    assert_eq!(day.engine(1).unwrap().state(), EngineState::Asleep);
 }

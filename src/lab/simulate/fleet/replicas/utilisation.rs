@@ -60,6 +60,10 @@ impl Scaler for UtilisationScaler {
     fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
         let current = observed.count();
         let recommended = self.recommend(observed);
+        if self.recommended.is_empty() {
+            // An HPA begins with what it finds.
+            self.recommended.push_back((now, current));
+        }
         while self.recommended.front().is_some_and(|(at, _)| now.since(*at) > STABILISATION) {
             self.recommended.pop_front();
         }
@@ -111,6 +115,13 @@ mod tests {
         }
         assert_eq!(scaler.decide(&observed(&[0.2; 8], 0), at(315)).replicas, 2);
         assert_eq!(scaler.decide(&observed(&[0.0; 2], 0), at(700)).replicas, 1);
+    }
+
+    #[test]
+    fn what_it_finds_at_first_holds_for_the_window() {
+        let mut scaler = UtilisationScaler::new(0.8, 1, 50);
+        assert_eq!(scaler.decide(&observed(&[0.0; 6], 0), at(0)).replicas, 6);
+        assert_eq!(scaler.decide(&observed(&[0.0; 6], 0), at(315)).replicas, 1);
     }
 
     #[test]

@@ -1,0 +1,60 @@
+//! What one engine comes to at a constant load, solved: for sizing, and as an oracle of the engine that is stepped.
+
+use super::engine::Prefill;
+use super::requests::kv_tokens;
+use super::spec::EngineSpec;
+use super::speed::FIRST_TOKEN_OVERHEAD_S;
+
+/// An engine at a load that it keeps up with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SteadyState {
+    pub running: f64,
+    /// From 0 to 1.
+    pub kv_occupancy: f64,
+    pub ttft_s: f64,
+    pub tpot_s: f64,
+}
+
+/// `None` where requests of that size come faster than they are served, or do not fit.
+pub fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f64) -> Option<SteadyState> {
+    let cost = &spec.cost;
+    let prefill = per_s * prompt / cost.prefill_rate;
+    if !spec.takes(prompt, output) || prefill >= 1.0 {
+        return None;
+    }
+    // Little's law for those that decode: R = λ·o·(d0 + slope·R)/(1 − φ).
+    let slope = cost.per_request_s + cost.per_kv_token_s * (prompt + output / 2.0);
+    let demand = per_s * output / (1.0 - prefill);
+    let left = 1.0 - demand * slope;
+    if left <= 0.0 {
+        return None;
+    }
+    let decoding = demand * cost.fixed_s / left;
+    let step_s = cost.step_s(decoding, decoding * (prompt + output / 2.0));
+    let reader = Prefill { step_s, rate: cost.prefill_rate, busy: prefill, batched: spec.batching.tokens };
+    let prefill_s = reader.takes_s(prompt, decoding);
+    let prefilling = per_s * prefill_s;
+    let running = decoding + prefilling;
+    let fits = running <= spec.batching.requests && running * kv_tokens(prompt, output) <= spec.kv_capacity;
+    let kv = (prefilling * prompt + decoding * (prompt + output / 2.0)) / spec.kv_capacity;
+    (fits && prefill <= spec.most_prefill(step_s)).then_some(SteadyState {
+        running,
+        kv_occupancy: kv,
+        ttft_s: prefill_s + FIRST_TOKEN_OVERHEAD_S,
+        tpot_s: step_s / (1.0 - prefill),
+    })
+}
+
+/// The most requests a second that one engine keeps up with.
+pub fn most_per_s(spec: &EngineSpec, prompt: f64, output: f64) -> f64 {
+    let (mut keeps_up, mut does_not) = (0.0, spec.cost.prefill_rate / prompt.max(1.0));
+    // Halved so often, the rest is below what a float shows.
+    for _ in 0..60 {
+        let middle = (keeps_up + does_not) / 2.0;
+        match steady_state(spec, middle, prompt, output) {
+            Some(_) => keeps_up = middle,
+            None => does_not = middle,
+        }
+    }
+    keeps_up
+}
