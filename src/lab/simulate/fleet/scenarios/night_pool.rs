@@ -4,7 +4,7 @@
 //! # The workload
 //!
 //! Twenty nodes of four H100. A 70B model over four GPUs a replica, with the traffic of a service that writes code: the trace of a
-//! day, or a generated one, scaled so that its peak needs nearly all nodes. The autoscaler is the one that ships as a metric, by KV
+//! day, or a generated one, scaled so that its peak keeps sixteen replicas seven tenths busy. The autoscaler is the one that ships as a metric, by KV
 //! cache and queue, with two to twenty replicas; a replica takes about a minute and a half to start, and finishes its requests
 //! before it goes, within two minutes. A request is late if its first token takes more than five seconds.
 //!
@@ -20,7 +20,7 @@ mod pool;
 
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
-use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo};
+use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
 use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::lab::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilisationScaler};
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
@@ -96,8 +96,9 @@ pub static NIGHT_POOL: Scenario = Scenario {
 const NODES: usize = 20;
 const GPUS: u32 = 4;
 const GPU: Bytes = Bytes::gib(80);
-/// Requests a second in the busiest minute.
-const PEAK: f64 = 110.0;
+/// Replicas that the busiest minute needs, each with that share of what it can do.
+const PEAK_REPLICAS: f64 = 16.0;
+const PEAK_SHARE: f64 = 0.7;
 const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 /// Between two steps of the engines.
 const STEP: Millis = Millis::seconds(5);
@@ -115,14 +116,22 @@ pub enum Timer {
     JobSaves(PodUid),
 }
 
+/// A 70B model over a node's GPUs.
+fn engine() -> EngineSpec {
+    let spec = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, GPUS, Bytes::gib(72));
+    spec.expect("a 70B model fits on four H100")
+}
+
 fn day(input: &ScenarioInput, seed: u64) -> Result<DayOfTraffic, TrafficError> {
+    let RequestSize { prompt, output } = RequestSize::CODE;
+    let peak = PEAK_REPLICAS * PEAK_SHARE * most_per_s(&engine(), prompt, output);
     let day = match input.traces.get(TRACE) {
-        None => return Ok(built_in::working_day(seed, PEAK, RequestSize::CODE)),
+        None => return Ok(built_in::working_day(seed, peak, RequestSize::CODE)),
         Some(trace) => {
             minutes::read(TrafficText { file: &trace.file, text: &trace.text }, Service::Code, Gaps::Refuse)?
         }
     };
-    Ok(day.with_peak(PEAK))
+    Ok(day.with_peak(peak))
 }
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
@@ -132,8 +141,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         _ => Box::new(Stowage::new(policy)),
     };
     let day = day(input, seed).expect("the trace was checked");
-    let spec = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, GPUS, Bytes::gib(72));
-    let spec = spec.expect("a 70B model fits on four H100");
+    let spec = engine();
     let rules =
         AutoscalingRules { min_replicas: 2, max_replicas: NODES as u32, ..AutoscalingRules::default() };
     let hours = if input.is_short { 3 } else { 24 };

@@ -172,7 +172,7 @@ impl<S: Scaler> Pool<S> {
                 jobs.evictions as f64,
                 quantile(&mut waits, 0.5),
                 quantile(&mut waits, 0.99),
-                100.0 * latencies.ttft_violations / day.tally.arrived.max(1.0),
+                100.0 * (latencies.ttft_violations + day.waiting()) / day.tally.arrived.max(1.0),
                 serving,
             ],
             curves: names
