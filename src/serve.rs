@@ -144,7 +144,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
-    let autoscaling = autoscaling::run(extender.clone());
+    let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
     tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
 
     first_certificate(&service).await;

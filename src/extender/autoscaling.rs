@@ -24,7 +24,7 @@ use tokio::time::MissedTickBehavior;
 pub const PATH: &str = "/v1/models/desired-replicas";
 
 /// As often as an HPA reads it (`--horizontal-pod-autoscaler-sync-period`).
-const EVERY: Duration = Duration::from_secs(15);
+pub const EVERY: Duration = Duration::from_secs(15);
 /// Until the watches have synced, there is nothing to evaluate.
 const UNTIL_SYNCED: Duration = Duration::from_millis(500);
 
@@ -42,13 +42,20 @@ struct Evaluation {
     desired: BTreeMap<ModelId, DesiredReplicas>,
 }
 
-/// Evaluates until it is dropped.
-pub async fn run(extender: Extender) {
+impl ModelAutoscaling {
+    /// The latest answer for a model; `None` before there is one.
+    pub fn desired(&self, model: &ModelId) -> Option<DesiredReplicas> {
+        self.latest.lock().as_ref()?.desired.get(model).cloned()
+    }
+}
+
+/// Evaluates at this interval until it is dropped.
+pub async fn run(extender: Extender, every: Duration) {
     let mut waiting = tokio::time::interval(UNTIL_SYNCED);
     while !extender.service.gate.is_synced() {
         waiting.tick().await;
     }
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

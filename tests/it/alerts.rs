@@ -1,8 +1,10 @@
 //! Alerts and recording rules: promtool loads them and their unit tests pass, the operator's object has the same groups, every alert
-//! has a runbook page, and every metric that they read exists.
+//! has a runbook page, every metric that they read exists, and a real Prometheus that scrapes a cluster has data for all of them.
 
 mod dashboard;
+mod prometheus;
 mod rules;
+mod scraped;
 
 use crate::needs::skipped;
 use rules::{Alert, alerts, metric_names, recorded, root, text};

@@ -1,6 +1,7 @@
-//! Replicas per model: the answer follows the load that agents report of their engines, up at once and down after the window.
-//! The clock is driven by the test.
+//! Replicas per model: the answer follows the load that agents report of their engines, up at once and down after the window. The
+//! clock is driven by the test, but for one that goes the whole way: from an engine's page by its agent to the metric.
 
+use crate::client::{Client, PATIENCE};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +12,12 @@ use stowage::extender::request::RequestLimits;
 use stowage::extender::{Extender, autoscaling, operators};
 use stowage::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage::kubernetes::index::ClusterIndex;
+use stowage::lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage::lab::demo::machine::DemoMachine;
+use stowage::lab::demo::setup::Setup;
 use stowage::scheduling::policy::Policy;
 use stowage::service::{Service, TimeSource};
+use stowage::units::Millis;
 use tower::ServiceExt;
 
 /// Seconds since the test began.
@@ -99,6 +104,71 @@ async fn the_desired_replicas_follow_the_load_of_the_engines_and_fall_after_the_
     assert!(status == 404 && text.contains("autoscaling.models"), "{status}: {text}");
     let (status, text) = driven.page("").await;
     assert!(status == 400 && text.contains("?model=MODEL"), "{status}: {text}");
+}
+
+/// The metric as Prometheus would scrape it; `None` while the page does not name the model.
+fn scraped(setup: &Setup) -> Option<u32> {
+    let answer = Client::connect(setup.stowage.addresses.operators).get_page("/metrics");
+    let series = format!("stowage_model_desired_replicas{{model=\"{MODEL}\"}} ");
+    answer.text().lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+}
+
+async fn until_scraped(setup: &Setup, desired: u32) {
+    let mut latest = None;
+    let looking = async {
+        while latest != Some(desired) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            latest = scraped(setup);
+        }
+    };
+    let came = tokio::time::timeout(PATIENCE, looking).await;
+    assert!(came.is_ok(), "it never came to {desired} replicas: {latest:?}");
+}
+
+fn engine_pod(name: &str, port: u16) -> Value {
+    let limits = json!({ "limits": { "stowage.dev/vram": "20Gi" } });
+    json!({
+        "metadata": {
+            "name": name, "namespace": "default",
+            "annotations": { "stowage.dev/model": MODEL, "stowage.dev/metrics-port": port.to_string() },
+        },
+        "spec": {
+            "schedulerName": "stowage",
+            "containers": [{ "name": "engine", "image": "engine", "resources": limits }],
+        },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
+    const MACHINE: DemoMachine = DemoMachine { node: "node-a", model: "H100", gpus: 2, gib: 80, models: &[] };
+    let mut policy = Policy::default();
+    // What an engine's page last said counts, however late a busy machine makes the next report.
+    policy.telemetry.fresh = Millis::seconds(24 * 3600);
+    policy.telemetry.stale = Millis::seconds(48 * 3600);
+    policy.autoscaling.scale_down.window = Millis::seconds(1);
+    // However long a step takes, there is no trend.
+    policy.autoscaling.look_ahead = Millis(0);
+    let setup = Setup::by(policy, &[MACHINE]).await.unwrap();
+    assert_eq!(scraped(&setup), None, "no engine, no load");
+
+    let calm = StubEngineLoad { kv_percent: 40, waiting: 0, running: 4 };
+    let engine = FakeEngine::start(setup.api.clone(), "one", MODEL, calm).await.unwrap();
+    setup.api.create("pods", engine_pod("one", engine.port())).unwrap();
+    until_scraped(&setup, 1).await;
+    // By the queue: 19 waiting requests at 5 a replica.
+    engine.set(StubEngineLoad { kv_percent: 95, waiting: 19, running: 32 });
+    until_scraped(&setup, 4).await;
+    // By the KV caches of two engines: 1.9 at 0.7 a replica.
+    let full = StubEngineLoad { kv_percent: 95, waiting: 0, running: 32 };
+    let other = FakeEngine::start(setup.api.clone(), "two", MODEL, full).await.unwrap();
+    setup.api.create("pods", engine_pod("two", other.port())).unwrap();
+    engine.set(full);
+    until_scraped(&setup, 3).await;
+    engine.set(calm);
+    other.set(calm);
+    until_scraped(&setup, 2).await;
+    setup.stop().await.unwrap();
 }
 
 fn example(name: &str) -> Vec<Value> {

@@ -10,7 +10,7 @@ const SECRET: &str = "secrets/kube-system/stowage-agents-tls";
 const CONFIG_MAP: &str = "configmaps/kube-system/stowage-agents-ca";
 
 /// Both objects, empty, as the manifests have them.
-fn create_empty(api: &ApiServer) {
+pub fn create_empty(api: &ApiServer) {
     let named = |name: &str| json!({ "metadata": { "name": name, "namespace": "kube-system" } });
     let mut secret = named("stowage-agents-tls");
     secret["type"] = json!("Opaque");

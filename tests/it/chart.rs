@@ -3,6 +3,7 @@
 
 use crate::helm::Helm;
 use serde_json::Value;
+use std::path::Path;
 
 const KUBE_SYSTEM: &str = "kube-system";
 
@@ -34,6 +35,8 @@ fn a_value_of_a_wrong_type_or_name_is_refused_with_its_place() {
         ("podDefaults.enabled=maybe", "/podDefaults/enabled"),
         ("networkPolicy=true", "/networkPolicy"),
         ("monitoring.namespace=No_Name", "/monitoring/namespace"),
+        ("monitoring.serviceMonitor=yes", "/monitoring/serviceMonitor"),
+        ("monitoring.prometheusRule=yes", "/monitoring/prometheusRule"),
         ("certificates.mode=openssl", "/certificates/mode"),
         ("runtimeClass=7", "/runtimeClass"),
         ("kubeScheduler.mode=enforce", "/kubeScheduler/mode"),
@@ -106,6 +109,28 @@ fn every_value_reaches_what_it_is_for() {
     );
     let fenced = rendered(&helm, &["--set", "leaderFence.enabled=true"]);
     assert!(named(&fenced, "ValidatingAdmissionPolicyBinding", "stowage-leader-fence").is_some());
+}
+
+#[test]
+fn a_component_is_in_the_chart_if_its_value_says_so() {
+    let Some(helm) = Helm::find() else { return };
+    let without = rendered(&helm, &[]);
+    for (value, component) in [
+        ("leaderFence.enabled", "leader-fence/leader-fence.yaml"),
+        ("monitoring.serviceMonitor", "service-monitor/service-monitor.yaml"),
+        ("monitoring.prometheusRule", "prometheus-rules/prometheus-rules.yaml"),
+    ] {
+        let with = rendered(&helm, &["--set", &format!("{value}=true")]);
+        let added: Vec<&Value> = with.iter().filter(|object| !without.contains(object)).collect();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/components").join(component);
+        let objects: Vec<Value> =
+            serde_saphyr::from_multiple(&std::fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(added, objects.iter().collect::<Vec<_>>(), "{value}");
+        assert_eq!(with.len(), without.len() + objects.len(), "{value}");
+    }
+    // Alerts need no certificate of a certain kind: any Prometheus may scrape.
+    let others = rendered(&helm, &["--set", "certificates.mode=files,monitoring.prometheusRule=true"]);
+    assert!(named(&others, "PrometheusRule", "stowage").is_some());
 }
 
 #[test]

@@ -409,7 +409,12 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     assert_eq!(costs, [planned["pods"].clone(), planned["pods"].clone(), json!(0)], "{told}");
     let wakes = ["askedWakes", "failedWakes", "unaskedWakes"].map(|figure| summary[figure].clone());
     assert_eq!(wakes, [1, 1, 1].map(|count| json!(count)), "{told}");
-    for part in ["KV 97 % · 40 waiting · serving", "from node-a's disk it answers after 24 s"] {
+    for part in [
+        "KV 97 % · 40 waiting · serving",
+        "from node-a's disk it answers after 24 s",
+        "llama-8b has 2 replicas and needs 6: an HPA that reads stowage_model_desired_replicas starts 4 more",
+        "llama-8b needs 2 replicas again",
+    ] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }
 }

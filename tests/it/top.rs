@@ -139,6 +139,25 @@ fn a_user_looks_around_in_a_terminal_that_is_as_before_at_the_end() {
     assert!(!end.contains("-icanon"), "lines are edited again: {end}");
 }
 
+/// A connection that is lost, or a terminal that is closed.
+#[test]
+fn it_ends_with_its_terminal() {
+    let served = served();
+    let server = format!("http://{}", served.operators);
+    let command = format!("exec {} top --server {server} --interval 500ms", env!("CARGO_BIN_EXE_stowage"));
+    let Some(tmux) = Tmux::start(&command) else { return };
+    tmux.until("it shows nodes", |screen| screen.contains("node-b"));
+    let process =
+        format!("/proc/{}", text(&tmux.run(&["display-message", "-p", "#{pane_pid}"]).stdout).trim());
+    assert!(Path::new(&process).exists());
+    tmux.run(&["kill-server"]);
+    let began = Instant::now();
+    while Path::new(&process).exists() {
+        assert!(began.elapsed() < crate::client::PATIENCE, "it runs on without a terminal");
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
 #[test]
 fn five_seconds_of_top_beside_the_demo() {
     let Some(tmux) = Tmux::start("sh") else { return };

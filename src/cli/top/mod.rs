@@ -131,6 +131,11 @@ impl TopArgs {
     }
 }
 
+/// By when it has ended on a signal, unless its terminal is gone.
+const LONGEST_END: Duration = Duration::from_secs(1);
+/// What a shell says of a program that SIGHUP has ended.
+const HUNG_UP: i32 = 128 + 1;
+
 /// A signal ends it as a key does, so that the terminal is restored.
 fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
     let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
@@ -140,6 +145,9 @@ fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
             _ = hangup.recv() => {}
         }
         is_over.store(true, Ordering::Relaxed);
+        // Where the terminal is gone, crossterm reads its end again and again and never returns. Nothing is left to restore there.
+        tokio::time::sleep(LONGEST_END).await;
+        std::process::exit(HUNG_UP);
     });
     Ok(())
 }

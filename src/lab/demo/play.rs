@@ -12,11 +12,14 @@ use super::setup::Setup;
 use super::story::{self, CROWD, Chapter, MACHINES, StoryPod, StoryStep};
 use super::summary::Summary;
 use super::what_if::{ForeseenGpu, Foresight, is_any_engine_starting};
+use crate::ids::ModelId;
 use crate::scheduling::audit::ledger::audit;
+use crate::scheduling::autoscaling::DesiredReplicas;
 use crate::units::Millis;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
@@ -50,6 +53,8 @@ struct Crowd {
     /// The pod whose engine it is, and its load before.
     engine: String,
     before: StubEngineLoad,
+    /// What it serves.
+    model: ModelId,
     /// The pods for which it is too busy.
     newcomer: StoryPod,
 }
@@ -183,18 +188,55 @@ impl Play {
         self.until("decisions know of the full KV cache", known).await?;
         let Millis(after) = *self.kv_seen_after.insert(Millis(started.elapsed().as_millis() as u64));
         self.screen.aside(&format!("{after} ms later decisions know: no more serving pods for {place}"));
-        self.crowd = Some(Crowd { seat, engine, before, newcomer });
+        let model = self.model_of(&engine)?;
+        let desired = self.until_replicas(&model, "more replicas", |needed, there| needed > there).await?;
+        let (needed, there) = (desired.replicas, desired.current());
+        self.screen.aside(&format!(
+            "{model} has {there} replicas and needs {needed}: an HPA that reads stowage_model_desired_replicas starts {} more",
+            needed - there
+        ));
+        self.crowd = Some(Crowd { seat, engine, before, model, newcomer });
         Ok(())
     }
 
     async fn calm(&mut self) -> Result<()> {
-        let Crowd { seat, engine, before, newcomer } = self.crowd.take().context("no engine is busy")?;
+        let Crowd { seat, engine, before, model, newcomer } =
+            self.crowd.take().context("no engine is busy")?;
         let StubEngineLoad { kv_percent, waiting, .. } = before;
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
         self.engines[&engine].set(before);
         self.until("decisions know of the room in the KV cache", |play| !play.is_kept_off(&newcomer, &seat))
-            .await
+            .await?;
+        let desired =
+            self.until_replicas(&model, "no more replicas", |needed, there| needed <= there).await?;
+        self.screen.aside(&format!("{model} needs {} replicas again", desired.replicas));
+        Ok(())
+    }
+
+    /// Continues when the replicas that a model needs, and those that it has, are so.
+    async fn until_replicas(
+        &mut self,
+        model: &ModelId,
+        what: &str,
+        is_so: impl Fn(u32, u32) -> bool,
+    ) -> Result<DesiredReplicas> {
+        // Another evaluation may come before it is printed.
+        let found = OnceLock::new();
+        let look = |play: &Self| {
+            let desired = play.setup.stowage.replicas.desired(model);
+            desired
+                .filter(|desired| is_so(desired.replicas, desired.current()))
+                .is_some_and(|desired| found.set(desired).is_ok())
+        };
+        self.until(&format!("{model} needs {what}"), look).await?;
+        found.into_inner().context("it was found")
+    }
+
+    fn model_of(&self, pod: &str) -> Result<ModelId> {
+        let pod = self.setup.api.get(&format!("pods/default/{pod}")).context("the engine's pod is there")?;
+        let model = pod["metadata"]["annotations"]["stowage.dev/model"].as_str();
+        Ok(ModelId::parse(model.unwrap_or_default())?)
     }
 
     fn is_kept_off(&self, newcomer: &StoryPod, seat: &ForeseenGpu) -> bool {

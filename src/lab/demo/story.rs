@@ -4,7 +4,7 @@ use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};
 use super::termination;
 use crate::kubernetes::objects::PLAN_GATE;
-use crate::scheduling::policy::{Policy, SleepingRule};
+use crate::scheduling::policy::{ModelRules, Policy, SleepingRule};
 use crate::units::Millis;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -108,7 +108,7 @@ pub fn chapters() -> Vec<Chapter> {
         },
         Chapter {
             title: "Its requests are worked off",
-            text: "The same page says so, and the GPU takes serving pods again.",
+            text: "The same page says so: the GPU takes serving pods again, and the model needs no more replicas.",
             acts: vec![StoryStep::Calm, StoryStep::Arrive(vec![serving("phi-mini", 14, 20)])],
         },
         Chapter {
@@ -166,7 +166,8 @@ pub fn chapters() -> Vec<Chapter> {
     ]
 }
 
-/// The default policy, under which serving pods lend while they sleep, as fast as a short story needs it.
+/// The default policy, under which serving pods lend while they sleep and llama-8b keeps two replicas, as fast as a short story
+/// needs it.
 pub fn policy() -> Result<Policy> {
     let mut classes = Policy::default().classes().to_vec();
     for class in classes.iter_mut().filter(|class| class.name == "serving") {
@@ -174,6 +175,9 @@ pub fn policy() -> Result<Policy> {
     }
     let mut policy = Policy::default().with_classes(classes)?;
     policy.planning.lending.after = Millis::seconds(1);
+    policy.autoscaling.scale_down.window = Millis::seconds(1);
+    let two = ModelRules { min_replicas: Some(2), ..ModelRules::default() };
+    policy.autoscaling.models.insert("llama-8b".into(), two);
     Ok(policy)
 }
 

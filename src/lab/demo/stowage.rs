@@ -3,6 +3,7 @@
 //! It is stopped as `serve` stops, or dropped as a process dies: only the state on the API server survives.
 
 use super::api_server::ApiServer;
+use crate::extender::autoscaling::ModelAutoscaling;
 use crate::extender::reports::Board;
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{Endpoint, Endpoints};
@@ -15,8 +16,12 @@ use anyhow::{Context, Result};
 use futures::FutureExt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
+
+/// `serve` evaluates the models every 15 seconds; a short story cannot wait that long.
+const AUTOSCALING_EVERY: Duration = Duration::from_millis(500);
 
 /// Where it listens, on loopback.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +36,8 @@ pub struct Stowage {
     pub service: Arc<Service>,
     /// For reading: only the agents write to it.
     pub board: Arc<Board>,
+    /// How many replicas each model needs.
+    pub replicas: Arc<ModelAutoscaling>,
     pub addresses: Addresses,
     http: JoinHandle<std::io::Result<()>>,
     tasks: JoinSet<()>,
@@ -56,11 +63,12 @@ impl Stowage {
         };
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();
-        let autoscaling = autoscaling::run(extender.clone());
+        let replicas = extender.autoscaling.clone();
+        let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_EVERY);
         tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
         let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
         let addresses = Addresses { scheduler, agents, operators };
-        Ok(Self { service, board, addresses, http, tasks, stop_http, stop_cluster })
+        Ok(Self { service, board, replicas, addresses, http, tasks, stop_http, stop_cluster })
     }
 
     /// Stops it as `serve` stops: the HTTP side first.

@@ -7,6 +7,7 @@ use crate::helm::Helm;
 use crate::shipped_manifests::guards_are_in_place;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Every folder that `kubectl apply -k` takes.
@@ -35,9 +36,9 @@ const OTHERS: [[&str; 4]; 11] = [
 ];
 
 /// What `kubectl kustomize` makes of a folder.
-fn kustomized(kubectl: &mut Command, folder: &str) -> Vec<Value> {
-    let ran = run(kubectl.args(["kustomize", manifest(folder).to_str().unwrap()]));
-    assert!(ran.ok, "{folder}: {}", ran.said);
+fn kustomized(kubectl: &mut Command, folder: &Path) -> Vec<Value> {
+    let ran = run(kubectl.arg("kustomize").arg(folder));
+    assert!(ran.ok, "{}: {}", folder.display(), ran.said);
     serde_saphyr::from_multiple(&ran.said).unwrap()
 }
 
@@ -56,7 +57,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     assert_eq!(folders(), FOLDERS);
     define_what_others_define(&world).await;
     for folder in FOLDERS {
-        let objects = kustomized(&mut world.command("kubectl"), folder);
+        let objects = kustomized(&mut world.command("kubectl"), &manifest(folder));
         guards_are_in_place(&objects);
         its_policy_is_sound(&world, folder, &objects);
         accepted(
@@ -82,7 +83,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
         "kubeScheduler.mode=device-plugin-nodes",
         "certificates.mode=cert-manager",
         "certificates.mode=files,replicas=1,leaderFence.enabled=true",
-        "monitoring.serviceMonitor=true",
+        "monitoring.serviceMonitor=true,monitoring.prometheusRule=true",
     ] {
         let objects = helm.render("kube-system", &["--set", flags]).unwrap();
         its_policy_is_sound(&world, flags, &objects);
@@ -97,14 +98,21 @@ fn accepted(what: &str, ran: &Ran) {
 
 /// A kustomization of one's own, as the install page shows one, takes the component beside the base.
 fn combined(world: &RealControlPlane, component: &str) {
-    let folder = world.folder().join(format!("own-{component}"));
+    let folder = own_kustomization(world.folder(), "base", component);
+    accepted(component, &world.kubectl(&["apply", "--dry-run=server", "-k", folder.to_str().unwrap()]));
+}
+
+/// The folder of a kustomization that takes the component beside a folder of the manifests.
+fn own_kustomization(parent: &Path, beside: &str, component: &str) -> PathBuf {
+    let folder = parent.join(format!("own-{component}"));
     std::fs::create_dir_all(&folder).unwrap();
     // Kustomize takes relative paths only.
-    let link = world.folder().join("manifests");
+    let link = parent.join("manifests");
     let _ = std::os::unix::fs::symlink(manifest(""), &link);
-    let text = format!("resources: [../manifests/base]\ncomponents: [../manifests/components/{component}]\n");
+    let text =
+        format!("resources: [../manifests/{beside}]\ncomponents: [../manifests/components/{component}]\n");
     std::fs::write(folder.join("kustomization.yaml"), text).unwrap();
-    accepted(component, &world.kubectl(&["apply", "--dry-run=server", "-k", folder.to_str().unwrap()]));
+    folder
 }
 
 fn its_policy_is_sound(world: &RealControlPlane, of: &str, objects: &[Value]) {
@@ -151,13 +159,33 @@ fn the_charts_defaults_are_what_kustomize_applies() {
         ("overlays/device-plugin-nodes", "kubeScheduler.mode=device-plugin-nodes"),
         ("overlays/cert-manager", "certificates.mode=cert-manager"),
     ] {
-        let applied = comparable(kustomized(&mut kubectl(), folder));
-        let rendered = comparable(helm.render("kube-system", &["--set", flags]).unwrap());
-        let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
-        assert_eq!(names(&rendered), names(&applied), "{folder}");
-        for (name, object) in &applied {
-            assert_eq!(rendered[name], *object, "{folder}: {name}");
-        }
+        assert_same(folder, &helm, flags, kustomized(&mut kubectl(), &manifest(folder)));
+    }
+}
+
+#[test]
+fn a_value_of_the_chart_adds_what_its_component_adds() {
+    let (Some(binaries), Some(helm)) = (binaries(), Helm::find()) else { return };
+    let parent = tempfile::tempdir().unwrap();
+    for (component, flags) in [
+        ("leader-fence", "leaderFence.enabled=true"),
+        ("service-monitor", "monitoring.serviceMonitor=true"),
+        ("prometheus-rules", "monitoring.prometheusRule=true"),
+    ] {
+        let folder = own_kustomization(parent.path(), "", component);
+        let applied = kustomized(&mut Command::new(binaries.join("kubectl")), &folder);
+        assert_same(component, &helm, flags, applied);
+    }
+}
+
+/// What Kustomize makes is what the chart makes under these values.
+fn assert_same(of: &str, helm: &Helm, flags: &str, applied: Vec<Value>) {
+    let applied = comparable(applied);
+    let rendered = comparable(helm.render("kube-system", &["--set", flags]).unwrap());
+    let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&rendered), names(&applied), "{of}");
+    for (name, object) in &applied {
+        assert_eq!(rendered[name], *object, "{of}: {name}");
     }
 }
 
