@@ -4,8 +4,8 @@
 //! # The workload
 //!
 //! Twenty nodes of four H100. A 70B model over four GPUs a replica, with the traffic of a service that writes code: the trace of a
-//! day, or a generated one, scaled so that its peak keeps sixteen replicas seven tenths busy. The autoscaler is the one that ships as a metric, by KV
-//! cache and queue, with two to twenty replicas; a replica takes about a minute and a half to start, and finishes its requests
+//! day, or a generated one, scaled so that its peak keeps sixteen replicas seven tenths busy. The autoscaler is the one that ships as a metric, by
+//! the policy's targets for KV cache, queue and requests, with two to twenty replicas; a replica takes about a minute and a half to start, and finishes its requests
 //! before it goes, within two minutes. A request is late if its first token takes more than five seconds.
 //!
 //! Jobs never run out, and eight are pending at any time: of one GPU (70 %), two or four, with ten minutes to two hours of work,
@@ -93,6 +93,7 @@ pub static NIGHT_POOL: Scenario = Scenario {
     play,
 };
 
+const MODEL: &str = "llama-70b";
 const NODES: usize = 20;
 const GPUS: u32 = 4;
 const GPU: Bytes = Bytes::gib(80);
@@ -138,12 +139,13 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let policy = shipped("night-harvest", include_str!("../../../../../policies/night-harvest/policy.yaml"));
     let scheduler: Box<dyn FleetScheduler> = match variant {
         1 => Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::LowerPriority, seed)),
-        _ => Box::new(Stowage::new(policy)),
+        _ => Box::new(Stowage::new(policy.clone())),
     };
     let day = day(input, seed).expect("the trace was checked");
     let spec = engine();
+    let model = ModelId::parse(MODEL).expect("it is a name");
     let rules =
-        AutoscalingRules { min_replicas: 2, max_replicas: NODES as u32, ..AutoscalingRules::default() };
+        AutoscalingRules { min_replicas: 2, max_replicas: NODES as u32, ..policy.autoscaling.of(&model) };
     let hours = if input.is_short { 3 } else { 24 };
     // The short part is the morning's rise.
     let begins = Moment(if input.is_short { 6 * 3_600_000 } else { 0 });
@@ -177,7 +179,7 @@ fn machines() -> Machines {
     };
     let mut machines = Machines::new((0..NODES).map(spec), LoadingSpeeds::default());
     for n in 0..NODES {
-        let model = ModelId::parse("llama-70b").expect("it is a name");
+        let model = ModelId::parse(MODEL).expect("it is a name");
         machines.get_mut(&spec(n).name).expect("it was just made").disk.insert(model, weights());
     }
     machines

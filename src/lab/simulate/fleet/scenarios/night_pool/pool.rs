@@ -78,7 +78,7 @@ impl<S: Scaler> Pool<S> {
     }
 
     fn create(&mut self) {
-        let model = ModelId::parse("llama-70b").expect("it is a name");
+        let model = ModelId::parse(super::MODEL).expect("it is a name");
         let vram = Bytes::gib(72).times(u64::from(GPUS));
         let pod = PodSpec {
             gpus: GPUS,
