@@ -159,7 +159,7 @@ fn messages_have_fates() {
             self.0 += 1;
             match envelope {
                 Envelope::FromScheduler(_) => Fate::Twice { after: Millis(100), again_after: Millis(300) },
-                Envelope::ToScheduler(Message::Pod(_)) if self.0 % 2 == 0 => {
+                Envelope::ToScheduler(Message::Pod(_)) if self.0.is_multiple_of(2) => {
                     Fate::Arrives { after: Millis::seconds(2) }
                 }
                 Envelope::ToScheduler(_) => Fate::Arrives { after: Millis(0) },

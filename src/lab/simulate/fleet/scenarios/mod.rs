@@ -31,10 +31,12 @@ pub struct Scenario {
     /// Names of the files that `--trace DIR` is read for; none if the workload is always its own.
     pub traces: &'static [&'static str],
     /// Whether the traces can be played.
-    pub check: Option<fn(&ScenarioInput) -> Result<(), TrafficError>>,
+    pub check: Option<CheckTraces>,
     /// Plays one variant with one seed.
     pub play: fn(&ScenarioInput, variant: usize, seed: u64) -> Played,
 }
+
+pub type CheckTraces = fn(&ScenarioInput) -> Result<(), TrafficError>;
 
 /// One number of a variant.
 #[derive(Debug, Clone, Copy)]

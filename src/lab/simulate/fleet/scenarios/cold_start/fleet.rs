@@ -135,7 +135,7 @@ fn weights(index: usize) -> Bytes {
 fn gpus_of(index: usize) -> u32 {
     match SIZES[index % SIZES.len()] {
         ..=40 => 1,
-        ..=80 => 2,
+        41..=80 => 2,
         _ => 4,
     }
 }
