@@ -55,14 +55,15 @@ pub struct Workload {
 }
 
 impl Default for Workload {
-    /// vLLM's own defaults for GPUs below 70 GiB, with KV cache for 16 sequences of 8,192 tokens.
+    /// KV cache for 16 sequences of 8,192 tokens. Of vLLM's own defaults, which depend on the GPU, the sequences are those of GPUs
+    /// below 70 GiB, and a step's tokens those of larger ones.
     fn default() -> Self {
         Self {
             context: 8192,
             sequences: 16,
             tensor_parallel: 1,
             max_num_seqs: 256,
-            max_num_batched_tokens: 2048,
+            max_num_batched_tokens: 8192,
             kv_cache_dtype: KvCacheDtype::Auto,
             cuda_graphs: true,
         }

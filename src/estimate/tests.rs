@@ -175,7 +175,7 @@ fn a_sliding_window_caps_what_its_layers_keep() {
     let (short, long) = (size(1024), size(32_768));
     assert_eq!(short.bytes_per_sequence, kib(8 * 62 * 1024));
     assert_eq!(long.bytes_per_sequence, kib(8 * (10 * 32_768 + 52 * 1024)));
-    let reading = kib(8 * 52 * 2048);
+    let reading = kib(8 * 52 * 8192);
     assert_eq!(long.bytes, long.bytes_per_sequence.times(2) + reading, "one of two is being read");
     assert_eq!(short.bytes, short.bytes_per_sequence.times(2), "it is no longer than its window");
     let mistral = r#"{"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
