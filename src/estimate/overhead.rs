@@ -8,8 +8,8 @@ use super::{Part, PartName, Workload, bytes, grouped, product};
 use crate::units::Bytes;
 
 /// Bytes of the sampler's peak for each sequence and entry of the vocabulary: the logits in 16 and in 32 bits, and what sorting
-/// them for top-p takes (values and indices, twice, and two more in 32 bits). llm-d planner's measurements of six models on one
-/// GPU are 38.4 to 38.9.
+/// them for top-p takes (values and indices, twice, and two more in 32 bits). llm-d planner's measurements of five models on one
+/// GPU are 38.4 to 38.9 with the hidden states in them.
 const SAMPLER: u64 = 38;
 /// Activations of the hidden size that are held for each token while the sampler runs, and while a layer does: the residual,
 /// the hidden state, and in a layer its normalized copy.
