@@ -56,12 +56,12 @@ impl ModelArchitecture {
         // The language model of one that also sees or hears.
         let text = whole.object("text_config")?.or(whole.object("llm_config")?);
         let fields = match &text {
-            Some(text) => {
-                notes.push("encoders of images and sound are not counted: only `text_config` is read".into());
-                text.clone()
-            }
+            Some(text) => text.clone(),
             None => whole.clone(),
         };
+        if text.is_some() || whole.has("vision_config") || whole.has("audio_config") {
+            notes.push("encoders of images and sound are not counted".into());
+        }
         let named = fields.text("model_type")?;
         let model_type = match (named, &text) {
             (Some(name), _) => name,

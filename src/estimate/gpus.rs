@@ -43,20 +43,36 @@ pub struct GpuFit {
     pub fits: bool,
     /// How many such engines one GPU holds; with tensor parallelism, how many shares of one.
     pub engines: u64,
-    /// What a pod is told there for `--gpu-memory-utilization`, in hundredths: Stowage rounds down.
+    /// What a pod has to ask for on each GPU so that its engine has the estimated KV cache there.
+    pub vram_per_gpu_bytes: Bytes,
+    /// What it is told for `--gpu-memory-utilization`, in hundredths: Stowage rounds down.
     pub fraction_percent: u64,
-    /// The KV cache that an engine has there with that fraction, which does not cover the CUDA context.
+    /// The KV cache that its engine has there with that fraction, which does not cover the CUDA context.
     pub kv_cache_bytes: Bytes,
 }
 
 impl GpuFit {
     pub fn of(estimate: &Estimate, gpu: GpuSize) -> Self {
         let memory = gpu.memory_bytes.0.max(1);
-        let asked = pod::per_gpu(estimate).0.max(1);
-        let engines = memory / 100 * ALLOCATABLE_PERCENT / asked;
-        let fraction_percent = (u128::from(asked.min(memory)) * 100 / u128::from(memory)) as u64;
+        let counted = estimate.bytes_of(PartName::KvCache) + beside(estimate);
+        let hundredths = (u128::from(counted.0) * 100).div_ceil(memory.into());
+        let share = (u128::from(memory) * hundredths).div_ceil(100);
+        let asked = pod::per_gpu(estimate).max(pod::whole_gib(super::bytes(share)));
+        let engines = memory / 100 * ALLOCATABLE_PERCENT / asked.0.max(1);
+        let fraction_percent = (u128::from(asked.0.min(memory)) * 100 / u128::from(memory)) as u64;
         let usable = Bytes(memory / 100 * fraction_percent);
-        let beside = estimate.fixed_bytes().minus(estimate.bytes_of(PartName::CudaContext));
-        Self { fits: engines > 0, engines, fraction_percent, kv_cache_bytes: usable.minus(beside), gpu }
+        Self {
+            fits: engines > 0,
+            engines,
+            vram_per_gpu_bytes: asked,
+            fraction_percent,
+            kv_cache_bytes: usable.minus(beside(estimate)),
+            gpu,
+        }
     }
+}
+
+/// What an engine counts towards its fraction beside its KV cache.
+fn beside(estimate: &Estimate) -> Bytes {
+    estimate.fixed_bytes().minus(estimate.bytes_of(PartName::CudaContext))
 }

@@ -26,16 +26,17 @@ pub(super) fn whole_gib(bytes: Bytes) -> Bytes {
     Bytes(bytes.0.checked_next_multiple_of(GIB).unwrap_or(u64::MAX))
 }
 
-/// What the pod asks for on each GPU.
+/// What the pod asks for on each GPU, whichever it is.
 pub fn per_gpu(estimate: &Estimate) -> Bytes {
     whole_gib(estimate.per_gpu_bytes)
 }
 
 impl PodLines {
-    pub fn of(estimate: &Estimate, workload: &Workload) -> Self {
+    /// For so much on each GPU: [`per_gpu`], or what certain GPUs ask for.
+    pub fn of(estimate: &Estimate, workload: &Workload, per_gpu: Bytes) -> Self {
         let gpus = workload.tensor_parallel;
         let kv_cache = whole_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
-        Self::with(per_gpu(estimate).times(gpus), kv_cache, workload)
+        Self::with(per_gpu.times(gpus), kv_cache, workload)
     }
 
     /// For these amounts, over all GPUs.

@@ -151,8 +151,10 @@ proptest! {
         prop_assert!(estimate.active_parameters <= estimate.parameters);
         let sum: Bytes = estimate.parts.iter().map(|part| part.bytes).sum();
         prop_assert_eq!(sum, estimate.per_gpu_bytes);
-        let _ = PodLines::of(&estimate, &workload);
-        known().for_each(|gpu| drop(GpuFit::of(&estimate, gpu)));
+        for gpu in known() {
+            let fit = GpuFit::of(&estimate, gpu);
+            let _ = PodLines::of(&estimate, &workload, fit.vram_per_gpu_bytes);
+        }
         let seen = Observation {
             reserved: reserved.map(Bytes),
             kv_cache_usage: Some(usage),

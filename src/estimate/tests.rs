@@ -282,7 +282,7 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
     assert!(missing.contains("`vocab_size` is missing; add it"), "{missing}");
     let unknown = message(changed("\"llama\"", "\"lama\""));
     assert!(unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"), "{unknown}");
-    let unsupported = message(changed("\"llama\"", "\"gemma4\""));
+    let unsupported = message(changed("\"llama\"", "\"gemma4_text\""));
     assert!(unsupported.contains("heads of different sizes"), "{unsupported}");
     let method =
         changed("\"model_type\"", r#""quantization_config": {"quant_method": "gtpq"}, "model_type""#);
@@ -356,7 +356,7 @@ fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
     let model = shipped("llama-3.1-70b");
     let workload = on(4);
     let estimate = estimate(&model, &workload);
-    let lines = PodLines::of(&estimate, &workload);
+    let lines = PodLines::of(&estimate, &workload, pod::per_gpu(&estimate));
     let gib = estimate.per_gpu_bytes.0.div_ceil(1 << 30) * 4;
     assert_eq!((lines.vram, lines.gpus), (format!("{gib}Gi"), 4));
     assert_eq!(lines.kv_cache, "40Gi", "16 × 8192 × 320 KiB");
@@ -372,9 +372,21 @@ fn a_gpu_takes_an_estimate_beside_its_headroom() {
     assert!(!GpuFit::of(&estimate, gpu(asked)).fits, "a tenth is headroom");
     let fit = GpuFit::of(&estimate, gpu(80));
     assert_eq!((fit.fits, fit.engines), (true, 72 / asked));
-    assert_eq!(fit.fraction_percent, asked * 100 / 80);
+    assert_eq!((fit.vram_per_gpu_bytes, fit.fraction_percent), (Bytes::gib(asked), asked * 100 / 80));
     let told = Bytes(80 * (1 << 30) / 100 * fit.fraction_percent);
     assert_eq!(fit.kv_cache_bytes, told.minus(estimate.fixed_bytes()) + Bytes::mib(512));
+}
+
+#[test]
+fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
+    let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
+    let counted = estimate.bytes_of(PartName::KvCache);
+    for gib in 40..200 {
+        let fit = GpuFit::of(&estimate, GpuSize { name: "a".into(), memory_bytes: Bytes::gib(gib) });
+        assert!(fit.kv_cache_bytes >= counted, "{gib}: {}", fit.kv_cache_bytes);
+        assert!(fit.vram_per_gpu_bytes >= pod::per_gpu(&estimate));
+        assert!(fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30));
+    }
 }
 
 fn seen(usage: f64) -> Observation {

@@ -14,7 +14,7 @@ use super::{is_of_broken_pipe, standard_input};
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::gpus::{GpuFit, GpuSize, known};
 use crate::estimate::kv_cache::KvCacheDtype;
-use crate::estimate::pod::PodLines;
+use crate::estimate::pod::{PodLines, per_gpu};
 use crate::estimate::quantization::Precision;
 use crate::estimate::right_size::{Observation, RightSize};
 use crate::estimate::{Estimate, MOST_GPUS, Workload};
@@ -241,12 +241,15 @@ impl EstimateArgs {
         let observed = self.observed(&model, &workload, &estimate).await?;
         let is_asked = !self.gpu_memory.is_empty();
         let sizes = if is_asked { self.gpu_memory.clone() } else { known().collect() };
+        let gpus: Vec<GpuFit> = sizes.into_iter().map(|size| GpuFit::of(&estimate, size)).collect();
+        let fitting = gpus.iter().filter(|gpu| is_asked && gpu.fits).map(|gpu| gpu.vram_per_gpu_bytes);
+        let per_gpu = fitting.max().unwrap_or(per_gpu(&estimate));
         let answer = Answer {
             model: name,
             model_type: model.model_type,
             workload,
-            pod: PodLines::of(&estimate, &workload),
-            gpus: sizes.into_iter().map(|size| GpuFit::of(&estimate, size)).collect(),
+            pod: PodLines::of(&estimate, &workload, per_gpu),
+            gpus,
             estimate,
             observed,
         };

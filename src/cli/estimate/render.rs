@@ -106,11 +106,13 @@ fn fits(gpus: &[GpuFit]) -> String {
             gpu.gpu.name.clone(),
             gib(gpu.gpu.memory_bytes),
             gpu.engines.to_string(),
+            gib(gpu.vram_per_gpu_bytes),
             format!("{:.2}", gpu.fraction_percent as f64 / 100.0),
             gib(gpu.kv_cache_bytes),
         ]
     });
-    let table = lines(&["FITS ON", "GIB", "ENGINES", "FRACTION", "KV CACHE GIB"], rows, &[1, 2, 3, 4]);
+    let table =
+        lines(&["FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE"], rows, &[1, 2, 3, 4, 5]);
     if off.is_empty() { table } else { format!("{table}\nNot on {}.\n", names(&off)) }
 }
 

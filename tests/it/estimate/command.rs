@@ -71,9 +71,7 @@ fn a_table_has_each_part_with_its_formula_and_its_source_and_the_pods_lines() {
 #[test]
 fn what_it_prints_as_a_pods_lines_is_yaml_of_a_pod() {
     let said = stowage(&["--model", "llama-3.1-70b", "--tensor-parallel", "4"]);
-    let yaml = said.out.split("In a pod:\n").nth(1).unwrap().split("\n\n").nth(0).unwrap_or_default();
-    let yaml = if yaml.trim().is_empty() { said.out.split("In a pod:\n\n").nth(1).unwrap() } else { yaml };
-    let yaml = yaml.split("\nFITS ON").next().unwrap();
+    let yaml = said.out.split("In a pod:\n\n").nth(1).unwrap().split("\n\n").next().unwrap();
     let pod: Value = serde_saphyr::from_str(yaml).unwrap_or_else(|error| panic!("{error}: {yaml}"));
     assert_eq!(pod["metadata"]["annotations"]["stowage.dev/gpus"], "4");
     let container = &pod["spec"]["containers"][0];
