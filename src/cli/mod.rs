@@ -6,6 +6,7 @@ mod admin;
 mod agents;
 mod cluster_credentials;
 mod connections;
+mod estimate;
 mod explain;
 mod log;
 mod models;
@@ -42,6 +43,7 @@ use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
+use estimate::EstimateArgs;
 use explain::ExplainArgs;
 use log::LogArgs;
 use models::ModelsArgs;
@@ -73,7 +75,7 @@ pub struct Cli {
 
 /// Of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if the reader of standard \
-                          output has gone. `explain`, `models` and `policy` tell an answer of no (1) from no answer (2).";
+                          output has gone. `estimate`, `explain`, `models` and `policy` tell an answer of no (1) from no answer (2).";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
 const EXIT_CODES_OF_AGENT: &str =
@@ -95,6 +97,8 @@ enum Command {
     Policy(PolicyArgs),
     /// Explain a pod's placement and what would have to change
     Explain(ExplainArgs),
+    /// Estimate the VRAM of a model from its config.json, and print the lines of a pod that asks for it
+    Estimate(Box<EstimateArgs>),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
@@ -270,6 +274,10 @@ impl Cli {
             #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
+                LogArgs::default().to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Estimate(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }

@@ -20,20 +20,25 @@ const KINDS: [&str; 3] = ["pod", "pods", "po"];
 
 impl PodArgument {
     pub fn key(&self) -> Result<PodKey> {
-        let (before, name) = self.pod.rsplit_once('/').unwrap_or(("", &self.pod));
-        let written = Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
-        let namespace = match (written, &self.namespace) {
-            (Some(written), Some(namespace)) if written != namespace => {
-                bail!("POD is {:?} and --namespace is {namespace:?}: name one namespace", self.pod)
-            }
-            (written, namespace) => written.or(namespace.as_deref()).unwrap_or("default"),
-        };
-        let form = || format!("the pod is {:?}; write NAME, pod/NAME or NAMESPACE/NAME", self.pod);
-        if namespace.contains('/') {
-            bail!(form());
-        }
-        PodKey::parse(namespace, name).with_context(form)
+        pod_key(&self.pod, self.namespace.as_deref())
     }
+}
+
+/// The pod of this name, as kubectl would take it.
+pub fn pod_key(pod: &str, namespace: Option<&str>) -> Result<PodKey> {
+    let (before, name) = pod.rsplit_once('/').unwrap_or(("", pod));
+    let written = Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
+    let namespace = match (written, namespace) {
+        (Some(written), Some(namespace)) if written != namespace => {
+            bail!("POD is {pod:?} and --namespace is {namespace:?}: name one namespace")
+        }
+        (written, namespace) => written.or(namespace).unwrap_or("default"),
+    };
+    let form = || format!("the pod is {pod:?}; write NAME, pod/NAME or NAMESPACE/NAME");
+    if namespace.contains('/') {
+        bail!(form());
+    }
+    PodKey::parse(namespace, name).with_context(form)
 }
 
 #[cfg(test)]

@@ -162,6 +162,7 @@ fn every_command_that_judges_documents_its_exit_codes() {
         &[][..],
         &["serve"],
         &["agent"],
+        &["estimate"],
         &["explain"],
         &["models"],
         &["uninstall"],
@@ -235,11 +236,11 @@ fn names_are_addresses_too_and_the_log_can_be_json_without_colour() {
 #[test]
 fn completions_and_man_pages_know_every_command() {
     let script = stowage(&["completion", "bash"]);
-    assert!(script.code == 0 && script.out.contains("uninstall") && script.out.contains("explain"));
+    assert!(script.code == 0 && script.out.contains("uninstall") && script.out.contains("estimate"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("man");
     assert_eq!(stowage(&["man", path.to_str().unwrap()]).code, 0);
-    for page in ["stowage.1", "stowage-serve.1", "stowage-policy-check.1"] {
+    for page in ["stowage.1", "stowage-estimate.1", "stowage-serve.1", "stowage-policy-check.1"] {
         let text = std::fs::read_to_string(path.join(page)).unwrap();
         assert!(text.contains(".TH"), "{page}");
     }

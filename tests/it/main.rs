@@ -18,6 +18,7 @@ mod device_plugin;
 mod docs;
 mod dra;
 mod edge;
+mod estimate;
 mod explain;
 mod floors;
 mod golden;

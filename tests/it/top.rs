@@ -222,6 +222,7 @@ fn kubectl_finds_it_as_a_plugin_that_has_the_commands_for_users() {
     let help = text(&help.stdout);
     assert!(help.contains("Usage: kubectl stowage <COMMAND>"), "{help}");
     for (command, is_there) in [
+        ("estimate", true),
         ("explain", true),
         ("top", true),
         ("models", true),

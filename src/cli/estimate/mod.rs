@@ -1,0 +1,312 @@
+//! `stowage estimate`: how much VRAM a model needs, and the lines of a pod that asks for it; with `--observe`, what a running
+//! engine could ask for instead.
+//!
+//! [`model`] finds the model, [`observe`] looks at an engine, [`render`] formats the answer. Exit codes: 0 with an estimate, 1 if it
+//! fits on none of the GPUs that were named, 2 without one. Nothing is counted here.
+
+mod model;
+mod observe;
+mod render;
+
+use super::access::AccessArgs;
+use super::output::OutputArgs;
+use super::{is_of_broken_pipe, standard_input};
+use crate::estimate::architecture::ModelArchitecture;
+use crate::estimate::gpus::{GpuFit, GpuSize, known};
+use crate::estimate::kv_cache::KvCacheDtype;
+use crate::estimate::pod::{PodLines, per_gpu};
+use crate::estimate::quantization::Precision;
+use crate::estimate::right_size::{Observation, RightSize};
+use crate::estimate::{Estimate, MOST_GPUS, Workload};
+use crate::policy_file::format;
+use crate::policy_file::nearest::nearest;
+use crate::units::{Bytes, Percent};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXIT_CODES: &str = "Exit codes: 0 with an estimate, 1 if the model fits on none of the GPUs of --gpu-memory, 2 if there is no \
+                          estimate or the arguments are invalid.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct EstimateArgs {
+    /// The model's config.json, or the folder that has it; `-` is standard input
+    #[arg(value_name = "CONFIG", required_unless_present_any = ["model", "list"], conflicts_with_all = ["model", "list"])]
+    config: Option<PathBuf>,
+
+    /// A model whose numbers are built in, such as llama-3.1-8b
+    #[arg(long, value_name = "NAME", conflicts_with = "list")]
+    model: Option<String>,
+
+    /// List the models that are built in
+    #[arg(long)]
+    list: bool,
+
+    #[command(flatten)]
+    workload: WorkloadArgs,
+
+    /// GPUs to fit on: their memory, such as 80Gi, or names, such as H100-80GB [default: all known ones]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = gpu_size)]
+    gpu_memory: Vec<GpuSize>,
+
+    #[command(flatten)]
+    observe: ObserveArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct WorkloadArgs {
+    /// Tokens of one sequence, prompt and answer [default: the model's, at most 8192]
+    #[arg(long, value_name = "TOKENS", alias = "max-model-len", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    context: Option<u64>,
+
+    /// Sequences of that length whose KV cache is to be held at once
+    #[arg(long, value_name = "NUMBER", default_value_t = Workload::default().sequences, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    sequences: u64,
+
+    /// GPUs that share each layer
+    #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
+    tensor_parallel: u64,
+
+    /// Sequences that the engine may run at once, whatever their length [default: 256, or --sequences if that is more]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    max_num_seqs: Option<u64>,
+
+    /// Tokens of one of the engine's steps
+    #[arg(long, value_name = "TOKENS", default_value_t = Workload::default().max_num_batched_tokens, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    max_num_batched_tokens: u64,
+
+    /// How keys and values are stored; auto is what the file says, or 16 bits
+    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = KvDtype::Auto)]
+    kv_cache_dtype: KvDtype,
+
+    /// How weights are stored [default: what the file says]
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantization: Option<Weights>,
+
+    /// The engine captures no CUDA graphs
+    #[arg(long)]
+    enforce_eager: bool,
+}
+
+#[derive(Debug, Args)]
+struct ObserveArgs {
+    /// Compare with a running engine: a pod, the http:// URL of its metrics page, or a file with that page or with agents' reports
+    #[arg(long, value_name = "WHAT", conflicts_with = "list")]
+    observe: Option<String>,
+
+    /// What the engine's pod has reserved, over all its GPUs, if it is not a pod that is observed
+    #[arg(long, value_name = "QUANTITY", requires = "observe", value_parser = quantity)]
+    reserved: Option<Bytes>,
+
+    /// Take this for the usage of its KV cache, such as the peak of a week, in place of the moment's
+    #[arg(long, value_name = "PERCENT", requires = "observe", value_parser = percent)]
+    peak_usage: Option<Percent>,
+
+    /// The operators' address of a running `stowage serve` (--admin there), for a pod
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
+    server: String,
+
+    /// The pod's namespace [default: the one in its name, otherwise default]
+    #[arg(short, long, value_name = "NAME", requires = "observe")]
+    namespace: Option<String>,
+
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum KvDtype {
+    Auto,
+    #[value(alias = "bfloat16", alias = "fp16")]
+    Bf16,
+    #[value(alias = "fp8_e4m3", alias = "fp8_e5m2")]
+    Fp8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Weights {
+    #[value(alias = "bf16", alias = "fp16")]
+    None,
+    Fp8,
+    Int8,
+    /// AWQ and GPTQ in groups of 128
+    Int4,
+    Mxfp4,
+    Nvfp4,
+}
+
+impl Weights {
+    fn precision(self) -> Precision {
+        match self {
+            Self::None => Precision::HALF,
+            Self::Fp8 => Precision::FP8,
+            Self::Int8 => Precision::INT8,
+            Self::Int4 => Precision::INT4,
+            Self::Mxfp4 => Precision::MXFP4,
+            Self::Nvfp4 => Precision::NVFP4,
+        }
+    }
+}
+
+/// There is no estimate.
+const NO_ESTIMATE: u8 = 2;
+const FITS_ON_NONE: u8 = 1;
+/// What most workloads need, and not the 131,072 tokens that many models were made for.
+const USUAL_CONTEXT: u64 = 8192;
+
+fn quantity(text: &str) -> Result<Bytes, String> {
+    format::quantity(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+}
+
+fn percent(text: &str) -> Result<Percent, String> {
+    format::percent(text, 100).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+}
+
+/// A known GPU's name, or an amount of memory.
+fn gpu_size(text: &str) -> Result<GpuSize, String> {
+    if let Some(gpu) = known().find(|gpu| gpu.name.eq_ignore_ascii_case(text)) {
+        return Ok(gpu);
+    }
+    match format::quantity(text) {
+        Ok(Bytes::ZERO) => Err("no GPU has no memory: write an amount such as 80Gi".into()),
+        Ok(memory_bytes) => Ok(GpuSize { name: text.to_owned(), memory_bytes }),
+        Err(malformed) => {
+            let names: Vec<String> = known().map(|gpu| gpu.name).collect();
+            let near = nearest(text, &names).map_or(String::new(), |near| format!("; did you mean {near}?"));
+            Err(format!("neither a GPU among {} nor memory: {}{near}", names.join(", "), malformed.help))
+        }
+    }
+}
+
+/// Everything that is printed for programs.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    /// The name or the file that was given.
+    model: String,
+    model_type: String,
+    workload: Workload,
+    #[serde(flatten)]
+    estimate: Estimate,
+    pod: PodLines,
+    gpus: Vec<GpuFit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed: Option<Observed>,
+}
+
+/// A running engine, compared.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Observed {
+    /// What was looked at.
+    what: String,
+    #[serde(flatten)]
+    size: RightSize,
+}
+
+impl EstimateArgs {
+    /// Whatever goes wrong before there is an estimate is none: a script shall not take it for a model that does not fit.
+    pub async fn run(self) -> Result<ExitCode> {
+        self.answered().await.or_else(|error| {
+            if is_of_broken_pipe(&error) || error.is::<clap::Error>() {
+                return Err(error);
+            }
+            eprintln!("error: {error:#}");
+            Ok(NO_ESTIMATE.into())
+        })
+    }
+
+    async fn answered(self) -> Result<ExitCode> {
+        if self.list {
+            return self.print(&model::list(), render::list).map(|()| ExitCode::SUCCESS);
+        }
+        let observed = self.observe.observe.as_deref().map(Path::new);
+        let config = self.config.as_deref().map(|path| ("CONFIG", path));
+        standard_input::once(config.into_iter().chain(observed.map(|path| ("--observe", path))))?;
+        let (name, model) = model::find(self.config.as_deref(), self.model.as_deref())?;
+        let model = match self.workload.quantization {
+            Some(weights) => model.with_precision(weights.precision()),
+            None => model,
+        };
+        let workload = self.workload.workload(&model);
+        let mut estimate = Estimate::of(&model, &workload).context("--tensor-parallel")?;
+        estimate.notes.extend(too_long(&model, &workload));
+        let observed = self.observed(&model, &workload, &estimate).await?;
+        let is_asked = !self.gpu_memory.is_empty();
+        let sizes = if is_asked { self.gpu_memory.clone() } else { known().collect() };
+        let gpus: Vec<GpuFit> = sizes.into_iter().map(|size| GpuFit::of(&estimate, size)).collect();
+        let fitting = gpus.iter().filter(|gpu| is_asked && gpu.fits).map(|gpu| gpu.vram_per_gpu_bytes);
+        let per_gpu = fitting.max().unwrap_or(per_gpu(&estimate));
+        let answer = Answer {
+            model: name,
+            model_type: model.model_type,
+            workload,
+            pod: PodLines::of(&estimate, &workload, per_gpu),
+            gpus,
+            estimate,
+            observed,
+        };
+        self.print(&answer, render::text)?;
+        let fits = answer.gpus.iter().any(|gpu| gpu.fits);
+        Ok(if is_asked && !fits { FITS_ON_NONE.into() } else { ExitCode::SUCCESS })
+    }
+
+    async fn observed(
+        &self,
+        model: &ModelArchitecture,
+        workload: &Workload,
+        estimate: &Estimate,
+    ) -> Result<Option<Observed>> {
+        let args = &self.observe;
+        let Some(what) = &args.observe else { return Ok(None) };
+        let of = || format!("--observe {what}");
+        let seen = observe::look(what, args).await.with_context(of)?;
+        let seen = Observation {
+            reserved: args.reserved.or(seen.reserved),
+            kv_cache_usage: args
+                .peak_usage
+                .map(|usage| f64::from(usage.get()) / 100.0)
+                .or(seen.kv_cache_usage),
+            ..seen
+        };
+        let size = RightSize::of(model, workload, estimate, &seen).with_context(of)?;
+        Ok(Some(Observed { what: what.clone(), size }))
+    }
+
+    fn print<T: Serialize>(&self, answer: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+        let data = self.output.data(answer)?;
+        std::io::stdout().write_all(data.unwrap_or_else(|| text(answer)).as_bytes())?;
+        Ok(())
+    }
+}
+
+impl WorkloadArgs {
+    fn workload(&self, model: &ModelArchitecture) -> Workload {
+        let usual = model.max_context.unwrap_or(USUAL_CONTEXT).min(USUAL_CONTEXT);
+        Workload {
+            context: self.context.unwrap_or(usual),
+            sequences: self.sequences,
+            tensor_parallel: self.tensor_parallel,
+            max_num_seqs: self.max_num_seqs.unwrap_or(Workload::default().max_num_seqs.max(self.sequences)),
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            kv_cache_dtype: match self.kv_cache_dtype {
+                KvDtype::Auto => KvCacheDtype::Auto,
+                KvDtype::Bf16 => KvCacheDtype::Bf16,
+                KvDtype::Fp8 => KvCacheDtype::Fp8,
+            },
+            cuda_graphs: !self.enforce_eager,
+        }
+    }
+}
+
+fn too_long(model: &ModelArchitecture, workload: &Workload) -> Option<String> {
+    let most = model.max_context.filter(|most| *most < workload.context)?;
+    Some(format!("the model was made for {most} tokens: an engine refuses a longer --max-model-len"))
+}

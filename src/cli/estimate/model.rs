@@ -1,0 +1,101 @@
+//! The model that a command line names: a file, a folder with one, standard input, or one that is built in.
+
+use crate::cli::standard_input::is_standard_input;
+use crate::estimate::architecture::ModelArchitecture;
+use crate::estimate::config::Config;
+use crate::estimate::shipped::{MODELS, ShippedModel};
+use crate::estimate::{Estimate, PartName, Workload};
+use crate::units::Bytes;
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+const CONFIG: &str = "config.json";
+/// The largest known one has a few hundred KiB; a file of weights is refused before it is read.
+const LARGEST: u64 = 16 << 20;
+
+/// The model and what it is called.
+pub fn find(config: Option<&Path>, model: Option<&str>) -> Result<(String, ModelArchitecture)> {
+    match (config, model) {
+        (Some(path), _) => {
+            let (name, text) = read(path)?;
+            let read = Config::parse(&text).and_then(|config| ModelArchitecture::read(&config));
+            // A line and a column stand behind the file without a blank.
+            read.map(|model| (name.clone(), model)).map_err(|error| {
+                let place = error.to_string();
+                let between =
+                    if place.starts_with(|first: char| first.is_ascii_digit()) { ":" } else { ": " };
+                anyhow::anyhow!("{name}{between}{place}")
+            })
+        }
+        (None, Some(name)) => {
+            let shipped = ShippedModel::named(name).context("--model")?;
+            Ok((shipped.name.to_owned(), shipped.read().with_context(|| shipped.name)?))
+        }
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+/// The file's name and its text.
+fn read(path: &Path) -> Result<(String, String)> {
+    if is_standard_input(path) {
+        return Ok(("-".into(), text_of(std::io::stdin(), "-")?));
+    }
+    let file = if path.is_dir() { path.join(CONFIG) } else { path.to_owned() };
+    let name = file.display().to_string();
+    let opened = match File::open(&file) {
+        Ok(opened) => opened,
+        Err(error) if path.is_dir() && error.kind() == std::io::ErrorKind::NotFound => {
+            bail!(
+                "{} has no {CONFIG}; give the folder of a snapshot, with the model's files in it",
+                path.display()
+            )
+        }
+        Err(error) => {
+            return Err(error).context(name.clone()).context(
+                "CONFIG cannot be read; give a config.json, the folder that has it, or --model for one that is built in",
+            );
+        }
+    };
+    let text = text_of(opened, &name)?;
+    Ok((name, text))
+}
+
+fn text_of(source: impl Read, name: &str) -> Result<String> {
+    let mut bytes = Vec::new();
+    source.take(LARGEST + 1).read_to_end(&mut bytes).with_context(|| name.to_owned())?;
+    if bytes.len() as u64 > LARGEST {
+        bail!("{name} is larger than {}: that is no {CONFIG}", Bytes(LARGEST));
+    }
+    String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("{name} is not text: give the model's {CONFIG}"))
+}
+
+/// A model that is built in.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    pub name: &'static str,
+    pub repository: &'static str,
+    pub parameters: u64,
+    pub weights_bytes: Bytes,
+    pub kv_cache_bytes_per_token: Bytes,
+    pub max_context: Option<u64>,
+}
+
+pub fn list() -> Vec<Listed> {
+    let listed = |shipped: &ShippedModel| {
+        let model = shipped.read().expect("a test reads every one");
+        let estimate = Estimate::of(&model, &Workload::default()).expect("one GPU needs no split");
+        Listed {
+            name: shipped.name,
+            repository: shipped.repository,
+            parameters: estimate.parameters,
+            weights_bytes: estimate.bytes_of(PartName::Weights),
+            kv_cache_bytes_per_token: estimate.kv_cache.bytes_per_token,
+            max_context: model.max_context,
+        }
+    };
+    MODELS.iter().map(listed).collect()
+}

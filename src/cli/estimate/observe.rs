@@ -1,0 +1,174 @@
+//! A running engine, as its metrics page, an agent's report, or a running service shows it.
+
+use super::ObserveArgs;
+use crate::cli::operators_client;
+use crate::cli::pod_argument::pod_key;
+use crate::cli::standard_input::is_standard_input;
+use crate::engine_metrics;
+use crate::estimate::right_size::Observation;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::report::{EngineReport, NodeReport};
+use crate::scheduling::explaining::fleet::Fleet;
+use crate::units::Bytes;
+use anyhow::{Context, Result, bail};
+use bytes::Bytes as Chunk;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+/// A node's report, as `/debug/reports` prints it.
+#[derive(Debug, Deserialize)]
+struct Reported {
+    report: NodeReport,
+}
+
+/// Pages of the largest engines have some MiB, and a cluster's reports some dozens.
+const LARGEST: usize = 256 << 20;
+/// An engine that is busy answers late.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
+    if what.starts_with("http://") {
+        return of_page(&fetch(what).await?);
+    }
+    if what.starts_with("https://") {
+        bail!(
+            "only http:// is read: use `kubectl port-forward` to the engine's port, and http://127.0.0.1:PORT/metrics"
+        );
+    }
+    let path = Path::new(what);
+    if is_standard_input(path) {
+        return of_file(&read(std::io::stdin())?);
+    }
+    if path.is_file() {
+        return of_file(&read(std::fs::File::open(path)?)?);
+    }
+    let key = pod_key(what, args.namespace.as_deref()).context(
+        "it is no file, and neither a URL nor a pod: write http://HOST:PORT/metrics, or NAMESPACE/NAME",
+    )?;
+    of_pod(&key, args).await
+}
+
+fn read(source: impl Read) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(LARGEST as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > LARGEST {
+        bail!("it is larger than {}, which neither a metrics page nor a report is", Bytes(LARGEST as u64));
+    }
+    Ok(bytes)
+}
+
+fn of_file(bytes: &[u8]) -> Result<Observation> {
+    match bytes.trim_ascii_start().first() {
+        Some(b'{' | b'[') => of_reports(reports(bytes)?),
+        _ => of_page(bytes),
+    }
+}
+
+fn of_page(page: &[u8]) -> Result<Observation> {
+    let figures = engine_metrics::read(page, None).context("the metrics page of no known engine")?;
+    let problems = figures.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+    if figures.kv_cache_usage.is_none() && !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
+    Ok(Observation {
+        kv_cache_usage: figures.kv_cache_usage,
+        kv_cache_tokens: figures.kv_cache_tokens,
+        running: figures.running,
+        waiting: figures.waiting,
+        ..Observation::default()
+    })
+}
+
+/// A report as `stowage agent --once --json` prints it, several, or what `/debug/reports` answers.
+fn reports(bytes: &[u8]) -> Result<Vec<NodeReport>> {
+    if let Ok(one) = serde_json::from_slice::<NodeReport>(bytes) {
+        return Ok(vec![one]);
+    }
+    if let Ok(several) = serde_json::from_slice::<Vec<NodeReport>>(bytes) {
+        return Ok(several);
+    }
+    let by_node: BTreeMap<NodeName, Reported> = serde_json::from_slice(bytes)
+        .context("this JSON is neither an agent's report nor what /debug/reports answers")?;
+    Ok(by_node.into_values().map(|reported| reported.report).collect())
+}
+
+/// The only engine in them.
+fn of_reports(reports: Vec<NodeReport>) -> Result<Observation> {
+    let engines: Vec<(&NodeReport, &EngineReport)> =
+        reports.iter().flat_map(|report| report.engines.iter().map(move |engine| (report, engine))).collect();
+    match engines[..] {
+        [] => bail!("the reports show no engine"),
+        [(report, engine)] => Ok(of_engine(report, engine)),
+        _ => bail!(
+            "the reports show {} engines: name the pod in place of the file, and a running service with --server",
+            engines.len()
+        ),
+    }
+}
+
+fn of_engine(report: &NodeReport, engine: &EngineReport) -> Observation {
+    Observation {
+        reserved: None,
+        used: used_by(report, &engine.pod),
+        kv_cache_usage: engine.kv_cache_usage,
+        kv_cache_tokens: engine.kv_cache_tokens,
+        running: engine.running,
+        waiting: engine.waiting,
+        preempting: engine.preempting,
+    }
+}
+
+/// What the pod's processes have on all GPUs; `None` if the driver does not say it of each.
+fn used_by(report: &NodeReport, pod: &PodUid) -> Option<Bytes> {
+    let processes = report.gpus.iter().flatten().flat_map(|gpu| gpu.processes.iter().flatten());
+    let own: Option<Vec<Bytes>> = processes
+        .filter(|process| process.pod.as_ref() == Some(pod))
+        .map(|process| process.used_bytes)
+        .collect();
+    own.filter(|own| !own.is_empty()).map(|own| own.into_iter().sum())
+}
+
+/// What the service knows of a pod: its grant from the ledger, and the rest from its node's agent.
+async fn of_pod(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
+    let access = args.access.read(&args.server).await?;
+    let fleet: Fleet = operators_client::get(&args.server, &access, "/v1/fleet", "fleet").await?;
+    let pods = fleet.nodes.iter().flat_map(|node| node.pods.iter().map(move |pod| (node, pod)));
+    let Some((node, pod)) = pods.into_iter().find(|(_, pod)| pod.pod == *key) else {
+        bail!("no pod {key} has a GPU; is it bound, and is this its namespace?");
+    };
+    let mut by_node: BTreeMap<NodeName, Reported> =
+        operators_client::get(&args.server, &access, "/debug/reports", "list of reports").await?;
+    let no_engine = || format!("the agent of {} shows no engine in {key}", node.name);
+    let reported = by_node.remove(&node.name).with_context(no_engine)?;
+    let engine =
+        reported.report.engines.iter().find(|engine| engine.pod == pod.uid).with_context(no_engine)?;
+    let reserved = pod.bytes_per_gpu.times(pod.gpus.len() as u64);
+    Ok(Observation { reserved: Some(reserved), ..of_engine(&reported.report, engine) })
+}
+
+async fn fetch(url: &str) -> Result<Vec<u8>> {
+    let uri: Uri = url.parse().context("this is no URL")?;
+    let client: Client<_, Empty<Chunk>> = Client::builder(TokioExecutor::new()).build_http();
+    let request = Request::get(uri).body(Empty::new()).context("this is no URL")?;
+    let answered = async {
+        let answer = client.request(request).await.map_err(|error| match error.is_connect() {
+            true => anyhow::anyhow!("nothing listens there, or it cannot be reached"),
+            false => error.into(),
+        })?;
+        if answer.status() != StatusCode::OK {
+            bail!("it answers {}; the page is usually at /metrics", answer.status());
+        }
+        let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("its answer broke off: {error}"))?;
+        Ok(body.to_bytes().to_vec())
+    };
+    let timed = tokio::time::timeout(PATIENCE, answered).await;
+    timed.unwrap_or_else(|_| bail!("it has not answered within {} s", PATIENCE.as_secs()))
+}

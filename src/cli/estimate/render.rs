@@ -1,0 +1,179 @@
+//! An estimate for people: a table of its parts, the lines of a pod, the GPUs on which it fits, and what a running engine could
+//! ask for.
+
+use super::model::Listed;
+use super::{Answer, Observed};
+use crate::cli::lines;
+use crate::estimate::gpus::GpuFit;
+use crate::estimate::pod::PodLines;
+use crate::estimate::right_size::Advice;
+use crate::estimate::{PartName, grouped};
+use crate::units::Bytes;
+
+pub fn text(answer: &Answer) -> String {
+    let mut text = heading(answer) + "\n" + &table(answer);
+    if !answer.estimate.notes.is_empty() {
+        let notes = answer.estimate.notes.iter().map(|note| format!("- {note}\n"));
+        text += &format!("\nNot counted, or assumed:\n{}", notes.collect::<String>());
+    }
+    match &answer.observed {
+        Some(observed) => text += &format!("\n{}", observed_text(observed)),
+        None => text += &format!("\nIn a pod:\n\n{}\n{}", pod(&answer.pod), fits(&answer.gpus)),
+    }
+    text
+}
+
+fn heading(answer: &Answer) -> String {
+    let (workload, estimate) = (&answer.workload, &answer.estimate);
+    let active = match estimate.active_parameters {
+        active if active == estimate.parameters => String::new(),
+        active => format!(", {} active", billions(active)),
+    };
+    let parameters = billions(estimate.parameters);
+    let gpus = if workload.tensor_parallel == 1 {
+        "1 GPU".to_owned()
+    } else {
+        format!("{} GPUs, of which each has this", workload.tensor_parallel)
+    };
+    format!(
+        "{} ({}): {parameters} parameters{active}\n{} sequences of {} tokens on {gpus}:\n",
+        answer.model,
+        answer.model_type,
+        workload.sequences,
+        grouped(workload.context.into()),
+    )
+}
+
+fn billions(count: u64) -> String {
+    match count {
+        0..10_000_000 => grouped(count.into()),
+        _ => format!("{:.2} billion", count as f64 / 1e9),
+    }
+}
+
+fn gib(bytes: Bytes) -> String {
+    format!("{:.2}", bytes.0 as f64 / (1u64 << 30) as f64)
+}
+
+fn table(answer: &Answer) -> String {
+    let estimate = &answer.estimate;
+    let parts = estimate.parts.iter();
+    let rows = parts.map(|part| {
+        vec![name(part.part).to_owned(), gib(part.bytes), part.formula.clone(), part.source.to_owned()]
+    });
+    let over = match answer.workload.tensor_parallel {
+        1 => String::new(),
+        gpus => format!("{} GiB over {gpus} GPUs", gib(estimate.total_bytes)),
+    };
+    let total = vec!["total".into(), gib(estimate.per_gpu_bytes), over];
+    lines(&["PART", "GIB", "FORMULA", "SOURCE"], rows.chain([total]), &[1])
+}
+
+fn name(part: PartName) -> &'static str {
+    match part {
+        PartName::Weights => "weights",
+        PartName::KvCache => "KV cache",
+        PartName::Activations => "activations",
+        PartName::EngineBuffers => "engine buffers",
+        PartName::CudaGraphs => "CUDA graphs",
+        PartName::CudaContext => "CUDA context",
+    }
+}
+
+/// The lines of a pod, where they belong.
+fn pod(lines: &PodLines) -> String {
+    let gpus = match lines.gpus {
+        1 => String::new(),
+        gpus => format!("    stowage.dev/gpus: \"{gpus}\"\n"),
+    };
+    let args: String = lines.args.iter().map(|arg| format!("        - {arg}\n")).collect();
+    format!(
+        "metadata:\n  annotations:\n    stowage.dev/kv-cache: {}\n{gpus}spec:\n  containers:\n    - args:\n{args}      \
+         resources:\n        limits:\n          stowage.dev/vram: {}\n",
+        lines.kv_cache, lines.vram
+    )
+}
+
+fn fits(gpus: &[GpuFit]) -> String {
+    let (on, off): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.fits);
+    let names =
+        |gpus: &[&GpuFit]| gpus.iter().map(|gpu| gpu.gpu.name.as_str()).collect::<Vec<_>>().join(", ");
+    if on.is_empty() {
+        return format!("It fits on none of {}, of which a tenth is headroom.\n", names(&off));
+    }
+    let rows = on.iter().map(|gpu| {
+        vec![
+            gpu.gpu.name.clone(),
+            gib(gpu.gpu.memory_bytes),
+            gpu.engines.to_string(),
+            gib(gpu.vram_per_gpu_bytes),
+            format!("{:.2}", gpu.fraction_percent as f64 / 100.0),
+            gib(gpu.kv_cache_bytes),
+        ]
+    });
+    let table =
+        lines(&["FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE"], rows, &[1, 2, 3, 4, 5]);
+    if off.is_empty() { table } else { format!("{table}\nNot on {}.\n", names(&off)) }
+}
+
+fn observed_text(observed: &Observed) -> String {
+    let size = &observed.size;
+    let reserved = match (size.reserved_bytes, size.used_bytes) {
+        (Some(reserved), Some(used)) => format!("{reserved} reserved, its processes have {used}, "),
+        (Some(reserved), None) => format!("{reserved} reserved, "),
+        (None, Some(used)) => format!("its processes have {used}, "),
+        (None, None) => String::new(),
+    };
+    let requests = match (size.running, size.waiting) {
+        (None, None) => String::new(),
+        (running, waiting) => {
+            let count = |count: Option<u64>| count.map_or("?".to_owned(), |count| count.to_string());
+            format!("; {} requests run, {} wait", count(running), count(waiting))
+        }
+    };
+    let mut text = format!(
+        "{}: {reserved}{}–{} needed.\nOf {} of KV cache {} are in use{requests}.\n",
+        observed.what,
+        whole(size.needed_bytes),
+        size.needed_with_margin_bytes,
+        size.kv_cache_bytes,
+        size.kv_cache_used_bytes,
+    );
+    let advice = match size.advice {
+        Advice::Shrink => "Reserve less",
+        Advice::Grow => "Reserve more",
+        Advice::Keep => "Leave it",
+    };
+    text += &format!("{advice}: {}.\n", size.reason);
+    if let Some(lines) = &size.pod {
+        text += &format!(
+            "\nLines to change:\n\n    stowage.dev/kv-cache: {}\n          stowage.dev/vram: {}\n\nThis is one moment; give the \
+             highest usage of a week with --peak-usage before you change a pod.\n",
+            lines.kv_cache, lines.vram
+        );
+    }
+    text
+}
+
+/// Without its unit, which stands behind the second of two.
+fn whole(bytes: Bytes) -> String {
+    format!("{:.1}", bytes.0 as f64 / (1u64 << 30) as f64)
+}
+
+pub fn list(models: &Vec<Listed>) -> String {
+    let rows = models.iter().map(|model| {
+        vec![
+            model.name.to_owned(),
+            billions(model.parameters),
+            gib(model.weights_bytes),
+            model.kv_cache_bytes_per_token.to_string(),
+            model.max_context.map_or(String::new(), |context| grouped(context.into())),
+            model.repository.to_owned(),
+        ]
+    });
+    lines(
+        &["MODEL", "PARAMETERS", "WEIGHTS GIB", "KV PER TOKEN", "CONTEXT", "REPOSITORY"],
+        rows,
+        &[1, 2, 3, 4],
+    )
+}

@@ -1,0 +1,316 @@
+//! A model as its layers: made of a file's fields and its family's row, checked once.
+
+use super::config::{Config, ConfigError, Fields};
+use super::family::{AttentionKind, Family, LayerOrder, family};
+use super::feed_forward::{FeedForward, FeedForwardRule};
+use super::mixer::{Attention, LatentAttention, Mixer, Parameters, Recurrent};
+use super::quantization::{Precision, Quantization};
+use super::{MOST_GPUS, WorkloadError, product};
+
+/// A model, as far as its VRAM depends on it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelArchitecture {
+    pub model_type: String,
+    pub hidden: u64,
+    pub vocab: u64,
+    /// Learned positions.
+    positions: u64,
+    /// The input embedding is the output projection, and in memory once.
+    pub tied: bool,
+    pub layers: Vec<Layer>,
+    /// Tokens that it was made for, if the file says so.
+    pub max_context: Option<u64>,
+    pub quantization: Quantization,
+    /// What the estimate leaves out.
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layer {
+    pub mixer: Mixer,
+    pub feed_forward: FeedForward,
+    /// Elements of its norms.
+    norms: u64,
+}
+
+/// Ten times as many as the deepest known model.
+const MOST_LAYERS: u64 = 2048;
+
+/// What a layer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LayerKind {
+    Full,
+    Sliding,
+    Recurrent,
+    /// Feed-forward only.
+    Dense,
+    /// Experts only.
+    Experts,
+}
+
+impl ModelArchitecture {
+    /// The model that a file describes.
+    pub fn read(config: &Config) -> Result<Self, ConfigError> {
+        let whole = config.fields();
+        let mut notes = Vec::new();
+        // The language model of one that also sees or hears.
+        let text = whole.object("text_config")?.or(whole.object("llm_config")?);
+        let fields = match &text {
+            Some(text) => text.clone(),
+            None => whole.clone(),
+        };
+        if text.is_some() || whole.has("vision_config") || whole.has("audio_config") {
+            notes.push("encoders of images and sound are not counted".into());
+        }
+        let named = fields.text("model_type")?;
+        let model_type = match (named, &text) {
+            (Some(name), _) => name,
+            (None, Some(_)) => whole.text("model_type")?.unwrap_or_default(),
+            (None, None) => return Err(fields.refuse("model_type", "the name of an architecture")),
+        };
+        let family = family(model_type)?;
+        let fields = fields.of_family(family.names, family.defaults);
+        let max_context = fields.number_at("max_position_embeddings")?;
+        if fields.count_at("num_nextn_predict_layers")?.is_some_and(|layers| layers > 0) {
+            notes.push(
+                "layers for multi-token prediction are not counted: engines load them on request".into(),
+            );
+        }
+        if [fields.text("torch_dtype")?, fields.text("dtype")?].contains(&Some("float32")) {
+            notes.push("the file says float32; engines load it in 16 bits".into());
+        }
+        let quantized = match &text {
+            Some(text) if text.has("quantization_config") => text,
+            _ => &whole,
+        };
+        let quantization = Quantization::read(quantized)?;
+        notes.extend(quantization.note());
+        Ok(Self {
+            model_type: model_type.to_owned(),
+            hidden: fields.number("hidden_size")?,
+            vocab: fields.number("vocab_size")?,
+            positions: match family.positions {
+                Some(more) => fields.number("max_position_embeddings")?.saturating_add(more),
+                None => 0,
+            },
+            tied: fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.tied)?)?,
+            layers: layers(&fields, family)?,
+            max_context,
+            quantization,
+            notes,
+        })
+    }
+
+    /// The same model, with its weights stored in another way than its file says.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { quantization: Quantization::uniform(precision), ..self }
+    }
+
+    /// Whether all heads can be split equally over so many GPUs.
+    pub fn check_split(&self, tensor_parallel: u64) -> Result<(), WorkloadError> {
+        let splits = |gpus: u64, (heads, kv_heads): (u64, u64)| {
+            let is_kv_split = kv_heads.is_multiple_of(gpus) || gpus.is_multiple_of(kv_heads.max(1));
+            (heads.is_multiple_of(gpus), is_kv_split)
+        };
+        let all = self.heads();
+        let suits = |gpus: u64| {
+            all.iter().all(|(_, heads, kv_heads)| splits(gpus, (*heads, *kv_heads)) == (true, true))
+        };
+        let gpus = tensor_parallel.max(1);
+        for (what, heads, kv_heads) in &all {
+            let (what, heads) = match splits(gpus, (*heads, *kv_heads)) {
+                (true, true) => continue,
+                (false, _) => (*what, *heads),
+                (true, false) => ("KV heads", *kv_heads),
+            };
+            let possible = (1..=MOST_GPUS).filter(|gpus| suits(*gpus)).collect();
+            return Err(WorkloadError::HeadsNotSplit { what, heads, tensor_parallel, possible });
+        }
+        Ok(())
+    }
+
+    /// Its different numbers of heads: what they are, how many, and how many of them for keys and values.
+    fn heads(&self) -> Vec<(&'static str, u64, u64)> {
+        let mut all = Vec::new();
+        for layer in &self.layers {
+            let heads = match layer.mixer {
+                Mixer::None => continue,
+                Mixer::Attention(one) => ("attention heads", one.heads, one.kv_heads),
+                Mixer::Latent(one) => ("attention heads", one.heads, 1),
+                Mixer::Recurrent(one) => ("heads of its recurrent layers", one.heads, 1),
+            };
+            if !all.contains(&heads) {
+                all.push(heads);
+            }
+        }
+        all
+    }
+
+    /// All its weights.
+    pub fn parameters(&self) -> u128 {
+        self.counted(|experts| experts.weights(self.hidden, 1, (1, 1)))
+    }
+
+    /// Weights that one token passes through.
+    pub fn active_parameters(&self) -> u128 {
+        self.counted(|experts| {
+            experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count) * u128::from(experts.used)
+        })
+    }
+
+    fn counted(&self, of_experts: impl Fn(&super::feed_forward::Experts) -> u128) -> u128 {
+        let of_layer = |layer: &Layer| {
+            let experts = layer.feed_forward.experts().map_or(0, &of_experts);
+            self.parameters_of(layer, 1).total().saturating_add(experts)
+        };
+        let layers = self.layers.iter().map(of_layer).fold(0, u128::saturating_add);
+        self.embeddings(1).saturating_add(layers)
+    }
+
+    /// Of a layer without its experts' matrices, on each GPU.
+    pub fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
+        let norms = Parameters { linear: 0, plain: layer.norms.into() };
+        let mixer = layer.mixer.parameters(self.hidden, gpus);
+        mixer.plus(layer.feed_forward.parameters(self.hidden, gpus)).plus(norms)
+    }
+
+    /// Embeddings, output projection and last norm on each GPU: no quantization touches them.
+    pub fn embeddings(&self, gpus: u64) -> u128 {
+        let matrices = if self.tied { 1 } else { 2 };
+        let tokens = product(&[matrices, self.vocab, self.hidden]).div_ceil(gpus.max(1).into());
+        tokens.saturating_add(product(&[self.positions, self.hidden])).saturating_add(self.hidden.into())
+    }
+}
+
+fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigError> {
+    let kinds = kinds(fields, family)?;
+    let rule = FeedForwardRule::read(fields, family)?;
+    let norms = family.norms.saturating_mul(fields.number("hidden_size")?);
+    let window = fields.number_at("sliding_window")?;
+    // Every layer of a kind is alike.
+    let has = |kind: LayerKind| kinds.contains(&kind);
+    let attention = |window| match family.attention {
+        AttentionKind::Latent => LatentAttention::read(fields).map(Mixer::Latent),
+        _ => Attention::read(fields, family, window).map(Mixer::Attention),
+    };
+    let full = if has(LayerKind::Full) { attention(None)? } else { Mixer::None };
+    let sliding = match (has(LayerKind::Sliding), window) {
+        (false, _) => Mixer::None,
+        (true, Some(_)) => attention(window)?,
+        (true, None) => return Err(fields.refuse("sliding_window", "the tokens of a window")),
+    };
+    let recurrent = match has(LayerKind::Recurrent) {
+        true => Mixer::Recurrent(Recurrent::read(fields, family)?),
+        false => Mixer::None,
+    };
+    // In a family of letters a layer is one thing.
+    let is_one_thing = family.layers == LayerOrder::Letters;
+    let layer = |(index, kind): (usize, &LayerKind)| {
+        let mixer = match kind {
+            LayerKind::Full => full,
+            LayerKind::Sliding => sliding,
+            LayerKind::Recurrent => recurrent,
+            LayerKind::Dense | LayerKind::Experts => Mixer::None,
+        };
+        let feed_forward = match kind {
+            LayerKind::Dense => rule.dense.map_or(FeedForward::None, FeedForward::Dense),
+            LayerKind::Experts => rule.experts.map_or(FeedForward::None, FeedForward::Experts),
+            _ if is_one_thing => FeedForward::None,
+            _ => rule.at(index as u64),
+        };
+        Layer { mixer, feed_forward, norms }
+    };
+    Ok(kinds.iter().enumerate().map(layer).collect())
+}
+
+/// What each layer is: as the file lists it, or by the family's order.
+fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigError> {
+    for name in ["layer_types", "layers_block_type"] {
+        if let Some(types) = fields.texts(name)? {
+            let count = fields.number_at("num_hidden_layers")?;
+            if types.is_empty()
+                || types.len() as u64 > MOST_LAYERS
+                || count.is_some_and(|n| n != types.len() as u64)
+            {
+                let of = count.map_or("1 or more".into(), |count| count.to_string());
+                return Err(fields.refuse(name, format!("a type for each of {of} layers")));
+            }
+            return types.iter().map(|text| listed_kind(fields, name, text)).collect();
+        }
+    }
+    if family.layers == LayerOrder::Letters {
+        return letters(fields);
+    }
+    let count = fields.number("num_hidden_layers")?;
+    if count > MOST_LAYERS {
+        return Err(fields.refuse("num_hidden_layers", format!("a whole number from 1 to {MOST_LAYERS}")));
+    }
+    let kind = ordered(fields, family)?;
+    Ok((0..count).map(kind).collect())
+}
+
+fn listed_kind(fields: &Fields<'_>, name: &'static str, text: &str) -> Result<LayerKind, ConfigError> {
+    match text {
+        "full_attention" | "attention" => Ok(LayerKind::Full),
+        "sliding_attention" => Ok(LayerKind::Sliding),
+        "linear_attention" | "mamba" => Ok(LayerKind::Recurrent),
+        "mlp" => Ok(LayerKind::Dense),
+        "moe" => Ok(LayerKind::Experts),
+        _ => Err(fields.refuse(
+            name,
+            "types among full_attention, sliding_attention, linear_attention, mamba, mlp and moe",
+        )),
+    }
+}
+
+fn letters(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
+    let expected = "a letter for each layer: M for Mamba, * for attention, - for feed-forward, E for experts";
+    let refused = || fields.refuse("hybrid_override_pattern", expected);
+    let pattern = fields.text("hybrid_override_pattern")?.ok_or_else(refused)?;
+    if pattern.is_empty() || pattern.len() as u64 > MOST_LAYERS {
+        return Err(refused());
+    }
+    let kind = |letter: char| match letter {
+        'M' => Ok(LayerKind::Recurrent),
+        '*' => Ok(LayerKind::Full),
+        '-' => Ok(LayerKind::Dense),
+        'E' => Ok(LayerKind::Experts),
+        _ => Err(refused()),
+    };
+    pattern.chars().map(kind).collect()
+}
+
+/// A layer's kind by its index.
+fn ordered(fields: &Fields<'_>, family: &Family) -> Result<Box<dyn Fn(u64) -> LayerKind>, ConfigError> {
+    let has_window = fields.number_at("sliding_window")?.is_some();
+    let either = |is_first: bool, first, second| if is_first { first } else { second };
+    Ok(match family.layers {
+        LayerOrder::AllFull | LayerOrder::Letters => Box::new(|_| LayerKind::Full),
+        LayerOrder::AllSliding => Box::new(move |_| either(has_window, LayerKind::Sliding, LayerKind::Full)),
+        LayerOrder::SlidingLast => {
+            let is_used = has_window && fields.flag("use_sliding_window", false)?;
+            let first = fields.count_at("max_window_layers")?.unwrap_or(0);
+            Box::new(move |index| either(is_used && index >= first, LayerKind::Sliding, LayerKind::Full))
+        }
+        LayerOrder::FullEvery(otherwise) => {
+            let every = fields.number_at("sliding_window_pattern")?.unwrap_or(otherwise);
+            let is_full = move |index: u64| !has_window || (index + 1).is_multiple_of(every);
+            Box::new(move |index| either(is_full(index), LayerKind::Full, LayerKind::Sliding))
+        }
+        LayerOrder::AttentionEvery(otherwise) => {
+            let every = fields.number_at("full_attention_interval")?.unwrap_or(otherwise);
+            Box::new(move |index| {
+                either((index + 1).is_multiple_of(every), LayerKind::Full, LayerKind::Recurrent)
+            })
+        }
+        LayerOrder::AttentionPeriod => {
+            let period = fields.number("attn_layer_period")?;
+            let offset = fields.count_at("attn_layer_offset")?.unwrap_or(0);
+            Box::new(move |index| either(index % period == offset, LayerKind::Full, LayerKind::Recurrent))
+        }
+        LayerOrder::AttentionIndices => {
+            let indices = fields.indices("attn_layer_indices")?;
+            Box::new(move |index| either(indices.contains(&index), LayerKind::Full, LayerKind::Recurrent))
+        }
+    })
+}

@@ -1,0 +1,196 @@
+//! The part of a layer that works on each token by itself: dense, or experts of which each token uses a few.
+
+use super::config::{ConfigError, Fields};
+use super::family::{Family, FeedForwardKind, RecurrentKind};
+use super::mixer::{Parameters, share};
+use super::product;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedForward {
+    None,
+    Dense(Dense),
+    Experts(Experts),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dense {
+    pub intermediate: u64,
+    matrices: u64,
+    bias: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    pub count: u64,
+    /// By each token.
+    pub used: u64,
+    pub intermediate: u64,
+    /// Of experts that every token uses, together; 0 if there are none.
+    shared: u64,
+    /// Whether a number decides how much the shared ones count.
+    shared_gate: bool,
+    /// Of the space that experts work in, if it is smaller than the hidden size.
+    latent: Option<u64>,
+    matrices: u64,
+    bias: bool,
+}
+
+/// Which layers have experts, and what those and the others are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedForwardRule {
+    pub dense: Option<Dense>,
+    pub experts: Option<Experts>,
+    /// Layers before it are dense.
+    first: u64,
+    /// One in this many has experts, counted so that `offset` is one.
+    period: u64,
+    offset: u64,
+    dense_layers: Vec<u64>,
+}
+
+impl FeedForwardRule {
+    pub fn read(fields: &Fields<'_>, family: &Family) -> Result<Self, ConfigError> {
+        let (matrices, bias) = match family.feed_forward {
+            FeedForwardKind::Gated => (3, false),
+            FeedForwardKind::GatedBiasedExperts => (3, true),
+            FeedForwardKind::Plain => (2, false),
+            FeedForwardKind::PlainBiased => (2, true),
+        };
+        let experts = Experts::read(fields, family, matrices, bias)?;
+        let inner = match (fields.number_at("intermediate_size")?, &experts) {
+            (Some(inner), _) => Some(inner),
+            // gpt_bigcode's default.
+            (None, None) if family.feed_forward == FeedForwardKind::PlainBiased => {
+                Some(fields.number("hidden_size")?.saturating_mul(4))
+            }
+            (None, None) => Some(fields.number("intermediate_size")?),
+            (None, Some(_)) => None,
+        };
+        let bias = fields.flag("mlp_bias", bias && experts.is_none())?;
+        let (period, offset) = match fields.number_at("expert_layer_period")? {
+            Some(period) => (period, fields.count_at("expert_layer_offset")?.unwrap_or(0)),
+            // Counted from 1: of 2, the second, the fourth and so on.
+            None => match fields.count_of(&["decoder_sparse_step", "moe_layer_freq"])?.unwrap_or(1) {
+                0 => (1, 0),
+                step => (step, step - 1),
+            },
+        };
+        Ok(Self {
+            dense: inner.map(|intermediate| Dense { intermediate, matrices, bias }),
+            experts,
+            first: fields.count_at("first_k_dense_replace")?.unwrap_or(0),
+            period,
+            offset,
+            dense_layers: fields.indices("mlp_only_layers")?,
+        })
+    }
+
+    /// Of this layer, counted from 0. A layer that is dense needs `intermediate_size`.
+    pub fn at(&self, layer: u64) -> FeedForward {
+        let has_experts = layer >= self.first
+            && layer % self.period == self.offset % self.period
+            && !self.dense_layers.contains(&layer);
+        match (self.experts, self.dense) {
+            (Some(experts), _) if has_experts => FeedForward::Experts(experts),
+            (Some(experts), None) => FeedForward::Experts(experts),
+            (_, dense) => dense.map_or(FeedForward::None, FeedForward::Dense),
+        }
+    }
+}
+
+impl Experts {
+    /// `None` for a file without experts.
+    fn read(
+        fields: &Fields<'_>,
+        family: &Family,
+        matrices: u64,
+        bias: bool,
+    ) -> Result<Option<Self>, ConfigError> {
+        const COUNTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
+        let count = fields.count_of(&COUNTS)?.filter(|count| *count > 0 && family.experts);
+        let Some(count) = count else { return Ok(None) };
+        let intermediate = match fields.number_at("moe_intermediate_size")? {
+            Some(inner) => inner,
+            None => fields.number("intermediate_size")?,
+        };
+        let used = fields.number_of(&["num_experts_per_tok", "moe_topk"])?;
+        if used > count {
+            let expected = format!("at most the number of experts, which is {count}");
+            return Err(fields.refuse("num_experts_per_tok", expected));
+        }
+        let shared_gate = fields.number_at("shared_expert_intermediate_size")?;
+        let of_each = fields.number_at("moe_shared_expert_intermediate_size")?.unwrap_or(intermediate);
+        let shared = match (shared_gate, fields.number_at("shared_intermediate_size")?) {
+            (Some(shared), _) | (None, Some(shared)) => shared,
+            (None, None) => fields.count_at("n_shared_experts")?.unwrap_or(0).saturating_mul(of_each),
+        };
+        let latent = match family.recurrent {
+            RecurrentKind::Mamba2 => fields.number_at("moe_latent_size")?,
+            _ => None,
+        };
+        let shared_gate = shared_gate.is_some();
+        Ok(Some(Self { count, used, intermediate, shared, shared_gate, latent, matrices, bias }))
+    }
+
+    /// The weights of the experts proper, on each GPU, each dimension rounded up to a multiple that an engine's kernels need.
+    pub fn weights(&self, hidden: u64, gpus: u64, multiples: (u64, u64)) -> u128 {
+        let hidden = self.latent.unwrap_or(hidden).next_multiple_of(multiples.0);
+        let inner = self.intermediate.div_ceil(gpus.max(1)).next_multiple_of(multiples.1);
+        product(&[self.count, self.matrices, hidden, inner])
+    }
+
+    /// All that is not the experts' own matrices: the router, shared experts, projections into the latent space.
+    fn beside(&self, hidden: u64, gpus: u64) -> Parameters {
+        let biases = product(&[self.count, hidden.saturating_add((self.matrices - 1) * self.intermediate)]);
+        let biases = if self.bias { biases.saturating_add(self.count.into()) } else { 0 };
+        let gate = if self.shared_gate { hidden } else { 0 };
+        let latent = product(&[2, hidden, self.latent.unwrap_or(0)]);
+        Parameters {
+            linear: share(product(&[self.matrices, hidden, self.shared]), gpus).saturating_add(latent),
+            plain: product(&[hidden, self.count])
+                .saturating_add(share(biases, gpus))
+                .saturating_add(gate.into()),
+        }
+    }
+}
+
+impl FeedForward {
+    /// All but the matrices of experts, on each GPU.
+    pub fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
+        match self {
+            Self::None => Parameters::default(),
+            Self::Dense(one) => {
+                let biases = u128::from((one.matrices - 1).saturating_mul(one.intermediate));
+                Parameters {
+                    linear: share(product(&[one.matrices, hidden, one.intermediate]), gpus),
+                    plain: if one.bias { share(biases, gpus).saturating_add(hidden.into()) } else { 0 },
+                }
+            }
+            Self::Experts(experts) => experts.beside(hidden, gpus),
+        }
+    }
+
+    /// The matrices of experts: all of them, or those that one token uses.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Experts(experts) => Some(experts),
+            Self::None | Self::Dense(_) => None,
+        }
+    }
+
+    /// Elements of its activations for one token, on each GPU: what the first matrices give and what the last one takes. With
+    /// experts, for each that the token uses, and what it gives back.
+    pub fn width(&self, hidden: u64, gpus: u64) -> u128 {
+        let inner = |matrices: u64, size: u64| share(product(&[matrices, size]), gpus);
+        match self {
+            Self::None => 0,
+            Self::Dense(one) => inner(one.matrices, one.intermediate),
+            Self::Experts(one) => {
+                let first = inner(one.matrices - 1, one.intermediate);
+                let out = first.max(one.latent.unwrap_or(hidden).into());
+                let of_each = out.saturating_add(inner(1, one.intermediate));
+                of_each.saturating_mul(one.used.into()).saturating_add(inner(one.matrices, one.shared))
+            }
+        }
+    }
+}

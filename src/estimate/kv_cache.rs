@@ -1,0 +1,122 @@
+//! The KV cache on each GPU: what a token leaves in each layer, for as many tokens as a layer looks back at.
+//!
+//! As vLLM sizes it (`v1/kv_cache_interface.py`): blocks of 16 tokens; a layer with a sliding window keeps the window and, while it
+//! reads a prompt, one step's tokens more; a recurrent layer keeps one state for each sequence.
+
+use super::architecture::ModelArchitecture;
+use super::mixer::Mixer;
+use super::{KvCacheSize, Part, PartName, Workload, bytes, grouped, product};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvCacheDtype {
+    /// As the model's file says; 16 bits if it says nothing.
+    Auto,
+    /// 16 bits.
+    Bf16,
+    Fp8,
+}
+
+/// Tokens of a block: vLLM's default.
+const BLOCK: u64 = 16;
+
+/// What sequences take on each GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvCache {
+    /// Of one token in all layers without a window.
+    full: u128,
+    /// Of one token in all layers with a window of so many tokens.
+    windows: BTreeMap<u64, u128>,
+    /// Of one sequence.
+    state: u128,
+}
+
+impl KvCache {
+    pub fn of(model: &ModelArchitecture, workload: &Workload) -> Self {
+        let element = match workload.kv_cache_dtype {
+            KvCacheDtype::Fp8 => 1,
+            KvCacheDtype::Auto if model.quantization.fp8_kv_cache => 1,
+            KvCacheDtype::Auto | KvCacheDtype::Bf16 => 2,
+        };
+        let gpus = workload.tensor_parallel;
+        let mut cache = Self { full: 0, windows: BTreeMap::new(), state: 0 };
+        for layer in &model.layers {
+            match layer.mixer {
+                Mixer::None => {}
+                Mixer::Attention(one) => {
+                    let token = product(&[2, one.kv_heads_on(gpus), one.head_dim, element]);
+                    let sum = match one.window {
+                        Some(window) => cache.windows.entry(window).or_default(),
+                        None => &mut cache.full,
+                    };
+                    *sum = sum.saturating_add(token);
+                }
+                Mixer::Latent(one) => {
+                    cache.full = cache.full.saturating_add(product(&[one.cached(), element]));
+                }
+                Mixer::Recurrent(one) => cache.state = cache.state.saturating_add(one.state_on(gpus)),
+            }
+        }
+        cache
+    }
+
+    /// Whether each token takes the same, however many there are.
+    pub fn is_uniform(&self) -> bool {
+        self.windows.is_empty() && self.state == 0
+    }
+
+    fn per_token(&self) -> u128 {
+        self.windows.values().copied().fold(self.full, u128::saturating_add)
+    }
+
+    /// One sequence of so many tokens. With `step`, while it reads its prompt in steps of so many.
+    fn of_sequence(&self, tokens: u64, step: u64) -> u128 {
+        let of = |bytes: u128, tokens: u64| {
+            bytes.saturating_mul(tokens.div_ceil(BLOCK).saturating_mul(BLOCK).into())
+        };
+        let windows = self.windows.iter();
+        let windows = windows.map(|(window, bytes)| of(*bytes, tokens.min(window.saturating_add(step))));
+        windows.fold(of(self.full, tokens).saturating_add(self.state), u128::saturating_add)
+    }
+
+    /// The KV cache of one sequence of so many tokens that is being read, on each GPU: the least with which an engine starts.
+    pub fn of_one(&self, workload: &Workload) -> u128 {
+        self.of_sequence(workload.context, workload.max_num_batched_tokens)
+    }
+
+    /// All sequences at their full length, one of them still being read.
+    fn total(&self, workload: &Workload) -> u128 {
+        let others = u128::from(workload.sequences.saturating_sub(1));
+        self.of_sequence(workload.context, 0).saturating_mul(others).saturating_add(self.of_one(workload))
+    }
+
+    pub fn size(&self, workload: &Workload) -> KvCacheSize {
+        KvCacheSize {
+            bytes_per_token: bytes(self.per_token()),
+            bytes_per_token_beyond_windows: bytes(self.full),
+            state_bytes_per_sequence: bytes(self.state),
+            bytes_per_sequence: bytes(self.of_sequence(workload.context, 0)),
+            bytes: bytes(self.total(workload)),
+        }
+    }
+
+    pub fn part(&self, workload: &Workload) -> Part {
+        let tokens = format!("{} × {} tokens", workload.sequences, grouped(workload.context.into()));
+        let mut formula = format!("{tokens} × {}", bytes(self.full));
+        for (window, of_token) in &self.windows {
+            formula += &format!(" + the last {} × {}", grouped((*window).into()), bytes(*of_token));
+        }
+        if self.state > 0 {
+            formula += &format!(" + {} of state for each sequence", bytes(self.state));
+        }
+        Part {
+            part: PartName::KvCache,
+            bytes: bytes(self.total(workload)),
+            formula,
+            source: "Kwon et al. 2023, §3; vLLM kv_cache_interface.py",
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! The formulas against numbers counted by hand, and every mistake in a file with what its message names. What others have
+//! published is compared in `tests/it/estimate.rs`.
+
+use super::architecture::ModelArchitecture;
+use super::config::{Config, ConfigError};
+use super::gpus::{GpuFit, GpuSize};
+use super::kv_cache::{KvCache, KvCacheDtype};
+use super::pod::PodLines;
+use super::quantization::Precision;
+use super::right_size::{Advice, Observation, RightSize, Unobserved};
+use super::shipped::{MODELS, ShippedModel};
+use super::*;
+
+const LLAMA_8B: &str = r#"{
+  "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+  "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8
+}"#;
+
+fn read(text: &str) -> Result<ModelArchitecture, ConfigError> {
+    ModelArchitecture::read(&Config::parse(text)?)
+}
+
+/// Llama-3.1-8B's file with this in place of that.
+fn changed(from: &str, to: &str) -> Result<ModelArchitecture, ConfigError> {
+    assert!(LLAMA_8B.contains(from));
+    read(&LLAMA_8B.replace(from, to))
+}
+
+fn message<T: std::fmt::Debug>(read: Result<T, ConfigError>) -> String {
+    read.unwrap_err().to_string()
+}
+
+fn shipped(name: &str) -> ModelArchitecture {
+    ShippedModel::named(name).unwrap().read().unwrap()
+}
+
+fn on(gpus: u64) -> Workload {
+    Workload { tensor_parallel: gpus, ..Workload::default() }
+}
+
+fn estimate(model: &ModelArchitecture, workload: &Workload) -> Estimate {
+    Estimate::of(model, workload).unwrap()
+}
+
+fn kib(n: u64) -> Bytes {
+    Bytes(n << 10)
+}
+
+#[test]
+fn parameters_are_counted_to_the_last_one() {
+    // As the safetensors of the models' repositories count them.
+    for (name, count) in [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("mistral-7b", 7_248_023_552),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("gemma-2-9b", 9_241_705_984),
+        ("phi-4", 14_659_507_200),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+    ] {
+        assert_eq!(shipped(name).parameters(), count, "{name}");
+    }
+}
+
+#[test]
+fn families_without_a_shipped_model_are_counted_too() {
+    // Rounded as the safetensors of the named repositories say.
+    for (repository, billions, text) in [
+        (
+            "allenai/OLMo-2-1124-7B",
+            7.299,
+            r#"{"model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096, "intermediate_size": 11008,
+                "num_hidden_layers": 32, "num_attention_heads": 32}"#,
+        ),
+        (
+            "allenai/OLMoE-1B-7B-0924",
+            6.919,
+            r#"{"model_type": "olmoe", "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024,
+                "num_hidden_layers": 16, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8}"#,
+        ),
+        (
+            "microsoft/Phi-3-mini-4k-instruct",
+            3.821,
+            r#"{"model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}"#,
+        ),
+        (
+            "deepseek-ai/DeepSeek-V2-Lite",
+            15.706,
+            r#"{"model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,
+                "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16, "kv_lora_rank": 512,
+                "q_lora_rank": null, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+                "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}"#,
+        ),
+        (
+            "Qwen/Qwen2.5-1.5B",
+            1.544,
+            r#"{"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960,
+                "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+                "tie_word_embeddings": true}"#,
+        ),
+    ] {
+        let counted = read(text).unwrap().parameters() as f64 / 1e9;
+        assert!((counted - billions).abs() < 0.001, "{repository}: {counted}");
+    }
+}
+
+#[test]
+fn a_token_takes_what_its_attention_keeps_of_it() {
+    for (name, bytes_per_token) in [
+        ("llama-2-7b", kib(512)),
+        ("llama-3.1-8b", kib(128)),
+        ("llama-3.1-70b", kib(320)),
+        ("qwen2.5-7b", kib(56)),
+        ("qwen3-32b", kib(256)),
+        ("opt-13b", kib(800)),
+        // 61 layers, a vector of 512 and a key of 64.
+        ("deepseek-v3", Bytes(61 * 576 * 2)),
+        // 12 of 48 layers have attention, 4 of 32, and 4 of 52.
+        ("qwen3-next-80b-a3b", Bytes(12 * 2 * 2 * 256 * 2)),
+        ("jamba-1.5-mini", Bytes(4 * 2 * 8 * 128 * 2)),
+        ("nemotron-h-8b", Bytes(4 * 2 * 8 * 128 * 2)),
+    ] {
+        let size = estimate(&shipped(name), &on(1)).kv_cache;
+        assert_eq!(size.bytes_per_token, bytes_per_token, "{name}");
+        assert_eq!(size.bytes_per_token_beyond_windows, bytes_per_token, "{name}");
+    }
+}
+
+#[test]
+fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
+    let llama = shipped("llama-3.1-70b");
+    let of_token = |gpus| estimate(&llama, &on(gpus)).kv_cache.bytes_per_token;
+    assert_eq!((of_token(1), of_token(4), of_token(8)), (kib(320), kib(80), kib(40)));
+    assert_eq!(of_token(16), kib(40), "each GPU holds a whole one of 8 KV heads");
+    let deepseek = shipped("deepseek-v3");
+    let of_token = |gpus| estimate(&deepseek, &on(gpus)).kv_cache.bytes_per_token;
+    assert_eq!(of_token(1), of_token(8), "a compressed vector has no heads");
+    let weights = |gpus| weights::on_each(&deepseek, gpus).0;
+    assert!(weights(8) * 8 > weights(1), "down-projections are on each");
+    assert!(weights(8) * 8 < weights(1) / 100 * 102);
+}
+
+#[test]
+fn heads_that_cannot_be_split_are_refused_with_the_numbers_that_can() {
+    let refused = |name: &str, gpus| Estimate::of(&shipped(name), &on(gpus)).unwrap_err().to_string();
+    let text = refused("llama-3.1-8b", 3);
+    assert_eq!(
+        text,
+        "32 attention heads cannot be split over 3 GPUs; this model can be over 1, 2, 4, 8, 16, 32"
+    );
+    let text = refused("phi-4", 4);
+    assert!(
+        text.starts_with("10 KV heads cannot be split over 4 GPUs") && text.ends_with("1, 2, 5, 10, 20, 40")
+    );
+    assert!(refused("qwen3-next-80b-a3b", 64).contains("can be over 1, 2, 4, 8, 16"));
+}
+
+#[test]
+fn a_sliding_window_caps_what_its_layers_keep() {
+    let gemma = shipped("gemma-3-27b");
+    let size = |context| {
+        let workload = Workload { context, sequences: 2, ..Workload::default() };
+        estimate(&gemma, &workload).kv_cache
+    };
+    // 10 of 62 layers see everything; a token takes 8 KiB in each.
+    let (short, long) = (size(1024), size(32_768));
+    assert_eq!(short.bytes_per_sequence, kib(8 * 62 * 1024));
+    assert_eq!(long.bytes_per_sequence, kib(8 * (10 * 32_768 + 52 * 1024)));
+    let reading = kib(8 * 52 * 8192);
+    assert_eq!(long.bytes, long.bytes_per_sequence.times(2) + reading, "one of two is being read");
+    assert_eq!(short.bytes, short.bytes_per_sequence.times(2), "it is no longer than its window");
+    let mistral = r#"{"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "sliding_window": 4096}"#;
+    let size = estimate(&read(mistral).unwrap(), &on(1)).kv_cache;
+    assert_eq!((size.bytes_per_token, size.bytes_per_token_beyond_windows), (kib(128), Bytes(0)));
+}
+
+#[test]
+fn a_recurrent_state_is_the_same_for_every_context_and_split_by_heads() {
+    let state = |name: &str, gpus| estimate(&shipped(name), &on(gpus)).kv_cache.state_bytes_per_sequence.0;
+    // 28 layers of 8,192 channels: 3 inputs of the convolution and 16 of the state.
+    assert_eq!(state("jamba-1.5-mini", 1), 28 * 8192 * (3 + 16) * 2);
+    // 36 layers: 8,192 channels of the convolution, and 32 heads of 128 by 128.
+    assert_eq!(state("qwen3-next-80b-a3b", 1), 36 * (8192 * 3 + 32 * 128 * 128) * 2);
+    assert_eq!(state("qwen3-next-80b-a3b", 4) * 4, state("qwen3-next-80b-a3b", 1));
+    // 24 layers; the state has 32 bits.
+    assert_eq!(state("nemotron-h-8b", 1), 24 * (10_240 * 3 * 2 + 8192 * 128 * 4));
+}
+
+#[test]
+fn a_kv_cache_of_8_bits_is_half_as_large_and_a_file_may_ask_for_it() {
+    let fp8 = Workload { kv_cache_dtype: KvCacheDtype::Fp8, ..Workload::default() };
+    let of_token =
+        |model: &ModelArchitecture, workload: &Workload| estimate(model, workload).kv_cache.bytes_per_token;
+    let llama = read(LLAMA_8B).unwrap();
+    assert_eq!(of_token(&llama, &fp8), kib(64));
+    let asks = changed(
+        "\"model_type\"",
+        r#""quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}, "model_type""#,
+    );
+    let asks = asks.unwrap();
+    assert_eq!(of_token(&asks, &Workload::default()), kib(64));
+    let explicit = Workload { kv_cache_dtype: KvCacheDtype::Bf16, ..Workload::default() };
+    assert_eq!(of_token(&asks, &explicit), kib(128));
+}
+
+#[test]
+fn every_quantization_has_its_bytes_for_a_parameter() {
+    for (config, thousandths) in [
+        (r#"{"quant_method": "fp8"}"#, 1000),
+        (r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#, 1000),
+        (r#"{"quant_method": "fbgemm_fp8"}"#, 1000),
+        (r#"{"quant_method": "awq", "bits": 4, "group_size": 128}"#, 519),
+        (r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#, 578),
+        (r#"{"quant_method": "gptq", "bits": 8, "group_size": -1}"#, 1000),
+        (r#"{"quant_method": "mxfp4"}"#, 531),
+        (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, 562),
+        (r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#, 1000),
+        (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, 562),
+        (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, 1000),
+        (
+            r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights":
+               {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": true}}}}"#,
+            515,
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights":
+               {"num_bits": 8, "type": "float"}}}}"#,
+            1000,
+        ),
+    ] {
+        let model = changed("\"model_type\"", &format!(r#""quantization_config": {config}, "model_type""#));
+        let bytes = model.unwrap().quantization.precision.bytes_of(1_000_000);
+        assert_eq!(bytes / 1000, thousandths, "{config}");
+    }
+}
+
+#[test]
+fn modules_that_are_not_quantized_keep_16_bits() {
+    let weights = |list: &str| {
+        let config = format!(
+            r#""quantization_config": {{"quant_method": "fp8", "modules_to_not_convert": {list}}}, "model_type""#
+        );
+        weights::on_each(&changed("\"model_type\"", &config).unwrap(), 1).0
+    };
+    let attention = 32 * (4096 * (2 * 4096 + 2 * 1024));
+    let layer = attention / 32 + 3 * 4096 * 14_336;
+    let all = weights(r#"["lm_head", "model.layers.0.mlp.gate", "re:.*router"]"#);
+    assert_eq!(weights(r#"["model.layers.*.self_attn"]"#), all + attention);
+    assert_eq!(weights(r#"["re:.*self_attn.*", "model.layers.1.self_attn.q_proj"]"#), all + attention);
+    assert_eq!(weights(r#"["model.layers.7.self_attn.q_proj"]"#), all + attention / 32);
+    assert_eq!(weights(r#"["model.layers.0", "model.layers.31"]"#), all + 2 * layer);
+}
+
+#[test]
+fn another_quantization_than_the_files_can_be_asked_for() {
+    let model = read(LLAMA_8B).unwrap();
+    let halves = weights::on_each(&model, 1).0;
+    let eighths = weights::on_each(&model.with_precision(Precision::FP8), 1).0;
+    let quantized = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096;
+    assert_eq!(halves - eighths, quantized, "embeddings and norms keep 16 bits");
+}
+
+#[test]
+fn mistakes_in_a_file_name_the_place_and_the_way_out() {
+    let syntax = message(read("{\n  \"model_type\": \"llama\",\n  \"hidden_size\": ,\n}"));
+    assert!(syntax.starts_with("3:18: this is not JSON"), "{syntax}");
+    assert!(message(read("[1]")).contains("a JSON array"));
+    assert!(message(read("")).contains("1:0: this is not JSON"));
+    let missing = message(changed("num_hidden_layers", "num_hidden_layer"));
+    assert_eq!(missing, "`num_hidden_layers` is missing; there is `num_hidden_layer`: is that it?");
+    let missing = message(changed("\"vocab_size\": 128256, ", ""));
+    assert!(missing.contains("`vocab_size` is missing; add it"), "{missing}");
+    let unknown = message(changed("\"llama\"", "\"lama\""));
+    assert!(unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"), "{unknown}");
+    let unsupported = message(changed("\"llama\"", "\"gemma4_text\""));
+    assert!(unsupported.contains("heads of different sizes"), "{unsupported}");
+    let method =
+        changed("\"model_type\"", r#""quantization_config": {"quant_method": "gtpq"}, "model_type""#);
+    let method = message(method);
+    assert!(
+        method.contains("`quantization_config.quant_method` is \"gtpq\"") && method.contains("(`gptq`?)")
+    );
+}
+
+#[test]
+fn numbers_that_no_model_has_are_refused_with_their_field() {
+    for (value, why) in [
+        ("-4096", "a whole number from 0"),
+        ("0", "a whole number from 1"),
+        ("4096.5", "a whole number"),
+        ("1e300", "a whole number"),
+        ("18446744073709551616", "a whole number"),
+        ("\"4096\"", "is \"4096\""),
+        ("NaN", "is 0"),
+        ("true", "is true"),
+    ] {
+        let text = message(changed("\"hidden_size\": 4096", &format!("\"hidden_size\": {value}")));
+        assert!(text.contains("`hidden_size`") && text.contains(why), "{value}: {text}");
+    }
+    assert!(changed("4096", "4096.0").is_ok(), "some files write whole numbers so");
+    let text = message(changed("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4000000"));
+    assert!(text.contains("from 1 to 2048"), "{text}");
+    let text = message(changed("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7"));
+    assert!(text.contains("divides num_attention_heads, which is 32"), "{text}");
+    let text = message(changed("\"num_attention_heads\": 32", "\"num_attention_heads\": 24"));
+    assert!(text.contains("or add head_dim"), "{text}");
+}
+
+#[test]
+fn python_s_infinity_is_no_mistake() {
+    let bounded =
+        changed("\"model_type\"", "\"time_step_limit\": [0.0, Infinity, -Infinity, NaN], \"model_type\"");
+    assert_eq!(bounded.unwrap().parameters(), 8_030_261_248);
+    let quoted = Config::parse(r#"{"a": "an \" Infinity and NaN", "b": [-1, -Infinity]}"#).unwrap();
+    assert_eq!(quoted.fields().text("a").unwrap(), Some("an \" Infinity and NaN"));
+}
+
+#[test]
+fn the_language_model_of_a_larger_one_is_read_and_the_rest_is_noted() {
+    let inner = LLAMA_8B.replace("128256", "1.5");
+    let text = message(read(&format!(r#"{{"model_type": "mistral3", "text_config": {inner}}}"#)));
+    assert!(text.contains("`text_config.vocab_size` is 1.5"), "{text}");
+    let whole = read(&format!(r#"{{"model_type": "mistral3", "text_config": {LLAMA_8B}}}"#)).unwrap();
+    assert_eq!(whole.parameters(), 8_030_261_248);
+    assert!(whole.notes.iter().any(|note| note.contains("images and sound")), "{:?}", whole.notes);
+}
+
+#[test]
+fn the_sampler_or_the_widest_layer_is_the_peak() {
+    let llama = read(LLAMA_8B).unwrap();
+    let peak = |max_num_seqs, max_num_batched_tokens| {
+        let workload = Workload { max_num_seqs, max_num_batched_tokens, ..Workload::default() };
+        let part = overhead::activations(&llama, &workload);
+        (part.bytes.0, part.formula)
+    };
+    let (sampler, formula) = peak(1024, 8192);
+    assert!(formula.starts_with("the sampler"), "{formula}");
+    assert_eq!(sampler, 38 * 1024 * 128_256 + 2 * 2 * 8192 * 4096);
+    let (layer, formula) = peak(8, 8192);
+    assert!(formula.starts_with("the widest layer"), "{formula}");
+    assert_eq!(layer, 8192 * 2 * (3 * 14_336 + 3 * 4096));
+}
+
+#[test]
+fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
+    let model = shipped("llama-3.1-70b");
+    let workload = on(4);
+    let estimate = estimate(&model, &workload);
+    let lines = PodLines::of(&estimate, &workload, pod::per_gpu(&estimate));
+    let gib = estimate.per_gpu_bytes.0.div_ceil(1 << 30) * 4;
+    assert_eq!((lines.vram, lines.gpus), (format!("{gib}Gi"), 4));
+    assert_eq!(lines.kv_cache, "40Gi", "16 × 8192 × 320 KiB");
+    assert!(lines.args.contains(&"--tensor-parallel-size=4".to_owned()), "{:?}", lines.args);
+    assert_eq!(lines.args[0], "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)");
+}
+
+#[test]
+fn a_gpu_takes_an_estimate_beside_its_headroom() {
+    let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
+    let asked = pod::per_gpu(&estimate).0 >> 30;
+    let gpu = |gib| GpuSize { name: "a".into(), memory_bytes: Bytes::gib(gib) };
+    assert!(!GpuFit::of(&estimate, gpu(asked)).fits, "a tenth is headroom");
+    let fit = GpuFit::of(&estimate, gpu(80));
+    assert_eq!((fit.fits, fit.engines), (true, 72 / asked));
+    assert_eq!((fit.vram_per_gpu_bytes, fit.fraction_percent), (Bytes::gib(asked), asked * 100 / 80));
+    let told = Bytes(80 * (1 << 30) / 100 * fit.fraction_percent);
+    assert_eq!(fit.kv_cache_bytes, told.minus(estimate.fixed_bytes()) + Bytes::mib(512));
+}
+
+#[test]
+fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
+    let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
+    let counted = estimate.bytes_of(PartName::KvCache);
+    for gib in 40..200 {
+        let fit = GpuFit::of(&estimate, GpuSize { name: "a".into(), memory_bytes: Bytes::gib(gib) });
+        assert!(fit.kv_cache_bytes >= counted, "{gib}: {}", fit.kv_cache_bytes);
+        assert!(fit.vram_per_gpu_bytes >= pod::per_gpu(&estimate));
+        assert!(fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30));
+    }
+}
+
+fn seen(usage: f64) -> Observation {
+    Observation {
+        reserved: Some(Bytes::gib(60)),
+        used: Some(Bytes::gib(59)),
+        kv_cache_usage: Some(usage),
+        kv_cache_tokens: Some(320 << 10),
+        ..Observation::default()
+    }
+}
+
+fn right_size(seen: &Observation) -> Result<RightSize, Unobserved> {
+    let (model, workload) = (read(LLAMA_8B).unwrap(), Workload::default());
+    RightSize::of(&model, &workload, &estimate(&model, &workload), seen)
+}
+
+#[test]
+fn a_pod_whose_cache_is_mostly_free_is_told_what_it_could_ask_for() {
+    let size = right_size(&seen(0.4)).unwrap();
+    assert_eq!(size.advice, Advice::Shrink);
+    assert_eq!(size.kv_cache_bytes, Bytes::gib(40), "320 Ki tokens of 128 KiB");
+    assert_eq!(size.needed_bytes, Bytes::gib(19 + 16), "all but the cache was measured: 59 − 40");
+    assert_eq!(size.needed_with_margin_bytes, Bytes::gib(19 + 20));
+    let pod = size.pod.unwrap();
+    assert_eq!((pod.vram.as_str(), pod.kv_cache.as_str()), ("39Gi", "20Gi"));
+}
+
+#[test]
+fn an_empty_cache_keeps_room_for_one_sequence() {
+    let size = right_size(&seen(0.0)).unwrap();
+    assert_eq!((size.advice, size.needed_with_margin_bytes), (Advice::Shrink, Bytes::gib(20)));
+    assert!(size.reason.contains("one sequence"), "{}", size.reason);
+}
+
+#[test]
+fn a_full_cache_with_a_queue_asks_for_more_and_a_busy_one_stays() {
+    let full = Observation { waiting: Some(7), ..seen(0.97) };
+    let size = right_size(&full).unwrap();
+    assert_eq!(size.advice, Advice::Grow);
+    assert!(size.reason.contains("7 requests wait"), "{}", size.reason);
+    assert!(size.needed_with_margin_bytes > Bytes::gib(60));
+    let preempting = Observation { preempting: true, ..seen(0.5) };
+    assert_eq!(right_size(&preempting).unwrap().advice, Advice::Grow);
+    let busy = right_size(&seen(0.8)).unwrap();
+    assert_eq!((busy.advice, busy.pod), (Advice::Keep, None));
+}
+
+#[test]
+fn what_the_engine_does_not_say_is_taken_from_the_estimate_or_asked_for() {
+    let page = Observation { used: None, reserved: None, ..seen(0.4) };
+    let size = right_size(&page).unwrap();
+    assert_eq!((size.kv_cache_bytes, size.advice), (Bytes::gib(40), Advice::Shrink));
+    let memory = Observation { kv_cache_tokens: None, used: None, ..seen(0.4) };
+    assert!(right_size(&memory).unwrap().kv_cache_bytes < Bytes::gib(60));
+    let neither = Observation { kv_cache_tokens: None, ..page };
+    assert_eq!(right_size(&neither), Err(Unobserved::Size));
+    let silent = Observation { kv_cache_usage: None, ..seen(0.4) };
+    assert_eq!(right_size(&silent), Err(Unobserved::Usage));
+}
+
+#[test]
+fn every_shipped_model_is_read_and_found_by_either_name() {
+    let mut names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+    let listed = names.clone();
+    names.sort_unstable();
+    assert_eq!(names, listed, "in order of name");
+    for model in MODELS {
+        let read = model.read().unwrap_or_else(|error| panic!("{}: {error}", model.name));
+        assert!(read.max_context.is_some(), "{}", model.name);
+        assert_eq!(ShippedModel::named(&model.repository.to_lowercase()), Ok(model));
+    }
+    let error = ShippedModel::named("lama-3.1-8b").unwrap_err().to_string();
+    assert!(error.contains("did you mean `llama-3.1-8b`?"), "{error}");
+}
+
+#[test]
+fn a_uniform_cache_has_neither_windows_nor_states() {
+    let is_uniform = |name: &str| KvCache::of(&shipped(name), &on(1)).is_uniform();
+    assert!(is_uniform("llama-2-7b") && is_uniform("deepseek-v3"));
+    assert!(!is_uniform("gemma-3-27b") && !is_uniform("jamba-1.5-mini"));
+}
+
+#[test]
+fn numbers_are_grouped_by_threes() {
+    for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (8_030_261_248, "8,030,261,248")] {
+        assert_eq!(grouped(number), text);
+    }
+}
