@@ -58,6 +58,8 @@ pub fn give_way() {
 mod tests {
     use super::*;
     use std::time::Duration;
+    use tokio::runtime::Handle;
+    use tokio::task::spawn_blocking;
 
     #[tokio::test]
     async fn what_is_served_apart_is_nicer_and_ends_with_its_outcome() {
@@ -71,6 +73,22 @@ mod tests {
         assert_eq!(outcome.unwrap_err().to_string(), "on purpose");
         assert_eq!(told.await.unwrap(), (here + NICER).min(19));
         assert_eq!(getpriority_process(None).unwrap(), here);
+    }
+
+    #[tokio::test]
+    async fn the_threads_that_it_hands_blocking_work_to_are_as_nice_as_it_is() {
+        let here = getpriority_process(None).unwrap();
+        let (tell, told) = oneshot::channel();
+        let serving = async move {
+            let niceness = || getpriority_process(None).unwrap();
+            // The second is started by the first, and the third reuses one of them.
+            let nested = move || (niceness(), Handle::current().block_on(spawn_blocking(niceness)).unwrap());
+            let (first, second) = spawn_blocking(nested).await.unwrap();
+            tell.send([first, second, spawn_blocking(niceness).await.unwrap()]).unwrap();
+            Ok(())
+        };
+        apart("test", CancellationToken::new(), |_| serving).await.unwrap();
+        assert_eq!(told.await.unwrap(), [(here + NICER).min(19); 3]);
     }
 
     #[tokio::test]
