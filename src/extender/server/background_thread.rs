@@ -4,6 +4,7 @@
 //! would take its turn with each of them; a page with every pod takes a good part of a second. Here the kernel decides: a
 //! filter request preempts them at once. Nothing here knows HTTP.
 
+use rustix::io::Errno;
 use rustix::process::{getpriority_process, setpriority_process};
 use std::future::Future;
 use std::io;
@@ -30,6 +31,8 @@ where
     let _stop = stop.clone().drop_guard();
     let serving = serve(stop);
     let (end, ended) = oneshot::channel();
+    let niceness = stepped_back();
+    let step_back = move || set_niceness(niceness);
     std::thread::Builder::new().name(name.into()).spawn(move || {
         step_back();
         let mut runtime = Builder::new_current_thread();
@@ -40,10 +43,15 @@ where
     ended.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread for {name} has failed"))))
 }
 
+/// The niceness of what is served apart, on the thread that serves the rest. A thread begins with that of the thread that starts
+/// it, so one that stepped back by itself would go further with each start.
+fn stepped_back() -> Result<i32, Errno> {
+    Ok(getpriority_process(None)? + NICER)
+}
+
 /// On Linux each thread has a niceness of its own. If it cannot be set, reports are served all the same.
-fn step_back() {
-    let now = getpriority_process(None);
-    if let Err(error) = now.and_then(|now| setpriority_process(None, now + NICER)) {
+fn set_niceness(niceness: Result<i32, Errno>) {
+    if let Err(error) = niceness.and_then(|niceness| setpriority_process(None, niceness)) {
         tracing::warn!("reports may hold up the scheduler: the agents' thread cannot step back: {error}");
     }
 }
