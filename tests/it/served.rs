@@ -26,6 +26,7 @@ use stowage::extender::{Extender, server};
 use stowage::ids::{PodKey, PodUid};
 use stowage::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage::kubernetes::index::ClusterIndex;
+use stowage::kubernetes::observed::ObservedControlPlane;
 use stowage::kubernetes::port::{
     AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
     PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
@@ -208,7 +209,9 @@ impl ServedCluster {
             let _inside = runtime.enter();
             self.pages.map_or(PageAuth::Anyone, |authority| PageAuth::by(authority, service.clone()))
         };
-        let extender = Extender::new(service.clone(), control_plane.clone(), self.limits)
+        // As `stowage serve` has it: what is written is among the decisions that the page lists.
+        let observed = ObservedControlPlane::new(control_plane.clone(), service.clone());
+        let extender = Extender::new(service.clone(), observed, self.limits)
             .with_agent_auth(agent_auth)
             .with_page_auth(page_auth);
         let (doors, [scheduler, agents, operators]) = doors();

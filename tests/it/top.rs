@@ -1,6 +1,7 @@
 //! `stowage top` and the plugin of kubectl, as a user runs them.
 
 use crate::needs::skipped;
+use crate::running_demo::RunningDemo;
 use crate::served::{ServedCluster, on, pod};
 use serde_json::Value;
 use std::os::unix::fs::symlink;
@@ -161,26 +162,8 @@ fn it_ends_with_its_terminal() {
 #[test]
 fn five_seconds_of_top_beside_the_demo() {
     let Some(tmux) = Tmux::start("sh") else { return };
-    let demo = Command::new(env!("CARGO_BIN_EXE_stowage"))
-        .arg("demo")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut demo = Ends(demo);
-    let (sender, lines) = std::sync::mpsc::channel();
-    let out = std::io::BufReader::new(demo.0.stdout.take().unwrap());
-    std::thread::spawn(move || {
-        std::io::BufRead::lines(out).map_while(Result::ok).try_for_each(|line| sender.send(line))
-    });
-    let address = loop {
-        let line =
-            lines.recv_timeout(4 * crate::client::PATIENCE).expect("the demo names its operators' address");
-        if let Some(found) = operators_address(&line) {
-            break found;
-        }
-    };
+    let demo = RunningDemo::start();
+    let address = &demo.operators;
     let top = format!("exec {} top --view pods --server {address}", env!("CARGO_BIN_EXE_stowage"));
     tmux.keys(&[&top, "Enter"]);
     let began = Instant::now();
@@ -193,22 +176,6 @@ fn five_seconds_of_top_beside_the_demo() {
     let shows = |part: &str| screens.iter().any(|screen| screen.contains(part));
     assert!(shows("3 nodes, 10 GPUs") && shows("node-a"), "{screens:?}");
     assert!(shows("running") || shows("starting") || shows("binding"), "{screens:?}");
-}
-
-/// The demo names it when its story has been played.
-fn operators_address(line: &str) -> Option<String> {
-    let (_, after) = line.split_once("Look around: ")?;
-    Some(after.split_once("/ in a browser")?.0.to_owned())
-}
-
-/// A process that ends with the test.
-struct Ends(std::process::Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! would take its turn with each of them; a page with every pod takes a good part of a second. Here the kernel decides: a
 //! filter request preempts them at once. Nothing here knows HTTP.
 
+use rustix::io::Errno;
 use rustix::process::{getpriority_process, setpriority_process};
 use std::future::Future;
 use std::io;
@@ -30,6 +31,8 @@ where
     let _stop = stop.clone().drop_guard();
     let serving = serve(stop);
     let (end, ended) = oneshot::channel();
+    let niceness = stepped_back();
+    let step_back = move || set_niceness(niceness);
     std::thread::Builder::new().name(name.into()).spawn(move || {
         step_back();
         let mut runtime = Builder::new_current_thread();
@@ -40,10 +43,15 @@ where
     ended.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread for {name} has failed"))))
 }
 
+/// The niceness of what is served apart, on the thread that serves the rest. A thread begins with that of the thread that starts
+/// it, so one that stepped back by itself would go further with each start.
+fn stepped_back() -> Result<i32, Errno> {
+    Ok(getpriority_process(None)? + NICER)
+}
+
 /// On Linux each thread has a niceness of its own. If it cannot be set, reports are served all the same.
-fn step_back() {
-    let now = getpriority_process(None);
-    if let Err(error) = now.and_then(|now| setpriority_process(None, now + NICER)) {
+fn set_niceness(niceness: Result<i32, Errno>) {
+    if let Err(error) = niceness.and_then(|niceness| setpriority_process(None, niceness)) {
         tracing::warn!("reports may hold up the scheduler: the agents' thread cannot step back: {error}");
     }
 }
@@ -58,6 +66,8 @@ pub fn give_way() {
 mod tests {
     use super::*;
     use std::time::Duration;
+    use tokio::runtime::Handle;
+    use tokio::task::spawn_blocking;
 
     #[tokio::test]
     async fn what_is_served_apart_is_nicer_and_ends_with_its_outcome() {
@@ -71,6 +81,22 @@ mod tests {
         assert_eq!(outcome.unwrap_err().to_string(), "on purpose");
         assert_eq!(told.await.unwrap(), (here + NICER).min(19));
         assert_eq!(getpriority_process(None).unwrap(), here);
+    }
+
+    #[tokio::test]
+    async fn the_threads_that_it_hands_blocking_work_to_are_as_nice_as_it_is() {
+        let here = getpriority_process(None).unwrap();
+        let (tell, told) = oneshot::channel();
+        let serving = async move {
+            let niceness = || getpriority_process(None).unwrap();
+            // The second is started by the first, and the third reuses one of them.
+            let nested = move || (niceness(), Handle::current().block_on(spawn_blocking(niceness)).unwrap());
+            let (first, second) = spawn_blocking(nested).await.unwrap();
+            tell.send([first, second, spawn_blocking(niceness).await.unwrap()]).unwrap();
+            Ok(())
+        };
+        apart("test", CancellationToken::new(), |_| serving).await.unwrap();
+        assert_eq!(told.await.unwrap(), [(here + NICER).min(19); 3]);
     }
 
     #[tokio::test]

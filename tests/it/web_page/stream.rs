@@ -1,0 +1,89 @@
+//! `/v1/fleet/events`, the stream that the page follows: however it is cut into pieces, and by clients that do not read it.
+
+use super::{DRAWN, served, url};
+use crate::browser::Browser;
+use crate::client::{Client, PATIENCE};
+use crate::served::{Served, ServedCluster, eventually, pod, priority};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+use stowage::extender::request::RequestLimits;
+use stowage::extender::server::limits::ConnectionLimits;
+
+/// The page's requests are answered in pieces of one byte.
+const BYTE_BY_BYTE: &str = "const whole = globalThis.fetch; globalThis.fetch = async (...asked) => { \
+    const answer = await whole(...asked); \
+    const pieces = new TransformStream({ transform(chunk, out) { for (const byte of chunk) out.enqueue(new Uint8Array([byte])); } }); \
+    return new Response(answer.body.pipeThrough(pieces), { status: answer.status, headers: answer.headers }); };";
+
+#[test]
+fn events_are_taken_however_the_stream_is_cut() {
+    let served = served();
+    let Some(mut browser) = Browser::start() else { return };
+    browser.before_each_page(BYTE_BY_BYTE);
+    browser.go(&url(&served));
+    browser.until("the page is drawn", DRAWN);
+    assert_eq!(served.bind(&priority(pod("later", "10Gi"), -10), "node-b"), "");
+    browser.until("a change is drawn", "document.querySelector('.segment[title^=\"default/later\"]')&&1");
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
+/// So many nodes that the first event fills no socket's buffers.
+const NODES: usize = 600;
+/// As many as follow the cluster at a time.
+const WATCHING: usize = 24;
+
+fn follows(served: &Served) -> TcpStream {
+    let mut stream = TcpStream::connect(served.operators).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
+    stream
+}
+
+/// The status line of the answer.
+fn status(stream: &TcpStream) -> String {
+    let mut line = String::new();
+    BufReader::with_capacity(16, stream).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn clients_that_never_read_are_ended_and_another_one_is_answered() {
+    let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
+    let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
+    let mut cluster = ServedCluster::of(&gpus);
+    let connections = ConnectionLimits { write: Duration::from_millis(500), ..ConnectionLimits::default() };
+    cluster.limits = RequestLimits { connections, ..RequestLimits::default() };
+    let served = cluster.serve();
+    let unread: Vec<TcpStream> = (0..WATCHING).map(|_| follows(&served)).collect();
+    for stream in &unread {
+        let status = status(stream);
+        assert!(status.contains(" 200 "), "{status}");
+    }
+    let ended =
+        || served.metric("stowage_connections_dropped_total{address=\"operators\",reason=\"not-reading\"}");
+    eventually("each is ended", || ended() == WATCHING as u64);
+    let mut reader = BufReader::new(follows(&served));
+    let mut line = String::new();
+    while !line.starts_with("data: ") {
+        line.clear();
+        assert!(reader.read_line(&mut line).unwrap() > 0, "another client is answered");
+    }
+    drop(unread);
+}
+
+#[test]
+fn one_client_more_than_may_follow_is_told_to_try_again() {
+    let served = served();
+    let following: Vec<TcpStream> = (0..WATCHING).map(|_| follows(&served)).collect();
+    for stream in &following {
+        let status = status(stream);
+        assert!(status.contains(" 200 "), "{status}");
+    }
+    let answer = Client::connect(served.operators).get("/v1/fleet/events");
+    assert_eq!(answer.status, 503);
+    assert!(answer.text().contains("try again"), "{}", answer.text());
+    drop(following);
+    let status = status(&follows(&served));
+    assert!(status.contains(" 200 "), "{status}");
+}
