@@ -13,6 +13,7 @@ use crate::service::{ActivityEntry, Service};
 use crate::units::Millis;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A person notices no difference between this and less.
 const PACE: Duration = Duration::from_millis(500);
-/// Of the time that a view took: how long the task pauses after it.
+/// Of the time that a view computed: how long the task pauses after it.
 const PAUSE: u32 = 9;
 /// After this long something is sent although nothing changed, so that a client knows that the connection lives.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -182,17 +183,23 @@ impl LiveFleet {
             let (live, service) = (self.clone(), service.clone());
             let (before, began) = (self.latest.borrow().clone(), Instant::now());
             let is_watched = self.watching.load(Ordering::Acquire) > 0 || before.is_some();
-            let round = move || live.round(&service, before.as_deref(), numbers + 1, is_watched);
-            match tokio::task::spawn_blocking(round).await {
-                Ok(Some(published)) => {
-                    numbers = published.number;
-                    self.latest.send_replace(Some(Arc::new(published)));
+            let round = move || {
+                let began = computed();
+                let published = live.round(&service, before.as_deref(), numbers + 1, is_watched);
+                (published, computed() - began)
+            };
+            let took = match tokio::task::spawn_blocking(round).await {
+                Ok((published, took)) => {
+                    if let Some(published) = published {
+                        numbers = published.number;
+                        self.latest.send_replace(Some(Arc::new(published)));
+                    }
+                    took
                 }
-                Ok(None) => {}
                 // A view that fails is tried again; the log has the panic.
-                Err(_) => tokio::time::sleep(HEARTBEAT).await,
-            }
-            pause = PACE.saturating_sub(began.elapsed()).max(began.elapsed() * PAUSE);
+                Err(_) => HEARTBEAT / PAUSE,
+            };
+            pause = PACE.saturating_sub(began.elapsed()).max(took * PAUSE);
         }
     }
 
@@ -262,6 +269,12 @@ impl LiveFleet {
         text.extend_from_slice(b"\n\n");
         text.into()
     }
+}
+
+/// How long this thread has had a core. A view that waits while others have it costs nothing meanwhile.
+fn computed() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 impl PublishedFleet {

@@ -4,7 +4,7 @@ import { explanation } from "./explain.js";
 import { drawActivity, drawPending, drawReservations, drawTenants, drawTotals, Plots } from "./panels.js";
 import { State, follow, textOf } from "./state.js";
 import { Bars, GpuTable, Heat, KV_HIGH, describe } from "./views.js";
-import { bytes, el, plural, podName, time } from "./words.js";
+import { bytes, el, plain, plural, podName, time } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const state = new State();
@@ -79,12 +79,25 @@ function passes(node, gpu) {
   }
 }
 
+let opener = {};
 function show(title, ...content) {
-  $("drawer-title").textContent = title;
+  $("drawer-title").textContent = plain(title);
   $("drawer-body").replaceChildren(...content);
-  if (!$("drawer").open) $("drawer").showModal();
+  if ($("drawer").open) $("drawer-title").focus();
+  else {
+    const from = document.activeElement;
+    opener = { key: from.dataset.key, room: from.closest("[id]")?.id };
+    $("drawer").showModal();
+  }
   $("drawer").scrollTop = 0;
 }
+
+// The browser gives the focus back to what opened the drawer; that may have been drawn anew meanwhile, or be gone.
+$("drawer").addEventListener("close", () => {
+  if (document.activeElement !== document.body || !opener.key) return;
+  const again = document.querySelector(`#${opener.room} [data-key="${CSS.escape(opener.key)}"]`);
+  (again ?? $("nodes")).focus({ preventScroll: !again });
+});
 
 const views = { bars: new Bars($("view"), page), heat: new Heat($("view"), page), table: new GpuTable($("view"), page) };
 const plots = new Plots($("plots"));
@@ -99,13 +112,21 @@ function choose(name) {
   views[name].open();
 }
 
+// A click counts if its element is there from the press to the release: in between nothing is drawn.
+let pressed = false;
+function release() { pressed = false; draw(); }
+addEventListener("pointerdown", () => { pressed = true; }, true);
+for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(release), true);
+// A scroll bar keeps the release to itself.
+addEventListener("pointermove", (event) => { if (pressed && !event.buttons) release(); }, true);
+
 let is_due = false, painted = false;
 function draw() {
   if (is_due) return;
   is_due = true;
   requestAnimationFrame(() => {
     is_due = false;
-    if (!state.heard) return;
+    if (!state.heard || pressed) return;
     page.cache = null;
     if (!chosen) {
       const gpus = [...state.nodes.values()].reduce((sum, node) => sum + node.gpus.length, 0);
@@ -137,7 +158,7 @@ function drawLegend() {
 
 function drawStanding() {
   const { leading, state: why, mode, version } = state.standing ?? {};
-  const said = `${leading ? "Leading" : "Standby"}${mode === "shadow" ? " · shadow mode" : ""} · ${version ?? ""}${why ? ` · ${why}` : ""}`;
+  const said = plain(`${leading ? "Leading" : "Standby"}${mode === "shadow" ? " · shadow mode" : ""} · ${version ?? ""}${why ? ` · ${why}` : ""}`);
   if ($("standing").textContent !== said) $("standing").textContent = said;
 }
 
@@ -153,12 +174,12 @@ function link(kind, text) {
   if ($("link-text").textContent !== text) $("link-text").textContent = text;
 }
 
-function notice(text) { $("notice").hidden = !text; if ($("notice").textContent !== text) $("notice").textContent = text; }
+function notice(said) { const text = plain(said); $("notice").hidden = !text; if ($("notice").textContent !== text) $("notice").textContent = text; }
 
 setInterval(() => {
   const age = performance.now() - state.heard;
   if ($("link").classList.contains("live") && age > 7000) $("link-text").textContent = `Last event ${time(age)} ago`;
-  if (state.heard) { drawPending($("pending"), page); drawActivity($("activity"), page); drawReservations($("reservations"), page); }
+  if (state.heard && !pressed) { drawPending($("pending"), page); drawActivity($("activity"), page); drawReservations($("reservations"), page); }
 }, 1000);
 
 follow({

@@ -1,6 +1,6 @@
 // An explanation of one pod, in words: as `stowage explain` prints it, in the order in which a reader asks.
 
-import { bytes, el, plural, podName, time } from "./words.js";
+import { bytes, el, number, plural, podName, time } from "./words.js";
 
 const VERDICTS = { bound: "It is on its node.", assumed: "Its GPUs are chosen, and its Binding is being written.", reserved: "GPUs are reserved for it until other pods have left.", fits: "It waits, and a node fits.", "does-not-fit": "No node fits it now." };
 
@@ -51,8 +51,8 @@ export function explanation(of) {
       ["Tenant", tenant && `${tenant.name}: uses ${bytes(tenant.used.vramBytes)}${tenant.limit.vramBytes ? ` of at most ${bytes(tenant.limit.vramBytes)}` : ""}`],
       ["Policy", `${of.policy.digest}, ${of.policy.mode === "shadow" ? "shadow mode" : "enforced"}`]]),
     (of.unjudged ?? []).length ? el("section", {}, el("h3", {}, "What the planner does not judge"), el("ul", {}, of.unjudged.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
-    of.groups.length ? el("section", {}, el("h3", {}, "Nodes that do not fit, by reason"), el("ul", { class: "groups" }, of.groups.map((one) => el("li", {}, el("strong", {}, `${one.count} × ${one.code}`), el("span", { class: "dim" }, `such as ${one.example}: ${one.text}`))))) : null,
-    of.nodes.length ? el("section", {}, el("h3", {}, of.nodes.length === 1 ? "Its node" : "Nodes"), of.nodes.map(node)) : null,
+    of.groups.length ? el("section", {}, el("h3", {}, "Nodes that do not fit, by reason"), el("ul", { class: "groups" }, of.groups.map((one) => el("li", {}, el("strong", {}, `${number(one.count)} × ${one.code}`), el("span", { class: "dim" }, `such as ${one.example}: ${one.text}`))))) : null,
+    of.nodes.length ? el("section", {}, el("h3", {}, of.nodes.length === 1 && of.nodes[0].isOwn ? "Its node" : "Nodes"), of.nodes.map(node)) : null,
     el("p", { class: "dim" }, `In a terminal: stowage explain ${podName(of.pod)}`),
   ];
   return parts.filter(Boolean);

@@ -2,8 +2,14 @@
 
 import { bytes, el, number, percent, plural, podName, time } from "./words.js";
 
+// Times pass every second: they are written into what is there.
 const drawn = new WeakMap();
-function draw(room, key, make) {
+function draw(room, key, make, times = []) {
+  redraw(room, key, make);
+  room.querySelectorAll(".when").forEach((when, place) => { if (when.textContent !== times[place]) when.textContent = times[place]; });
+}
+
+function redraw(room, key, make) {
   if (drawn.get(room) === key) return;
   if (room.contains(document.activeElement)) {
     // A list that is rebuilt would take the focus away.
@@ -47,7 +53,7 @@ export function drawTotals(room, state) {
     ["GPUs", number(of.gpus), of.healthy === of.gpus ? plural(state.names.length, "node") : `${of.gpus - of.healthy} not healthy`],
     ["VRAM allocated", `${percent(of.allocated, of.allocatable)} %`, `${bytes(of.allocated)} of ${bytes(of.allocatable)}`],
     ["VRAM free", bytes(free), of.unaccounted ? `${bytes(of.unaccounted)} unaccounted` : "all else is accounted for"],
-    ["KV cache", of.kvCount ? `${Math.round(of.kvSum / of.kvCount)} %` : "–", of.kvCount ? `mean; highest ${of.kvMax} %` : "no engine reports it"],
+    ["KV cache", of.kvCount ? `${Math.floor(of.kvSum / of.kvCount)} %` : "–", of.kvCount ? `mean; highest ${of.kvMax} %` : "no engine reports it"],
     ["Queue", number(of.queue), "requests waiting"],
     ["Pending", number(state.pendingCount), "pods without a node"],
     ["Evicted", number(evicted), "lately, an hour at most"],
@@ -62,22 +68,23 @@ const GATES = { planned: "behind the planner's gate", others: "behind another sc
 
 export function drawPending(room, page) {
   const { state } = page, now = state.clock(), list = state.pending.slice(0, MOST_LISTED);
-  const rows = list.map((pod) => [podName(pod.pod), pod.class, pod.gpus > 1 ? `${pod.gpus} × ${bytes(pod.bytesPerGpu)}` : bytes(pod.bytesPerGpu), time(now - pod.since),
+  const rows = list.map((pod) => [podName(pod.pod), pod.class, pod.gpus > 1 ? `${pod.gpus} × ${bytes(pod.bytesPerGpu)}` : bytes(pod.bytesPerGpu),
     pod.reservation ? `reserved on ${pod.reservation.node}` : GATES[pod.gate] ?? (pod.refused ? "no node fits" : "not asked about yet")]);
   draw(room, JSON.stringify([rows, state.pendingCount]), () => rows.length ? [
-    el("ul", { class: "rows" }, rows.map(([name, of, size, since, why]) => el("li", {},
-      el("div", {}, el("span", { class: `swatch ${page.pattern(of)}` }), podButton(page, name), el("span", { class: "when" }, since)),
+    el("ul", { class: "rows" }, rows.map(([name, of, size, why]) => el("li", {},
+      el("div", {}, el("span", { class: `swatch ${page.pattern(of)}` }), podButton(page, name), el("span", { class: "when" })),
       el("div", { class: "dim" }, `${size} · ${of} · ${why}`)))),
-    state.pendingCount > rows.length ? el("p", { class: "dim" }, `${number(state.pendingCount - rows.length)} more`) : null].filter(Boolean) : none("No pod waits."));
+    state.pendingCount > rows.length ? el("p", { class: "dim" }, `${number(state.pendingCount - rows.length)} more`) : null].filter(Boolean) : none("No pod waits."), list.map((pod) => time(now - pod.since)));
 }
 
 export function drawReservations(room, page) {
   const { state } = page, now = state.clock();
-  const rows = state.pending.filter((pod) => pod.reservation).slice(0, MOST_LISTED).map((pod) => [podName(pod.pod), pod.reservation.node, pod.reservation.gpus.length,
-    pod.reservation.victims.map(podName), pod.reservation.deadline > now ? `${time(pod.reservation.deadline - now)} left` : "over"]);
-  draw(room, JSON.stringify(rows), () => rows.length ? [el("ul", { class: "rows" }, rows.map(([name, node, gpus, victims, left]) => el("li", {},
-    el("div", {}, podButton(page, name), el("span", { class: "when" }, left)),
-    el("div", { class: "dim" }, `${plural(gpus, "GPU")} of ${node}; `, victims.length ? `waits for ${victims.join(", ")} to leave` : "all victims have left"))))] : none("No VRAM is reserved."));
+  const list = state.pending.filter((pod) => pod.reservation).slice(0, MOST_LISTED);
+  const rows = list.map((pod) => [podName(pod.pod), pod.reservation.node, pod.reservation.gpus.length, pod.reservation.victims.map(podName)]);
+  const times = list.map(({ reservation: { deadline } }) => (deadline > now ? `${time(deadline - now)} left` : "over"));
+  draw(room, JSON.stringify(rows), () => rows.length ? [el("ul", { class: "rows" }, rows.map(([name, node, gpus, victims]) => el("li", {},
+    el("div", {}, podButton(page, name), el("span", { class: "when" })),
+    el("div", { class: "dim" }, `${plural(gpus, "GPU")} of ${node}; `, victims.length ? `waits for ${victims.join(", ")} to leave` : "all victims have left"))))] : none("No VRAM is reserved."), times);
 }
 
 const KINDS = { bound: "Bound", "not-bound": "Not bound", refused: "No node fits", reserved: "Reserved", "reservation-ended": "Reservation ended", nominated: "Nominated", evicted: "Evicted", "not-evicted": "Not evicted", warning: "Warning", policy: "Policy", shadow: "Shadow" };
@@ -86,14 +93,14 @@ const GOOD = new Set(["bound", "reserved", "nominated"]), BAD = new Set(["not-bo
 export function drawActivity(room, page) {
   const { state } = page, now = state.clock();
   const latest = state.activity.slice(-MOST_LISTED).reverse();
-  const key = JSON.stringify(latest.map((entry) => [entry.number, time(now - entry.at)]));
+  const key = JSON.stringify(latest.map((entry) => entry.number));
   const place = (entry) => {
     const gpus = entry.gpus?.length ? ` · ${entry.gpus.map((uuid) => { const gpu = state.nodes.get(entry.node)?.gpus.find((one) => one.uuid === uuid); return gpu ? `GPU ${gpu.index}` : uuid; }).join(", ")}` : "";
     return entry.node ? `${entry.node}${gpus}` : "";
   };
   draw(room, key, () => latest.length ? [el("ol", { class: "rows" }, latest.map((entry) => el("li", {},
-    el("div", {}, el("span", { class: `kind ${GOOD.has(entry.kind) ? "good" : BAD.has(entry.kind) ? "bad" : ""}` }, KINDS[entry.kind] ?? entry.kind), podButton(page, podName(entry.pod)), el("span", { class: "when" }, time(now - entry.at))),
-    el("div", { class: "dim" }, [place(entry), entry.text].filter(Boolean).join(" · ")))))] : none("Nothing was decided since this replica started."));
+    el("div", {}, el("span", { class: `kind ${GOOD.has(entry.kind) ? "good" : BAD.has(entry.kind) ? "bad" : ""}` }, KINDS[entry.kind] ?? entry.kind), podButton(page, podName(entry.pod)), el("span", { class: "when" })),
+    el("div", { class: "dim" }, [place(entry), entry.text].filter(Boolean).join(" · ")))))] : none("Nothing was decided since this replica started."), latest.map((entry) => time(now - entry.at)));
 }
 
 export function drawTenants(room, state) {
@@ -119,6 +126,9 @@ const PLOTS = [
   ["Pending pods", (one) => [one.pending], [""], null],
 ];
 
+// Half a pod is none.
+const WHOLE = [1, 2, 5].flatMap((step) => Array.from({ length: 7 }, (_, power) => step * 10 ** power)).sort((a, b) => a - b);
+
 export class Plots {
   constructor(room) { this.room = room; this.made = []; }
   forget() { this.made.forEach((plot) => plot.destroy()); this.made = []; this.room.replaceChildren(); this.drawn = null; }
@@ -140,9 +150,9 @@ export class Plots {
         const frame = this.room.children[place];
         const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
         this.made[place] = new uPlot({
-          width: frame.lastChild.clientWidth || 240, height: 104, legend: { show: false }, cursor: { show: false }, padding: [6, 6, 0, 0],
+          width: frame.lastChild.clientWidth || 240, height: 104, legend: { show: false }, cursor: { show: false }, padding: [6, 18, 0, 0],
           scales: { x: { time: true, range: (_, low, high) => [high - Math.min(3600, Math.max(600, high - low)), high] }, y: { range: (_, low, high) => [0, top ?? Math.max(5, high * 1.1)] } },
-          axes: [{ ...axis, space: 70, size: 22, values: "{HH}:{mm}" }, { ...axis, size: 34, space: 30 }],
+          axes: [{ ...axis, space: 70, size: 22, values: "{HH}:{mm}" }, { ...axis, size: 34, space: 30, incrs: top ? undefined : WHOLE }],
           series: [{}, ...units.map((_, n) => ({ stroke: colour(n ? "--plot-2" : "--plot-1"), width: 1.5, dash: n ? [4, 3] : undefined, fill: n || units.length > 1 ? undefined : colour("--plot-fill"), points: { show: false } }))],
         }, data, frame.lastChild);
       } else this.made[place].setData(data);

@@ -89,10 +89,14 @@ export async function follow(handle) {
       } else {
         const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
         const parts = [];
+        let held = "", heard = false;
         for (;;) {
           const { value, done } = await Promise.race([reader.read(), silence(abort)]);
           if (done) break;
-          const pieces = value.split("\n\n");
+          // Of the two line breaks that end an event, one may come with this piece and the other one with the next.
+          const text = held + value;
+          held = /(^|[^\n])\n$/.test(text) ? "\n" : "";
+          const pieces = text.slice(0, text.length - held.length).split("\n\n");
           pieces.forEach((piece, place) => {
             parts.push(piece);
             if (place === pieces.length - 1) return;
@@ -100,9 +104,12 @@ export async function follow(handle) {
             if (!event) return;
             last = event.id;
             failures = 0;
+            heard = true;
             handle.event(event.event, JSON.parse(event.data));
           });
         }
+        // One that ends without an event is not asked for again at once.
+        if (!heard) failures += 1;
       }
     } catch (error) {
       if (!document.hidden) { failures += 1; handle.lost(failures); }
@@ -129,7 +136,6 @@ function silence() {
   return new Promise((_, fail) => { ears = setTimeout(() => fail(new Error("silent")), 20000); });
 }
 
-// A piece may end between the two line breaks of an event's end; the join above puts it together again.
 function parsed(text) {
   const event = {};
   for (const line of text.split("\n")) {

@@ -1,6 +1,6 @@
 // Three views of the nodes: bars for a few, a heat map for many, and a table that says the same in text.
 
-import { bytes, el, percent, plural, podName, shortModel } from "./words.js";
+import { bytes, el, percent, plain, plural, podName, shortModel } from "./words.js";
 
 export const KV_HIGH = 80;
 
@@ -41,7 +41,7 @@ export class Bars {
     const top = -this.list.getBoundingClientRect().top;
     const [from, to] = [top - 600, top + innerHeight + 600];
     const keep = new Set();
-    let y = 0;
+    let y = 0, above = null;
     for (const { node, places } of nodes) {
       const rows = Math.ceil(Math.max(1, places.length) / columns);
       const height = HEAD + rows * ROW + 10;
@@ -52,11 +52,13 @@ export class Bars {
         if (!card || this.page.state.dirty.has(node.name) || card.shape !== shape || card.look !== this.page.look) {
           const made = this.card(node, places, columns);
           const focused = card?.element.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-          if (card) card.element.replaceWith(made); else this.list.append(made);
+          // In the nodes' order, which is the order of the Tab key.
+          if (card) card.element.replaceWith(made); else if (above) above.after(made); else this.list.prepend(made);
           if (focused) made.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
           card = { element: made, shape, look: this.page.look };
           this.cards.set(node.name, card);
         }
+        above = card.element;
         card.element.style.transform = `translateY(${y}px)`;
         card.element.style.height = `${height}px`;
       }
@@ -90,7 +92,7 @@ export class Bars {
       if (!own) continue;
       const segment = el("span", { class: `segment ${this.page.pattern(pod.class)} ${pod.phase}${pod.leaving ? " leaving" : ""}${this.page.matches(pod) ? " hit" : ""}` });
       segment.style.flexBasis = `${(100 * own) / total}%`;
-      segment.title = `${podName(pod.pod)}: ${bytes(own)}, ${pod.class}${pod.leaving ? ", leaving" : ""}`;
+      segment.title = plain(`${podName(pod.pod)}: ${bytes(own)}, ${pod.class}${pod.leaving ? ", leaving" : ""}`);
       segments.push(segment);
     }
     if (gpu.unaccountedBytes) {
@@ -118,8 +120,9 @@ export class Bars {
         gpu.health !== "healthy" && el("span", { class: "tag bad" }, gpu.health),
         gpu.starting && el("span", { class: "tag" }, "starting"),
         gpu.exclusive && el("span", { class: "tag" }, "exclusive"),
-        el("span", { class: "gpu-figures" }, busy && (gpu.kvCachePercent || gpu.queue) ? `${kvText} · ` : "", gpu.queue ? `queue ${gpu.queue} · ` : "",
-          `${Math.round(gpu.allocatedBytes / 2 ** 30)} / ${Math.round(gpu.allocatableBytes / 2 ** 30)} GiB`)),
+        // What has no room is left out whole.
+        el("span", { class: "gpu-more" }, gpu.queue ? el("span", {}, `queue ${gpu.queue}`) : null, busy && (gpu.kvCachePercent || gpu.queue) ? el("span", {}, kvText) : null),
+        el("span", { class: "gpu-figures" }, `${Math.round(gpu.allocatedBytes / 2 ** 30)} / ${Math.round(gpu.allocatableBytes / 2 ** 30)} GiB`)),
       bar, kv);
     return button;
   }
@@ -136,11 +139,12 @@ export function describe(node, gpu, pods) {
 }
 
 // The heat map: a cell for each GPU, the GPUs of a node together.
+const LONG_QUEUE = 32;
 const MEASURES = {
-  allocated: ["Allocated", (gpu) => gpu.allocatedBytes / (gpu.allocatableBytes || 1)],
-  kv: ["KV cache", (gpu) => (gpu.kvCachePercent === null ? null : gpu.kvCachePercent / 100)],
-  queue: ["Queue", (gpu) => (gpu.queue === null ? null : Math.min(1, gpu.queue / 32))],
-  health: ["Health", (gpu) => (gpu.health === "healthy" ? 0 : gpu.health === "draining" ? 0.5 : 1)],
+  allocated: ["Allocated", (gpu) => gpu.allocatedBytes / (gpu.allocatableBytes || 1), "0", "100 %"],
+  kv: ["KV cache", (gpu) => (gpu.kvCachePercent === null ? null : gpu.kvCachePercent / 100), "0", "100 %"],
+  queue: ["Queue", (gpu) => (gpu.queue === null ? null : Math.min(1, gpu.queue / LONG_QUEUE)), "0", `${LONG_QUEUE} or more`],
+  health: ["Health", (gpu) => (gpu.health === "healthy" ? 0 : gpu.health === "draining" ? 0.5 : 1), "healthy", "not healthy"],
 };
 
 export class Heat {
@@ -153,7 +157,7 @@ export class Heat {
     this.readout = el("p", { id: "heat-at", class: "readout", "aria-live": "polite" }, "Move over a cell, or use the arrow keys.");
     this.choice = el("div", { class: "choice", role: "group", "aria-label": "What the colour shows" },
       Object.entries(MEASURES).map(([key, [name]]) => el("button", { type: "button", data: { measure: key }, on: { click: () => { this.measure = key; this.draw(); } } }, name)));
-    this.scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span", {}, "0"), el("span", { class: "ramp" }), el("span", {}, "100 %"));
+    this.scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span", { class: "ramp" }), el("span"), el("span", { class: "swatch unknown" }), el("span", {}, "unknown"));
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => { this.point(event); this.open1(); });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
@@ -166,6 +170,7 @@ export class Heat {
   shut() { removeEventListener("resize", this.watch); }
   draw() {
     for (const button of this.choice.children) button.setAttribute("aria-pressed", button.dataset.measure === this.measure);
+    [this.scale.firstChild.textContent, this.scale.children[2].textContent] = MEASURES[this.measure].slice(2);
     const groups = new Map();
     let count = 0;
     for (const shown of this.page.shown()) {
@@ -205,7 +210,7 @@ export class Heat {
     pen.clearRect(0, 0, width, height);
     pen.font = "12px system-ui, sans-serif";
     pen.fillStyle = style.getPropertyValue("--dim");
-    labels.forEach(([pool, nodes, at]) => pen.fillText(`${pool} · ${plural(nodes, "node")}`, 0, at));
+    labels.forEach(([pool, nodes, at]) => pen.fillText(plain(`${pool} · ${plural(nodes, "node")}`), 0, at));
     const value = MEASURES[this.measure][1];
     for (const cell of this.cells) {
       const gpu = cell.node.gpus[cell.place], of = value(gpu);
@@ -229,7 +234,7 @@ export class Heat {
     const { node, place } = this.cells[at];
     const pods = node.pods.filter((pod) => pod.gpus.includes(place));
     this.readout.setAttribute("aria-live", is_said ? "polite" : "off");
-    this.readout.textContent = describe(node, node.gpus[place], pods);
+    this.readout.textContent = plain(describe(node, node.gpus[place], pods));
   }
   point(event) {
     const at = this.cells.findIndex((cell) => event.offsetX >= cell.x && event.offsetX < cell.x + this.size + 1 && event.offsetY >= cell.y && event.offsetY < cell.y + this.size + 1);
@@ -249,32 +254,42 @@ export class Heat {
   }
 }
 
-// The table: a page of rows at a time, one for each GPU.
+// The table: a page of rows at a time, one for each GPU. Only its rows are made anew, so that it stays where it is scrolled to.
 const PER_PAGE = 100;
+const HEAD_CELLS = ["Node", "GPU", "Model", "Health", "Allocated", "Free", "Unaccounted", "KV cache", "Queue", "Pods"];
 
 export class GpuTable {
-  constructor(room, page) { this.room = room; this.page = page; this.first = 0; }
-  open() { this.room.replaceChildren(); this.first = 0; }
+  constructor(room, page) {
+    this.room = room;
+    this.page = page;
+    this.first = 0;
+    this.body = el("tbody");
+    this.said = el("span");
+    const step = (by, text) => el("button", { type: "button", on: { click: () => { this.first = Math.max(0, this.first + by); this.draw(); } } }, text);
+    [this.back, this.on] = [step(-PER_PAGE, "Previous"), step(PER_PAGE, "Next")];
+    this.table = el("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "GPUs" },
+      el("table", {}, el("caption", { class: "unseen" }, "GPUs"), el("thead", {}, el("tr", {}, HEAD_CELLS.map((name) => el("th", { scope: "col" }, name)))), this.body));
+    this.pager = el("p", { class: "pager" }, this.back, this.said, this.on);
+  }
+  open() { this.first = 0; this.room.replaceChildren(this.table, this.pager); }
   shut() {}
   draw() {
-    if (this.room.contains(document.activeElement) && this.drawn > performance.now() - 3000) return;
-    this.drawn = performance.now();
     const rows = this.page.shown().flatMap(({ node, places }) => places.map((place) => ({ node, gpu: node.gpus[place], place })));
     this.first = Math.min(this.first, Math.max(0, rows.length - 1));
     const shown = rows.slice(this.first, this.first + PER_PAGE);
-    const head = ["Node", "GPU", "Model", "Health", "Allocated", "Free", "Unaccounted", "KV cache", "Queue", "Pods"];
     const cell = (text) => el("td", {}, text);
-    const body = shown.map(({ node, gpu, place }) => el("tr", {},
+    const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    this.body.replaceChildren(...shown.map(({ node, gpu, place }) => el("tr", {},
       el("th", { scope: "row" }, node.name),
-      el("td", {}, el("button", { type: "button", class: "plain", "aria-label": `${node.name} GPU ${gpu.index}`, on: { click: () => this.page.openGpu(node.name, place) } }, String(gpu.index))),
+      el("td", {}, el("button", { type: "button", class: "plain", data: { key: gpu.uuid }, "aria-label": `${node.name} GPU ${gpu.index}`, on: { click: () => this.page.openGpu(node.name, place) } }, String(gpu.index))),
       cell(shortModel(gpu.model)), cell(gpu.health), cell(`${bytes(gpu.allocatedBytes)} of ${bytes(gpu.allocatableBytes)}`),
       cell(bytes(Math.max(0, gpu.allocatableBytes - gpu.allocatedBytes - gpu.unaccountedBytes))), cell(bytes(gpu.unaccountedBytes)),
       cell(gpu.kvCachePercent === null ? "unknown" : `${gpu.kvCachePercent} %`), cell(gpu.queue === null ? "unknown" : String(gpu.queue)),
-      cell(String(node.pods.filter((pod) => pod.gpus.includes(place)).length))));
-    const step = (by, text) => el("button", { type: "button", disabled: by < 0 ? this.first === 0 : this.first + PER_PAGE >= rows.length, on: { click: () => { this.first = Math.max(0, this.first + by); this.drawn = 0; this.draw(); } } }, text);
-    this.room.replaceChildren(
-      el("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "GPUs" },
-        el("table", {}, el("caption", { class: "unseen" }, "GPUs"), el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, body))),
-      el("p", { class: "pager" }, step(-PER_PAGE, "Previous"), ` ${rows.length ? this.first + 1 : 0} to ${Math.min(rows.length, this.first + PER_PAGE)} of ${rows.length} `, step(PER_PAGE, "Next")));
+      cell(String(node.pods.filter((pod) => pod.gpus.includes(place)).length)))));
+    if (focused) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    this.back.disabled = this.first === 0;
+    this.on.disabled = this.first + PER_PAGE >= rows.length;
+    this.said.textContent = `${rows.length ? this.first + 1 : 0} to ${Math.min(rows.length, this.first + PER_PAGE)} of ${rows.length}`;
+    this.page.empty(this.pager, rows.length);
   }
 }

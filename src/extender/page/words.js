@@ -1,5 +1,9 @@
 // Small things that every part of the page uses: elements, amounts, times. Text is only ever set as text.
 
+// Characters that turn the direction of what follows, or have no width: shown by their numbers, so that no name looks like another.
+const MARKS = /[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+export const plain = (text) => text.replace(MARKS, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -7,9 +11,10 @@ export function el(tag, attributes = {}, ...children) {
     if (name === "on") Object.entries(value).forEach(([event, act]) => made.addEventListener(event, act));
     else if (name === "data") Object.assign(made.dataset, value);
     else if (name === "class") made.className = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    else made.setAttribute(name, value === true ? "" : plain(String(value)));
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const said = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  made.append(...said.map((child) => (typeof child === "string" ? plain(child) : child)));
   return made;
 }
 
@@ -32,7 +37,7 @@ export function time(millis) {
   return `${Math.floor(seconds / 86400)} d`;
 }
 
-export function plural(count, word) { return `${count} ${word}${count === 1 ? "" : "s"}`; }
+export function plural(count, word) { return `${number(count)} ${word}${count === 1 ? "" : "s"}`; }
 
 export const podName = (pod) => (typeof pod === "string" ? pod : `${pod.namespace}/${pod.name}`);
 export const number = (value) => value.toLocaleString("en");

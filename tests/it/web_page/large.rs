@@ -35,7 +35,7 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
     let paint = millis(&mut browser, "performance.getEntriesByName('first-contentful-paint')[0].startTime");
     let fleet = millis(&mut browser, "performance.getEntriesByName('first-fleet')[0].startTime");
     let said = browser.text("document.getElementById('totals').innerText");
-    assert!(said.contains("8,000") && said.contains("1000 nodes"), "{said}");
+    assert!(said.contains("8,000") && said.contains("1,000 nodes"), "{said}");
 
     let bars = millis(
         &mut browser,

@@ -35,7 +35,7 @@ impl Album {
             browser.click(".gpu");
             self.take(browser, &format!("gpu-{theme}"));
             browser.press("Escape");
-            browser.click("#activity button");
+            browser.click("#pending button, #activity button");
             browser.until("it is explained", "document.querySelector('#drawer .headline')&&1");
             self.take(browser, &format!("drawer-{theme}"));
             browser.press("Escape");
