@@ -17,6 +17,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -65,14 +66,12 @@ fn read(source: impl Read) -> Result<Vec<u8>> {
 }
 
 fn of_file(bytes: &[u8]) -> Result<Observation> {
-    match bytes.trim_ascii_start().first() {
-        Some(b'{' | b'[') => of_reports(reports(bytes)?),
-        _ => of_page(bytes),
-    }
+    let is_json = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
+    if is_json { of_reports(reports(bytes)?) } else { of_page(bytes) }
 }
 
 fn of_page(page: &[u8]) -> Result<Observation> {
-    let figures = engine_metrics::read(page, None).context("the metrics page of no known engine")?;
+    let figures = engine_metrics::read(page, None).context("this is the metrics page of no known engine")?;
     let problems = figures.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
     if figures.kv_cache_usage.is_none() && !problems.is_empty() {
         bail!("{}", problems.join("; "));

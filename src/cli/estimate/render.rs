@@ -147,8 +147,9 @@ fn observed_text(observed: &Observed) -> String {
     text += &format!("{advice}: {}.\n", size.reason);
     if let Some(lines) = &size.pod {
         text += &format!(
-            "\nLines to change:\n\n    stowage.dev/kv-cache: {}\n          stowage.dev/vram: {}\n\nThis is one moment; give the \
-             highest usage of a week with --peak-usage before you change a pod.\n",
+            "\nLines to change:\n\nmetadata:\n  annotations:\n    stowage.dev/kv-cache: {}\nspec:\n  containers:\n    - \
+             resources:\n        limits:\n          stowage.dev/vram: {}\n\nThis is one moment; give the highest usage of a week \
+             with --peak-usage before you change a pod.\n",
             lines.kv_cache, lines.vram
         );
     }

@@ -94,9 +94,9 @@ function show(title, ...content) {
 
 // The browser gives the focus back to what opened the drawer; that may have been drawn anew meanwhile, or be gone.
 $("drawer").addEventListener("close", () => {
-  if (document.activeElement !== document.body || !opener.key) return;
+  if (!opener.key) return;
   const again = document.querySelector(`#${opener.room} [data-key="${CSS.escape(opener.key)}"]`);
-  (again ?? $("nodes")).focus({ preventScroll: !again });
+  if (document.activeElement !== again) (again ?? $("nodes")).focus({ preventScroll: !again });
 });
 
 const views = { bars: new Bars($("view"), page), heat: new Heat($("view"), page), table: new GpuTable($("view"), page) };

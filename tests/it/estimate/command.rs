@@ -194,7 +194,7 @@ const PAGE: &str = "tests/fixtures/engines/vllm-0.33.txt";
 #[test]
 fn a_metrics_page_shows_how_much_of_the_cache_is_free() {
     let observed = |more: &[&str]| {
-        let base = ["--model", "qwen3-32b", "--observe", PAGE, "--reserved", "200Gi"];
+        let base = ["--model", "qwen3-32b", "--observe", PAGE, "--reserved", "140Gi"];
         json_of(&[&base, more].concat())["observed"].clone()
     };
     // Two ranks of 152,064 tokens; the fuller one is at 91 %.
@@ -206,12 +206,15 @@ fn a_metrics_page_shows_how_much_of_the_cache_is_free() {
     let vram = lower["pod"]["vram"].as_str().unwrap().trim_end_matches("Gi").parse::<u64>().unwrap();
     assert!(vram < 100, "{vram}");
     let said =
-        stowage(&["--model", "qwen3-32b", "--observe", PAGE, "--reserved", "200Gi", "--peak-usage", "20%"]);
+        stowage(&["--model", "qwen3-32b", "--observe", PAGE, "--reserved", "140Gi", "--peak-usage", "20%"]);
     for text in
-        ["200.0 GiB reserved", "Reserve less", "Lines to change:", "stowage.dev/vram: ", "--peak-usage"]
+        ["140.0 GiB reserved", "Reserve less", "Lines to change:", "stowage.dev/vram: ", "--peak-usage"]
     {
         assert!(said.out.contains(text), "no {text}: {}", said.out);
     }
+    let lines = said.out.split("Lines to change:\n\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let pod: Value = serde_saphyr::from_str(lines).unwrap_or_else(|error| panic!("{error}: {lines}"));
+    assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"], lower["pod"]["vram"]);
     let page = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
     let piped = reading(&page, &["--model", "qwen3-32b", "--observe", "-", "-o", "json"]);
     assert_eq!(piped.code, 0, "{}", piped.err);
@@ -253,7 +256,8 @@ fn a_url_is_fetched_and_what_is_no_page_says_so() {
 
 /// A node whose agent sees an engine in a pod: 59 GiB in its processes, and a KV cache of 40 GiB that is 40 % full.
 fn measured(uid: &str) -> Value {
-    let mut report = report("node-a", "boot", 1, 1);
+    // The service has had the first.
+    let mut report = report("node-a", "boot", 2, 1);
     report["gpus"][0]["processes"] = json!([{ "pid": 7, "usedBytes": 59_u64 << 30, "pod": uid }]);
     report["engines"] = json!([{
         "pod": uid, "engine": "vllm", "gpus": [gpu_uuid("node-a", 0)], "state": "serving", "kvCacheUsage": 0.4,

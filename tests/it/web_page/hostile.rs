@@ -93,6 +93,7 @@ fn what_others_wrote_is_text_everywhere() {
         is_clean(&mut browser, view);
     }
     browser.view("bars");
+    browser.until("bars are drawn", "document.querySelector('.gpu') !== null");
     browser.click(".gpu");
     shows(&mut browser, "the GPU", "acme/\\u202e<svg/onload=ran=2>\\u200f</script>");
     shows(&mut browser, "the GPU", GPU_MODEL);
