@@ -27,7 +27,8 @@ pub fn layout(setting: &TrialSetting<'_>, trial: &Trial<'_>, plugin: &PluginPlan
 /// What one GPU more would leave idle; `None` without any.
 pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> Option<OneMore> {
     let allocated: u64 = layout.iter().flat_map(|node| shares(setting, node)).sum();
-    let idle = |of: u64| 100 - (allocated / of.max(1)).min(WHOLE) * 100 / WHOLE;
+    // Rounded to the nearest.
+    let idle = |of: u64| (WHOLE - (allocated / of.max(1)).min(WHOLE) + WHOLE / 200) * 100 / WHOLE;
     let percent = |of: u64| u8::try_from(idle(of)).unwrap_or(100);
     let count = u64::from(gpus);
     (gpus > 0).then(|| OneMore {

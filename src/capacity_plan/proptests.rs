@@ -179,7 +179,7 @@ mod slices {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn the_bound_is_at_most_the_optimum_and_what_is_found_at_least_that((shape, pods) in case()) {
