@@ -13,6 +13,7 @@ mod models;
 mod node_agent;
 mod operators_client;
 mod output;
+mod plan;
 mod plugin;
 mod pod_argument;
 mod policy;
@@ -49,6 +50,7 @@ use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
 use output::lines;
+use plan::PlanArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use reference::{CompletionArgs, ManArgs};
 use serve_policy::ServePolicyArgs;
@@ -75,7 +77,7 @@ pub struct Cli {
 
 /// Of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if the reader of standard \
-                          output has gone. `estimate`, `explain`, `models` and `policy` tell an answer of no (1) from no answer (2).";
+                          output has gone. `estimate`, `explain`, `models`, `plan` and `policy` tell an answer of no (1) from no answer (2).";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
 const EXIT_CODES_OF_AGENT: &str =
@@ -99,6 +101,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Estimate the VRAM of a model from its config.json, and print the lines of a pod that asks for it
     Estimate(Box<EstimateArgs>),
+    /// Plan clusters that do not exist yet: how many GPUs some pods need
+    Plan(PlanArgs),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
@@ -271,6 +275,7 @@ impl Cli {
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
+            Command::Plan(args) => args.run(),
             #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {

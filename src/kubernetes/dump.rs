@@ -11,6 +11,7 @@ use super::port::{
     PodOnRecord, StatusChange,
 };
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::policy::NamespaceLabels;
 use crate::service::Service;
 use crate::units::plural;
 use futures::FutureExt;
@@ -26,6 +27,7 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tracing::info;
 
 /// The path that stands for standard input on the command line.
@@ -58,6 +60,14 @@ pub enum DumpError {
 pub struct Dump {
     path: PathBuf,
     text: String,
+}
+
+/// What a dump shows to a plan of capacity.
+#[derive(Debug, Default)]
+pub struct DumpContents {
+    pub pods: Vec<Pod>,
+    pub nodes: Vec<Node>,
+    pub namespaces: NamespaceLabels,
 }
 
 enum Object {
@@ -95,6 +105,24 @@ impl Dump {
         let is_it = |pod: &Pod| objects::identity(pod).is_ok_and(|(_, named)| named == *key);
         self.each(|object| match object {
             Object::Pod(pod) if is_it(&pod) => found = Some(*pod),
+            _ => {}
+        })?;
+        Ok(found)
+    }
+
+    /// Every pod that requests a GPU, every node, and the labels of namespaces.
+    pub fn contents(&self) -> Result<DumpContents, DumpError> {
+        let mut found = DumpContents::default();
+        self.each(|object| match object {
+            Object::Pod(pod) if objects::asks_for_gpu(&pod) || objects::asks_by_claims(&pod) => {
+                found.pods.push(*pod);
+            }
+            Object::Node(node) => found.nodes.push(*node),
+            Object::Namespace(namespace) => {
+                let metadata = namespace.metadata;
+                let labels = Arc::new(metadata.labels.unwrap_or_default());
+                found.namespaces.extend(metadata.name.map(|name| (name, labels)));
+            }
             _ => {}
         })?;
         Ok(found)

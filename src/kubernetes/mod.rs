@@ -33,6 +33,7 @@ pub mod events;
 pub mod index;
 pub mod leader;
 mod liveness;
+pub mod manifests;
 pub mod objects;
 pub mod observed;
 mod packing_learner;

@@ -10,7 +10,7 @@ pub mod diagnostic;
 pub mod file;
 pub mod format;
 mod merge;
-pub(crate) mod nearest;
+pub mod nearest;
 mod parse;
 pub(crate) mod render;
 mod semantic;

@@ -32,6 +32,7 @@ mod metrics;
 mod models;
 mod needs;
 mod packing;
+mod plan_capacity;
 mod planner;
 mod policy_check;
 mod process;

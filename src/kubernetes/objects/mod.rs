@@ -4,6 +4,7 @@
 //! The only place that knows both sides. It decides nothing and sends no request.
 
 mod audited_pod;
+pub mod capacity_plan;
 mod conditions;
 mod disruption_budget;
 mod disruption_info;
@@ -99,9 +100,14 @@ pub enum Unidentified {
 /// A pod's UID, and its namespace and name.
 pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
     let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
+    Ok((PodUid::parse(uid)?, identity_of_name(pod)?))
+}
+
+/// A pod's namespace and name, for a pod that may not have been created yet.
+fn identity_of_name(pod: &Pod) -> Result<PodKey, Unidentified> {
     let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    Ok((PodUid::parse(uid)?, PodKey::parse(namespace, name)?))
+    Ok(PodKey::parse(namespace, name)?)
 }
 
 /// A pod's demand.

@@ -68,7 +68,32 @@ pub const FAMILIES: [Family; 11] = [
 /// Marks the one slice of a GPU that has the media engines.
 const WITH_MEDIA: &str = "+me";
 
+/// How many compute slices a profile takes: 3 for `3g.40gb`.
+pub fn compute_slices(profile: &str) -> Option<u32> {
+    profile.split_once("g.")?.0.parse().ok()
+}
+
 impl Family {
+    /// The family that [`Family::gpu`] names.
+    pub fn named(gpu: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.gpu == gpu)
+    }
+
+    /// All profiles of this GPU, without their variants with media engines.
+    pub fn profiles(&self) -> &'static [&'static str] {
+        self.profiles
+    }
+
+    /// How many memory slices the GPU has: as many as its largest profile takes.
+    pub fn memory_slices(&self) -> u8 {
+        self.slots.iter().map(|slot| slot.slices).max().unwrap_or_default()
+    }
+
+    /// How many compute slices the GPU has: as many as its largest profile takes.
+    pub fn compute_slices(&self) -> u32 {
+        self.profiles.iter().filter_map(|profile| compute_slices(profile)).max().unwrap_or_default()
+    }
+
     /// `None` if this GPU has no such profile.
     pub fn slot(&self, profile: &str) -> Option<Slot> {
         let profile = profile.strip_suffix(WITH_MEDIA).unwrap_or(profile);
@@ -153,6 +178,14 @@ mod tests {
     fn a_profile_that_is_nearly_right_is_shown_right() {
         assert_eq!(profile("3g.40g").unwrap_err().help, "did you mean `3g.40gb`?");
         assert!(profile("3g.71gb").is_ok() && profile("whole").is_err());
+    }
+
+    #[test]
+    fn a_family_has_the_slices_that_its_largest_profile_takes() {
+        let slices = |gpu| Family::named(gpu).map(|family| (family.compute_slices(), family.memory_slices()));
+        assert_eq!(slices("A100 or H100 80 GB"), Some((7, 8)));
+        assert_eq!(slices("A30"), Some((4, 4)));
+        assert_eq!(slices("L40S"), None);
     }
 
     #[test]

@@ -1,0 +1,161 @@
+//! The search for the fewest GPUs that hold all pods which ask for VRAM: doubling and bisection over trials, in several orders.
+//!
+//! What a trial says is not monotone in the number of GPUs, so the number found is the smallest of those that were tried; the
+//! lower bound beside it says how far it may be off.
+
+use super::device_plugin::PluginPlan;
+use super::order::PlacingOrder;
+use super::trial::{Obstacles, Offer, Trial, TrialSetting};
+
+/// Pods without a place, and why.
+pub type NotHeld = Vec<(usize, Obstacles)>;
+
+/// How many GPUs of each kind of node there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fleet(Vec<u32>);
+
+/// Pods that ask for VRAM, and what there can be of each kind of node.
+pub struct Search<'q> {
+    setting: &'q TrialSetting<'q>,
+    plugin: &'q PluginPlan,
+    /// By kind of node, the most GPUs.
+    caps: Vec<u32>,
+    orders: Vec<(PlacingOrder, Vec<usize>)>,
+}
+
+/// The fewest GPUs that were found to hold the pods, and in which order.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub fleet: Fleet,
+    pub order: PlacingOrder,
+    /// Pods that have no place even with all nodes that there can be.
+    pub not_held: NotHeld,
+}
+
+/// When a trial ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// With the first pod that has no place.
+    FirstMisfit,
+    LastPod,
+}
+
+impl Fleet {
+    pub fn gpus(&self, template: usize) -> u32 {
+        self.0[template]
+    }
+}
+
+impl<'q> Search<'q> {
+    /// For these pods, by their places in the question. `caps` are the most GPUs of each kind of node.
+    pub fn new(
+        setting: &'q TrialSetting<'q>,
+        plugin: &'q PluginPlan,
+        pods: &[usize],
+        caps: Vec<u32>,
+    ) -> Self {
+        let arrange = |order: PlacingOrder| (order, order.arrange(&setting.question.pods, pods));
+        Self { setting, plugin, caps, orders: PlacingOrder::ALL.map(arrange).into() }
+    }
+
+    /// The fewest GPUs that hold all, or as many pods as all nodes hold. No fewer than `least` of them are tried where there is
+    /// one kind of node.
+    pub fn run(&mut self, least: u32) -> Found {
+        if let Some((fleet, order)) = self.fewest(least) {
+            return Found { fleet, order, not_held: Vec::new() };
+        }
+        let (order, not_held) = self.most_held();
+        let is_left = |place: &usize| not_held.iter().all(|(other, _)| other != place);
+        self.orders.iter_mut().for_each(|(_, places)| places.retain(is_left));
+        match self.fewest(0) {
+            Some((fleet, order)) => Found { fleet, order, not_held },
+            // Fewer pods are held in no order: as it is with all nodes.
+            None => Found { fleet: Fleet(self.caps.clone()), order, not_held },
+        }
+    }
+
+    /// One trial, in one order: the pods that have no place, each with its reasons. All have one if there are none.
+    pub fn trial(&self, fleet: &Fleet, order: PlacingOrder) -> (Trial<'q>, NotHeld) {
+        self.try_in(fleet, order, Until::LastPod)
+    }
+
+    fn fewest(&self, least: u32) -> Option<(Fleet, PlacingOrder)> {
+        let used: Vec<usize> = (0..self.caps.len()).filter(|kind| self.caps[*kind] > 0).collect();
+        let mut fleet = Fleet(self.caps.clone());
+        let mut order = None;
+        if let [only] = used[..] {
+            return self.least_of(&mut fleet, only, least.min(self.caps[only])).map(|order| (fleet, order));
+        }
+        if used.is_empty() || self.holds(&fleet).is_none() {
+            return self.holds(&fleet).map(|order| (fleet, order));
+        }
+        // Nodes of a later kind are added only for what the earlier ones cannot hold.
+        for kind in used.into_iter().rev() {
+            order = self.least_of(&mut fleet, kind, 0).or(order);
+        }
+        order.map(|order| (fleet, order))
+    }
+
+    /// The fewest GPUs of one kind, from `least` on, with which the fleet holds all; `None` if not even all of it do.
+    fn least_of(&self, fleet: &mut Fleet, kind: usize, least: u32) -> Option<PlacingOrder> {
+        let mut holds = |gpus: u32| {
+            fleet.0[kind] = gpus;
+            self.holds(fleet)
+        };
+        let (mut too_few, mut gpus, mut step) = (None, least, 1);
+        let mut order = loop {
+            if let Some(order) = holds(gpus) {
+                break order;
+            }
+            too_few = Some(gpus);
+            if gpus >= self.caps[kind] {
+                return None;
+            }
+            gpus = gpus.saturating_add(step).min(self.caps[kind]);
+            step *= 2;
+        };
+        while let Some(few) = too_few.filter(|few| gpus - few > 1) {
+            let middle = few + (gpus - few) / 2;
+            match holds(middle) {
+                Some(found) => (gpus, order) = (middle, found),
+                None => too_few = Some(middle),
+            }
+        }
+        fleet.0[kind] = gpus;
+        Some(order)
+    }
+
+    /// The first order in which the fleet holds all.
+    fn holds(&self, fleet: &Fleet) -> Option<PlacingOrder> {
+        let mut orders = self.orders.iter().map(|(order, _)| *order);
+        orders.find(|order| self.try_in(fleet, *order, Until::FirstMisfit).1.is_empty())
+    }
+
+    /// The order in which all nodes hold the most pods, and those that they do not.
+    fn most_held(&self) -> (PlacingOrder, NotHeld) {
+        let all = Fleet(self.caps.clone());
+        let each = self.orders.iter().map(|(order, _)| (*order, self.try_in(&all, *order, Until::LastPod).1));
+        each.min_by_key(|(_, not_held)| not_held.len()).expect("there are orders")
+    }
+
+    fn try_in(&self, fleet: &Fleet, order: PlacingOrder, until: Until) -> (Trial<'q>, NotHeld) {
+        let mut trial = Trial::new(self.setting);
+        // They have their places on nodes of their own, and count for their tenants.
+        self.plugin.place_all(&mut trial, self.setting);
+        for kind in 0..self.caps.len() {
+            trial.add_nodes(kind, fleet.gpus(kind));
+        }
+        let mut not_held = Vec::new();
+        let places =
+            self.orders.iter().find(|(known, _)| *known == order).map_or(&[][..], |(_, places)| places);
+        for place in places {
+            if let Err(obstacles) = trial.place(*place, Offer::Any) {
+                not_held.push((*place, obstacles));
+                if until == Until::FirstMisfit {
+                    break;
+                }
+            }
+        }
+        (trial, not_held)
+    }
+}

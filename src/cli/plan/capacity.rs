@@ -1,0 +1,249 @@
+//! `stowage plan capacity`: how many GPUs some pods need. Reads pods and kinds of nodes, asks for the plan and prints it; what is
+//! read is in [`gather`](super::gather), what is printed in [`text`](super::text).
+//!
+//! Exit codes: 0 if every pod has a place, 1 if one has none, 2 if something cannot be read.
+
+use super::gather::{Gathered, kinds_from_objects, pods, policy_for};
+use super::text;
+use crate::capacity_plan::gpu_types::GpuType;
+use crate::capacity_plan::plan;
+use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate};
+use crate::capacity_plan::report::CapacityPlan;
+use crate::capacity_plan::shorthand::{BadNodes, NodeShorthand};
+use crate::cli::output::OutputArgs;
+use crate::cli::{is_of_broken_pipe, standard_input};
+use crate::kubernetes::dump::{Dump, DumpContents};
+use crate::kubernetes::manifests::Manifests;
+use crate::scheduling::policy::Policy;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+const HELP: &str = "Each KEY=VALUE of --nodes is one of gpus (of a node), gpu (its type), vram (of a GPU, where the type is not known), cpu, \
+                    memory, label (KEY=VALUE, repeatable), count (the most nodes there can be) and name. What is not said of CPU and memory is never \
+                    short.\n\n\
+                    Exit codes: 0 if every pod has a place, 1 if one has none, 2 if something cannot be read or the arguments are invalid.";
+
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct CapacityArgs {
+    /// Manifests of the pods: Pods, or workloads with their replicas; a file, a directory, or `-` for standard input
+    #[arg(long, value_name = "PATH", required_unless_present = "cluster")]
+    pods: Vec<PathBuf>,
+
+    /// Also what runs and waits in what `kubectl get nodes,pods -A -o yaml` (or -o json) printed; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+
+    /// A kind of node, such as gpus=8,gpu=A100-80GB, or a file of Node objects, each a kind of its own. Nodes of a later kind are
+    /// added only for pods that the earlier ones cannot hold [default: the kinds of GPU nodes in --cluster]
+    #[arg(long, value_name = "NODES", required_unless_present = "cluster")]
+    nodes: Vec<String>,
+
+    /// The policy, a file or a directory [default: the built-in policy]
+    #[arg(long, value_name = "PATH")]
+    policy: Option<PathBuf>,
+
+    /// The time, which decides which windows of the policy are open, such as 2026-11-23T22:00:00+01:00 [default: now]
+    #[arg(long, value_name = "TIME", requires = "policy")]
+    at: Option<jiff::Timestamp>,
+
+    /// The MIG slices that each GPU is cut into, such as 3g.40gb,3g.40gb [default: whole GPUs, or as device-plugin pods ask]
+    #[arg(long, value_name = "PROFILES")]
+    mig: Option<String>,
+
+    /// Compare these GPU types in the one kind of node that --nodes describes, such as L40S-48GB,A100-80GB
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "nodes")]
+    gpu_types: Vec<String>,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// What is printed for programs.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CapacityAnswer {
+    #[serde(flatten)]
+    pub plan: CapacityPlan,
+    /// What the plan leaves out, for people.
+    pub left_out: Vec<String>,
+}
+
+/// One GPU type of several.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TypeAnswer {
+    pub gpu_type: &'static str,
+    pub plan: CapacityPlan,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TypesAnswer {
+    pub types: Vec<TypeAnswer>,
+    /// The one with the least memory that holds every pod.
+    pub smallest: Option<&'static str>,
+    pub left_out: Vec<String>,
+}
+
+/// Something cannot be read.
+const UNREADABLE: u8 = 2;
+
+impl CapacityArgs {
+    /// Whatever goes wrong before there is a plan is no answer: a script shall not take it for pods without a place.
+    pub fn run(self) -> Result<ExitCode> {
+        match self.answered() {
+            Err(error) if is_of_broken_pipe(&error) || error.is::<clap::Error>() => Err(error),
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                Ok(UNREADABLE.into())
+            }
+            answered => answered,
+        }
+    }
+
+    fn answered(&self) -> Result<ExitCode> {
+        self.read_standard_input_once()?;
+        let dump = self.cluster.as_deref().map(|path| Dump::read(path)?.contents()).transpose()?;
+        let Some(policy) = policy_for(self.policy.as_deref(), self.at, dump.as_ref())? else {
+            // The problems are printed already.
+            return Ok(UNREADABLE.into());
+        };
+        let manifests = self.pods.iter().map(|path| Manifests::read(path));
+        let manifests = manifests.reduce(|all, more| Ok(all?.and(more?))).transpose()?.unwrap_or_default();
+        let found = pods(&manifests, dump.as_ref(), &policy)?;
+        match self.gpu_types.is_empty() {
+            true => self.plan_one(found, dump.as_ref(), policy),
+            false => self.compare_types(&found, policy),
+        }
+    }
+
+    fn read_standard_input_once(&self) -> Result<()> {
+        let nodes = self.nodes.iter().map(|nodes| ("--nodes", Path::new(nodes)));
+        let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
+        let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        standard_input::once(files.chain(self.pods.iter().map(|path| ("--pods", &**path))).chain(nodes))
+    }
+
+    fn plan_one(&self, found: Gathered, dump: Option<&DumpContents>, policy: Policy) -> Result<ExitCode> {
+        let node_kinds = self.node_kinds(&found, dump, &policy)?;
+        let question = CapacityQuestion { policy: Arc::new(policy), pods: found.pods, node_kinds };
+        let mut plan = plan(&question);
+        plan.pods += found.invalid.len();
+        plan.not_held.extend(found.invalid);
+        let answer = CapacityAnswer { plan, left_out: found.left_out };
+        let data = self.output.data(&answer)?;
+        self.print(data.unwrap_or_else(|| text::plan(&answer)), &answer.left_out)?;
+        Ok(if answer.plan.not_held.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn compare_types(&self, found: &Gathered, policy: Policy) -> Result<ExitCode> {
+        let [nodes] = &self.nodes[..] else {
+            bail!("--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8");
+        };
+        let shorthand = NodeShorthand::parse(nodes).with_context(|| format!("--nodes {nodes:?}"))?;
+        let policy = Arc::new(policy);
+        let mut types = Vec::new();
+        for name in &self.gpu_types {
+            let gpu = GpuType::find(name.trim()).context("--gpu-types")?;
+            let template =
+                shorthand.clone().with_gpu(gpu).template(self.mig.as_deref()).context("--nodes")?;
+            let question = CapacityQuestion {
+                policy: policy.clone(),
+                pods: found.pods.clone(),
+                node_kinds: vec![template],
+            };
+            let mut plan = plan(&question);
+            plan.pods += found.invalid.len();
+            plan.not_held.extend(found.invalid.iter().cloned());
+            types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan }));
+        }
+        let holding = types.iter().filter(|(_, answer)| answer.plan.not_held.is_empty());
+        let smallest = holding.min_by_key(|(gpu, _)| gpu.total()).map(|(gpu, _)| gpu.name);
+        let types = types.into_iter().map(|(_, answer)| answer).collect();
+        let answer = TypesAnswer { types, smallest, left_out: found.left_out.clone() };
+        let data = self.output.data(&answer)?;
+        self.print(data.unwrap_or_else(|| text::types(&answer)), &answer.left_out)?;
+        Ok(if smallest.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// The kinds of nodes, under names that differ.
+    fn node_kinds(
+        &self,
+        found: &Gathered,
+        dump: Option<&DumpContents>,
+        policy: &Policy,
+    ) -> Result<Vec<NodeTemplate>> {
+        let mut kinds: Vec<NodeTemplate> = Vec::new();
+        for nodes in &self.nodes {
+            match is_shorthand(nodes) {
+                true => kinds.push(self.described(nodes).with_context(|| format!("--nodes {nodes:?}"))?),
+                false => {
+                    let objects = Manifests::read(Path::new(nodes)).context("--nodes")?.nodes()?;
+                    if objects.is_empty() {
+                        bail!(
+                            "--nodes {nodes} has no Node; write such as gpus=8,gpu=A100-80GB, or name a file of Node objects"
+                        );
+                    }
+                    kinds.extend(kinds_from_objects(&objects, &found.pods, policy)?);
+                }
+            }
+        }
+        if let Some(dump) = dump.filter(|_| self.nodes.is_empty()) {
+            kinds = kinds_from_objects(&named_nodes(dump), &found.pods, policy).context(
+                "--cluster; describe the nodes with --nodes instead, such as gpus=8,gpu=A100-80GB",
+            )?;
+        }
+        if self.mig.is_some() && kinds.iter().any(|kind| kind.geometry.is_none()) {
+            bail!(
+                "--mig is about nodes that --nodes describes, such as gpus=8,gpu=A100-80GB; Node objects show their own slices"
+            );
+        }
+        Ok(with_names_that_differ(kinds))
+    }
+
+    fn described(&self, nodes: &str) -> Result<NodeTemplate, BadNodes> {
+        let shorthand = NodeShorthand::parse(nodes)?;
+        if !shorthand.names_gpu() {
+            return Err(BadNodes::NoGpu);
+        }
+        shorthand.template(self.mig.as_deref())
+    }
+
+    fn print(&self, text: String, left_out: &[String]) -> Result<()> {
+        if !self.output.is_data() {
+            left_out.iter().for_each(|what| eprintln!("warning: {what}"));
+        }
+        Ok(std::io::stdout().write_all(text.as_bytes())?)
+    }
+}
+
+/// A line, unless there is a file of that name.
+fn is_shorthand(nodes: &str) -> bool {
+    nodes != "-" && nodes.contains('=') && !Path::new(nodes).exists()
+}
+
+fn named_nodes(dump: &DumpContents) -> Vec<(String, k8s_openapi::api::core::v1::Node)> {
+    let name = |node: &k8s_openapi::api::core::v1::Node| node.metadata.name.clone().unwrap_or_default();
+    dump.nodes.iter().map(|node| (format!("Node {}", name(node)), node.clone())).collect()
+}
+
+/// Names of nodes begin with that of their kind.
+fn with_names_that_differ(mut kinds: Vec<NodeTemplate>) -> Vec<NodeTemplate> {
+    let mut taken: Vec<String> = Vec::new();
+    for kind in &mut kinds {
+        let plain = kind.name.clone();
+        let mut number = 2;
+        while taken.contains(&kind.name) {
+            kind.name = format!("{plain}-kind-{number}");
+            number += 1;
+        }
+        taken.push(kind.name.clone());
+    }
+    kinds
+}

@@ -1,0 +1,181 @@
+//! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from Node
+//! objects. Nothing is decided here; what cannot be part of a plan is named.
+
+use crate::capacity_plan::question::{NodeTemplate, PodToPlace};
+use crate::capacity_plan::report::{NotHeldReason, PodNotHeld};
+use crate::cli::policy::policy_at;
+use crate::ids::PodKey;
+use crate::kubernetes::dump::DumpContents;
+use crate::kubernetes::manifests::Manifests;
+use crate::kubernetes::objects::capacity_plan::{NoTemplate, PlannedPod, node_template, pod_to_place};
+use crate::policy_watch;
+use crate::scheduling::policy::{Mode, Policy};
+use crate::units::plural;
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+/// More kinds of nodes than a cluster has.
+const MAX_KINDS: usize = 16;
+
+/// Pods, as far as a plan can be made for them.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    pub pods: Vec<PodToPlace>,
+    /// Pods whose request is invalid: they have no place anywhere.
+    pub invalid: Vec<PodNotHeld>,
+    /// What is left out, for people.
+    pub left_out: Vec<String>,
+}
+
+/// What is counted while pods are read.
+#[derive(Default)]
+struct Counted {
+    irrelevant: usize,
+    by_claims: usize,
+    /// By the rule that no plan knows, its pods.
+    unjudged: BTreeMap<String, usize>,
+}
+
+/// The policy in force, with what its selectors say of the dump's namespaces; `None` for one with problems, which are printed.
+pub fn policy_for(
+    path: Option<&Path>,
+    at: Option<jiff::Timestamp>,
+    dump: Option<&DumpContents>,
+) -> Result<Option<Policy>> {
+    let policy = match path {
+        None => policy_watch::built_in(),
+        Some(path) => match policy_at(path, at)? {
+            Ok(policy) => policy,
+            Err(_) => return Ok(None),
+        },
+    };
+    let mut policy = match dump {
+        Some(dump) => policy.with_namespaces(&dump.namespaces),
+        None => policy,
+    };
+    // A plan is of what the policy says, whether or not it is enforced yet.
+    policy.settings.mode = Mode::Enforce;
+    Ok(Some(policy))
+}
+
+/// The pods of manifests and of a dump.
+pub fn pods(manifests: &Manifests, dump: Option<&DumpContents>, policy: &Policy) -> Result<Gathered> {
+    let (mut found, mut counted) = (Gathered::default(), Counted::default());
+    let made = manifests.pods()?;
+    found.left_out.extend(made.warnings);
+    let mut workloads = 0;
+    for pod in &made.pods {
+        workloads = workloads.max(pod.workload + 1);
+        found.add(&pod.pod, pod.workload, pod.source.clone(), policy, &mut counted);
+    }
+    for (place, pod) in dump.iter().flat_map(|dump| &dump.pods).enumerate() {
+        let source = format!("dump: Pod {}", name(pod)).into();
+        found.add(pod, workloads + place, source, policy, &mut counted);
+    }
+    found.left_out.extend(counted.texts());
+    if found.pods.is_empty() && found.invalid.is_empty() {
+        let why = found.left_out.iter().map(|text| format!("\n  {text}")).collect::<String>();
+        bail!(
+            "there is no pod that requests a GPU; --pods takes Pods, Deployments, StatefulSets, Jobs, LeaderWorkerSets and the like whose \
+             containers have stowage.dev/vram or nvidia.com/* in resources.limits{why}"
+        );
+    }
+    Ok(found)
+}
+
+/// The kinds of nodes that these are, each once, in the order in which they come first. Nodes without a GPU are passed over if
+/// there are others.
+pub fn kinds_from_objects(
+    nodes: &[(String, Node)],
+    pods: &[PodToPlace],
+    policy: &Policy,
+) -> Result<Vec<NodeTemplate>> {
+    let labels = labels_that_matter(pods, policy);
+    let mut kinds: Vec<NodeTemplate> = Vec::new();
+    let mut refused: Option<(&str, NoTemplate)> = None;
+    for (source, node) in nodes {
+        match node_template(node, &labels) {
+            Ok(kind) if kinds.contains(&kind) => {}
+            Ok(kind) => kinds.push(kind),
+            Err(error) => refused = refused.or(Some((source, error))),
+        }
+    }
+    match (kinds.len(), refused) {
+        (0, Some((source, error))) => bail!("{source}: {error}"),
+        (0, None) => bail!("there is no Node with GPUs"),
+        (count, _) if count > MAX_KINDS => bail!(
+            "these are {count} kinds of GPU nodes, and {MAX_KINDS} are the most: nodes differ by their GPUs, CPU, memory, taints, and the labels \
+             that pods or the policy select by; name one node of each kind that you want"
+        ),
+        _ => Ok(kinds),
+    }
+}
+
+/// Keys of labels by which pods select nodes, or the policy does.
+fn labels_that_matter<'a>(pods: &'a [PodToPlace], policy: &'a Policy) -> BTreeSet<&'a str> {
+    let selected = pods.iter().flat_map(|pod| pod.requirements.node_selector.keys());
+    let terms = pods.iter().flat_map(|pod| pod.requirements.node_affinity.iter().flatten());
+    let required = terms.flat_map(|term| term.labels.iter().map(|requirement| &requirement.key));
+    let topologies =
+        pods.iter().flat_map(|pod| pod.requirements.repels.iter().map(|repels| &repels.topology));
+    let pools = policy.pools().iter().flat_map(|pool| pool.selector.keys());
+    selected.chain(required).chain(topologies).chain(pools).map(String::as_str).collect()
+}
+
+impl Gathered {
+    fn add(&mut self, pod: &Pod, workload: usize, source: Arc<str>, policy: &Policy, counted: &mut Counted) {
+        match pod_to_place(pod, workload, source.clone(), policy) {
+            PlannedPod::ToPlace { pod, unjudged } => {
+                if let Some(rule) = unjudged {
+                    *counted.unjudged.entry(rule.to_string()).or_default() += 1;
+                }
+                self.pods.push(*pod);
+            }
+            PlannedPod::Irrelevant => counted.irrelevant += 1,
+            PlannedPod::ByClaims => counted.by_claims += 1,
+            PlannedPod::Unidentified(error) => self.left_out.push(format!("{source}: {error}")),
+            PlannedPod::Invalid(error) => {
+                self.invalid.push(invalid(pod, &source, error.code(), &error.to_string()))
+            }
+        }
+    }
+}
+
+impl Counted {
+    fn texts(self) -> Vec<String> {
+        let pods = |count: usize, what: &str| (count > 0).then(|| format!("{} {what}", plural(count, "pod")));
+        let irrelevant =
+            pods(self.irrelevant, "left out: no GPU is requested, or the pod has ended or is being deleted");
+        let by_claims = pods(self.by_claims, "left out: kube-scheduler allocates devices to ResourceClaims");
+        let unjudged = self.unjudged.into_iter().map(|(rule, count)| {
+            format!("{}: {rule}; the plan does not take that into account", plural(count, "pod"))
+        });
+        irrelevant.into_iter().chain(by_claims).chain(unjudged).collect()
+    }
+}
+
+fn invalid(pod: &Pod, source: &str, code: &str, why: &str) -> PodNotHeld {
+    let unnamed = || PodKey { namespace: "?".into(), name: "?".into() };
+    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
+    let key =
+        PodKey::parse(namespace.unwrap_or("default"), name.unwrap_or("?")).unwrap_or_else(|_| unnamed());
+    PodNotHeld {
+        pod: key,
+        source: source.into(),
+        requests: "cannot be understood".into(),
+        reasons: vec![NotHeldReason {
+            nodes: None,
+            code: code.into(),
+            text: why.into(),
+            remedy: "write the request as the pod contract has it".into(),
+        }],
+    }
+}
+
+fn name(pod: &Pod) -> String {
+    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+    format!("{}/{}", namespace.as_deref().unwrap_or("default"), name.as_deref().unwrap_or("?"))
+}

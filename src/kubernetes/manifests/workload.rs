@@ -1,0 +1,125 @@
+//! How many pods a workload makes, and from which template. Kinds that are not listed here count if they are shaped like a
+//! Deployment: `spec.replicas` and `spec.template`.
+
+use super::{MAX_PODS, ManifestError};
+use serde_json::{Value, json};
+
+/// Pods of one template, by their names.
+pub struct PodTemplate {
+    /// A Pod without a name.
+    pub pod: Value,
+    pub names: Vec<String>,
+}
+
+/// What an object makes.
+pub enum Made {
+    Pods(Vec<PodTemplate>),
+    Nothing,
+    /// Perhaps pods, in a way that is not known here; why, for people.
+    Unknown(&'static str),
+}
+
+/// The pods that an object of this kind makes.
+pub fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, ManifestError> {
+    let spec = object.get("spec").unwrap_or(&Value::Null);
+    let name =
+        ["/metadata/name", "/metadata/generateName"].iter().find_map(|at| object.pointer(at)?.as_str());
+    let name = name.unwrap_or("unnamed");
+    let count = |from: &Value, field: &'static str| count(from, field, source);
+    Ok(match kind {
+        "Pod" => Made::Pods(vec![PodTemplate { pod: object.clone(), names: vec![name.into()] }]),
+        "Job" => Made::Pods(vec![of_job(spec, name, source)?]),
+        "CronJob" => {
+            let job = spec.pointer("/jobTemplate/spec").unwrap_or(&Value::Null);
+            Made::Pods(vec![of_job(job, name, source)?])
+        }
+        "JobSet" => Made::Pods(of_job_set(spec, name, source)?),
+        "LeaderWorkerSet" => Made::Pods(of_groups(spec, name, source)?),
+        "DaemonSet" if asks_for_gpu(object) => Made::Unknown(
+            "a DaemonSet has a pod on each node, and is left out; count its GPUs out of the nodes",
+        ),
+        "DaemonSet" => Made::Nothing,
+        _ if spec.pointer("/template/spec/containers").is_some() => {
+            let replicas = count(spec, "replicas")?.unwrap_or(1);
+            Made::Pods(vec![PodTemplate { pod: pod_of(&spec["template"]), names: numbered(name, replicas) }])
+        }
+        _ if asks_for_gpu(object) => Made::Unknown(
+            "how many pods its controller makes is not known here, and it is left out; plan from a dump of a cluster where it runs \
+             (--cluster), or write its pods as a Deployment",
+        ),
+        _ => Made::Nothing,
+    })
+}
+
+/// As many as run at once.
+fn of_job(spec: &Value, name: &str, source: &str) -> Result<PodTemplate, ManifestError> {
+    let parallelism = count(spec, "parallelism", source)?.unwrap_or(1);
+    let completions = count(spec, "completions", source)?.unwrap_or(parallelism);
+    let pod = pod_of(spec.get("template").unwrap_or(&Value::Null));
+    Ok(PodTemplate { pod, names: numbered(name, parallelism.min(completions)) })
+}
+
+fn of_job_set(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
+    let jobs = spec.get("replicatedJobs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let one = |job: &Value| {
+        let replicas = count(job, "replicas", source)?.unwrap_or(1);
+        let job_name = job.get("name").and_then(Value::as_str).unwrap_or("job");
+        let of_one = of_job(job.pointer("/template/spec").unwrap_or(&Value::Null), job_name, source)?;
+        check("replicas", (replicas as u64).saturating_mul(of_one.names.len() as u64), source)?;
+        let names = (0..replicas)
+            .flat_map(|replica| of_one.names.iter().map(move |pod| format!("{name}-{replica}-{pod}")));
+        Ok(PodTemplate { names: names.collect(), pod: of_one.pod })
+    };
+    jobs.iter().map(one).collect()
+}
+
+/// A leader and its workers in each group; without a template of its own the leader is like a worker.
+fn of_groups(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
+    let group = spec.get("leaderWorkerTemplate").unwrap_or(&Value::Null);
+    let (replicas, size) =
+        (count(spec, "replicas", source)?.unwrap_or(1), count(group, "size", source)?.unwrap_or(1));
+    check("size", (replicas as u64).saturating_mul(size as u64), source)?;
+    let worker = group.get("workerTemplate").unwrap_or(&Value::Null);
+    let leader = group.get("leaderTemplate").unwrap_or(worker);
+    let leaders = (0..replicas).filter(|_| size > 0).map(|group| format!("{name}-{group}"));
+    let workers =
+        (0..replicas).flat_map(|group| (1..size).map(move |place| format!("{name}-{group}-{place}")));
+    Ok(vec![
+        PodTemplate { pod: pod_of(leader), names: leaders.collect() },
+        PodTemplate { pod: pod_of(worker), names: workers.collect() },
+    ])
+}
+
+fn pod_of(template: &Value) -> Value {
+    let part = |name: &str| template.get(name).cloned().unwrap_or_else(|| json!({}));
+    json!({ "metadata": part("metadata"), "spec": part("spec") })
+}
+
+fn numbered(name: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{name}-{number}")).collect()
+}
+
+/// `None` if the field is not there.
+fn count(from: &Value, field: &'static str, source: &str) -> Result<Option<usize>, ManifestError> {
+    let Some(value) = from.get(field).filter(|value| !value.is_null()) else { return Ok(None) };
+    let bad = || ManifestError::Count { source_name: source.into(), field, value: value.to_string() };
+    let count = value.as_u64().ok_or_else(bad)?;
+    check(field, count, source).map(Some)
+}
+
+fn check(field: &'static str, count: u64, source: &str) -> Result<usize, ManifestError> {
+    let bad = || ManifestError::Count { source_name: source.into(), field, value: count.to_string() };
+    usize::try_from(count).ok().filter(|count| *count <= MAX_PODS).ok_or_else(bad)
+}
+
+/// Whether anything in it names a GPU's resource.
+fn asks_for_gpu(value: &Value) -> bool {
+    let is_gpu = |key: &str| {
+        key == "stowage.dev/vram" || key == "nvidia.com/gpu" || key.starts_with("nvidia.com/mig-")
+    };
+    match value {
+        Value::Object(fields) => fields.iter().any(|(key, value)| is_gpu(key) || asks_for_gpu(value)),
+        Value::Array(items) => items.iter().any(asks_for_gpu),
+        _ => false,
+    }
+}
