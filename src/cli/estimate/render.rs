@@ -161,7 +161,7 @@ fn whole(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / (1u64 << 30) as f64)
 }
 
-pub fn list(models: &Vec<Listed>) -> String {
+pub fn list(models: &[Listed]) -> String {
     let rows = models.iter().map(|model| {
         vec![
             model.name.to_owned(),

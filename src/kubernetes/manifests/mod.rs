@@ -107,7 +107,11 @@ impl Manifests {
     /// `file` is only named in errors and sources.
     pub fn of(text: &str, file: &str) -> Result<Self, ManifestError> {
         let name: Arc<str> = file.into();
-        let documents = if text.trim_start().starts_with('{') { json(text, file) } else { yaml(text, file) }?;
+        // A brace begins JSON, or a mapping of YAML in one line.
+        let documents = match text.trim_start().starts_with('{') {
+            true => json(text, file).or_else(|not_json| yaml(text, file).map_err(|_| not_json)),
+            false => yaml(text, file),
+        }?;
         let mut objects = Vec::new();
         for (item, value) in documents.into_iter().flat_map(items).enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
