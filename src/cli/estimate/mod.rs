@@ -225,7 +225,7 @@ impl EstimateArgs {
 
     async fn answered(self) -> Result<ExitCode> {
         if self.list {
-            return self.print(&model::list(), render::list).map(|()| ExitCode::SUCCESS);
+            return self.print(&model::list(), |models| render::list(models)).map(|()| ExitCode::SUCCESS);
         }
         let observed = self.observe.observe.as_deref().map(Path::new);
         let config = self.config.as_deref().map(|path| ("CONFIG", path));
