@@ -99,9 +99,8 @@ fn what_others_wrote_is_text_everywhere() {
     shows(&mut browser, "the GPU", GPU_MODEL);
     is_clean(&mut browser, "the GPU");
     for name in [POD, &waiting] {
-        browser.evaluate(&format!(
-            "document.getElementById('search').focus(); document.getElementById('drawer').close()"
-        ));
+        browser
+            .evaluate("document.getElementById('search').focus(); document.getElementById('drawer').close()");
         browser.evaluate(&format!(
             "[...document.querySelectorAll('button')].find((one) => one.innerText.endsWith({})).click()",
             json!(name)
