@@ -24,7 +24,7 @@ fn each_workload_makes_as_many_pods_as_run_at_once() {
     let text = format!(
         "{{kind: Pod, metadata: {{name: pod}}, spec: {{containers: []}}}}
 ---
-{{kind: Deployment, metadata: {{name: dep, namespace: n}}, spec: {{replicas: 2, template: {TEMPLATE}}}}}
+{{kind: Deployment, metadata: {{name: dep, namespace: team}}, spec: {{replicas: 2, template: {TEMPLATE}}}}}
 ---
 {{kind: StatefulSet, metadata: {{name: set}}, spec: {{template: {TEMPLATE}}}}}
 ---
@@ -38,8 +38,8 @@ fn each_workload_makes_as_many_pods_as_run_at_once() {
     );
     assert_eq!(names(&text), ["pod", "dep-0", "dep-1", "set-0", "job-0", "job-1", "cron-0"]);
     let found = pods(&text).pods;
-    assert_eq!(&*found[1].source, "m.yaml: Deployment n/dep");
-    assert_eq!(found[1].pod.metadata.namespace.as_deref(), Some("n"));
+    assert_eq!(&*found[1].source, "m.yaml: Deployment team/dep");
+    assert_eq!(found[1].pod.metadata.namespace.as_deref(), Some("team"));
     assert_eq!(found[1].pod.metadata.labels.as_ref().unwrap()["app"], "x");
     assert_eq!((found[1].workload, found[2].workload, found[3].workload), (1, 1, 2));
 }
