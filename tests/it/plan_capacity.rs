@@ -122,6 +122,7 @@ fn a_geometry_that_a_gpu_cannot_be_cut_into_is_refused_with_its_placements() {
     assert_eq!(four.code, 2);
     let why = "A100-80GB cannot be cut into 2g.20gb × 4: 2g.20gb takes 2 of 8 memory slices and has placements at 0, 2, 4, so at most 3 fit";
     assert!(four.err.starts_with("error: ") && four.err.contains(why), "{}", four.err);
+    assert_eq!(four.err.matches("--mig").count(), 1, "the reason is given once: {}", four.err);
     assert!(asked("3g.40gb,3g.40gb,3g.40gb").err.contains("so at most 2 fit"));
     assert!(asked("3g.40g").err.contains("did you mean 3g.40gb?"));
     for possible in

@@ -15,7 +15,7 @@ use crate::cli::{is_of_broken_pipe, standard_input};
 use crate::kubernetes::dump::{Dump, DumpContents};
 use crate::kubernetes::manifests::Manifests;
 use crate::scheduling::policy::Policy;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
 use std::io::Write;
@@ -94,6 +94,11 @@ pub struct TypesAnswer {
 /// Something cannot be read.
 const UNREADABLE: u8 = 2;
 
+/// Its message has its reasons in it, so it is no link of a chain.
+fn of_nodes(nodes: &str, error: &BadNodes) -> anyhow::Error {
+    anyhow!("--nodes {nodes:?}: {error}")
+}
+
 impl CapacityArgs {
     /// Whatever goes wrong before there is a plan is no answer: a script shall not take it for pods without a place.
     pub fn run(self) -> Result<ExitCode> {
@@ -146,13 +151,13 @@ impl CapacityArgs {
         let [nodes] = &self.nodes[..] else {
             bail!("--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8");
         };
-        let shorthand = NodeShorthand::parse(nodes).with_context(|| format!("--nodes {nodes:?}"))?;
+        let shorthand = NodeShorthand::parse(nodes).map_err(|error| of_nodes(nodes, &error))?;
         let policy = Arc::new(policy);
         let mut types = Vec::new();
         for name in &self.gpu_types {
             let gpu = GpuType::find(name.trim()).context("--gpu-types")?;
-            let template =
-                shorthand.clone().with_gpu(gpu).template(self.mig.as_deref()).context("--nodes")?;
+            let template = shorthand.clone().with_gpu(gpu).template(self.mig.as_deref());
+            let template = template.map_err(|error| of_nodes(nodes, &error))?;
             let question = CapacityQuestion {
                 policy: policy.clone(),
                 pods: found.pods.clone(),
@@ -182,7 +187,7 @@ impl CapacityArgs {
         let mut kinds: Vec<NodeTemplate> = Vec::new();
         for nodes in &self.nodes {
             match is_shorthand(nodes) {
-                true => kinds.push(self.described(nodes).with_context(|| format!("--nodes {nodes:?}"))?),
+                true => kinds.push(self.described(nodes).map_err(|error| of_nodes(nodes, &error))?),
                 false => {
                     let objects = Manifests::read(Path::new(nodes)).context("--nodes")?.nodes()?;
                     if objects.is_empty() {

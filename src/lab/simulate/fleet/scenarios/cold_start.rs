@@ -17,15 +17,17 @@
 //! from disk, 5 GB/s from the page cache, 20 GB/s from an engine that sleeps; an image at 100 MB/s; a start takes 20 s besides.
 
 mod fleet;
+mod starts;
 
 use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped};
 use crate::ids::PodUid;
-use crate::lab::simulate::fleet::machines::{BrokenPromise, Sleeper};
+use crate::lab::simulate::fleet::machines::BrokenPromise;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
 use crate::lab::simulate::random::Random;
 use crate::units::{Bytes, Millis};
 use fleet::{by_popularity, drawn, limits, machines, pod};
+use starts::{CountedStart, end_asleep};
 use std::collections::BTreeMap;
 
 pub static COLD_START: Scenario = Scenario {
@@ -181,38 +183,4 @@ fn over_hours(variant: usize, seed: u64, hours: u64) -> (Vec<CountedStart>, Vec<
         }
     }
     (starts, stage.broken)
-}
-
-struct CountedStart {
-    seconds: f64,
-    shortest: f64,
-    woken: bool,
-}
-
-impl CountedStart {
-    /// Of a pod that is ready.
-    fn of(stage: &Stage<'_, Timer>, uid: &PodUid, shortest: Millis) -> Self {
-        let seconds = |time: Millis| time.0 as f64 / 1000.0;
-        let pod = stage.pod(uid).expect("it is ready");
-        Self {
-            seconds: seconds(stage.now().since(pod.submitted)),
-            shortest: seconds(shortest),
-            woken: pod.start.is_some_and(|start| start.woken),
-        }
-    }
-}
-
-/// The pod ends, and its engine sleeps on.
-fn end_asleep(stage: &mut Stage<'_, Timer>, uid: &PodUid) {
-    let Some(pod) = stage.pod(uid).cloned() else { return };
-    stage.finish(uid);
-    let (Some(bound), Some(model)) = (pod.bound, pod.spec.model.clone()) else { return };
-    let Some(machine) = stage.machines.get_mut(&bound.node) else { return };
-    let mut gpus: Vec<usize> = bound.devices.iter().filter_map(|device| machine.place_of(device)).collect();
-    gpus.sort_unstable();
-    let namespace = pod.spec.namespace.as_str().into();
-    machine.put_to_sleep(
-        Sleeper { pod: uid.clone(), model, weights: pod.spec.weights, gpus, namespace },
-        HOST_MEMORY,
-    );
 }

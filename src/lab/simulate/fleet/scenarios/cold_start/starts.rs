@@ -1,0 +1,41 @@
+//! Starts that are counted, and engines that sleep on after their pods.
+
+use super::{HOST_MEMORY, Timer};
+use crate::ids::PodUid;
+use crate::lab::simulate::fleet::machines::Sleeper;
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::units::Millis;
+
+pub struct CountedStart {
+    pub seconds: f64,
+    pub shortest: f64,
+    pub woken: bool,
+}
+
+impl CountedStart {
+    /// Of a pod that is ready.
+    pub fn of(stage: &Stage<'_, Timer>, uid: &PodUid, shortest: Millis) -> Self {
+        let seconds = |time: Millis| time.0 as f64 / 1000.0;
+        let pod = stage.pod(uid).expect("it is ready");
+        Self {
+            seconds: seconds(stage.now().since(pod.submitted)),
+            shortest: seconds(shortest),
+            woken: pod.start.is_some_and(|start| start.woken),
+        }
+    }
+}
+
+/// The pod ends, and its engine sleeps on.
+pub fn end_asleep(stage: &mut Stage<'_, Timer>, uid: &PodUid) {
+    let Some(pod) = stage.pod(uid).cloned() else { return };
+    stage.finish(uid);
+    let (Some(bound), Some(model)) = (pod.bound, pod.spec.model.clone()) else { return };
+    let Some(machine) = stage.machines.get_mut(&bound.node) else { return };
+    let mut gpus: Vec<usize> = bound.devices.iter().filter_map(|device| machine.place_of(device)).collect();
+    gpus.sort_unstable();
+    let namespace = pod.spec.namespace.as_str().into();
+    machine.put_to_sleep(
+        Sleeper { pod: uid.clone(), model, weights: pod.spec.weights, gpus, namespace },
+        HOST_MEMORY,
+    );
+}
