@@ -5,6 +5,8 @@
 mod cold_start;
 mod night_pool;
 pub mod report;
+mod running_jobs;
+mod teams;
 mod warm_context;
 
 pub use report::{Judgement, ScenarioReport, VariantLine};
@@ -113,8 +115,8 @@ pub struct Curve {
 }
 
 /// All scenarios, in the order of their stories.
-pub static SCENARIOS: [&Scenario; 3] =
-    [&night_pool::NIGHT_POOL, &cold_start::COLD_START, &warm_context::WARM_CONTEXT];
+pub static SCENARIOS: [&Scenario; 4] =
+    [&night_pool::NIGHT_POOL, &cold_start::COLD_START, &warm_context::WARM_CONTEXT, &teams::TEAMS];
 
 impl Means<'_> {
     pub fn of(&self, variant: &str, figure: &str) -> f64 {
