@@ -99,7 +99,7 @@ fn measure() {
         println!("{}", line.variant);
         for figure in scenario.figures {
             let spread = line.figures[figure.name];
-            println!("   {:>18} {:.3} ± {:.3}", figure.name, spread.mean, spread.sd);
+            println!("   {:>18} {:.3} ± {:.3}", figure.name, spread.mean, spread.deviation);
         }
     }
     for target in &report.targets {
