@@ -41,22 +41,46 @@ pub static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
     claim: "Two GPUs serve three models, and the one that must answer in time never has company.",
     variants: &["stowage", "kube-scheduler, whole GPUs", "time-slicing"],
     figures: &[
-        Figure { name: "foreign", decimals: 0, help: "pods bound beside fraud detection, in random schedules" },
-        Figure { name: "evictions", decimals: 0, help: "pods for which others were evicted, in random schedules" },
+        Figure {
+            name: "foreign",
+            decimals: 0,
+            help: "pods bound beside fraud detection, in random schedules",
+        },
+        Figure {
+            name: "evictions",
+            decimals: 0,
+            help: "pods for which others were evicted, in random schedules",
+        },
         Figure {
             name: "chatbot first",
             decimals: 1,
             help: "evictions in which credit scoring stays if leaving chatbots make the room, in hundredths",
         },
-        Figure { name: "fraud evicted", decimals: 0, help: "evictions of fraud detection, in random schedules" },
+        Figure {
+            name: "fraud evicted",
+            decimals: 0,
+            help: "evictions of fraud detection, in random schedules",
+        },
         Figure {
             name: "utilisation",
             decimals: 1,
             help: "VRAM that running pods ask for, over a day, in hundredths of the two GPUs'",
         },
-        Figure { name: "credit up", decimals: 1, help: "of the day, a replica of credit scoring runs, in hundredths" },
-        Figure { name: "chatbot up", decimals: 1, help: "of the day, a replica of the chatbot runs, in hundredths" },
-        Figure { name: "fraud p50", decimals: 1, help: "ms from an inference's arrival to its answer, median" },
+        Figure {
+            name: "credit up",
+            decimals: 1,
+            help: "of the day, a replica of credit scoring runs, in hundredths",
+        },
+        Figure {
+            name: "chatbot up",
+            decimals: 1,
+            help: "of the day, a replica of the chatbot runs, in hundredths",
+        },
+        Figure {
+            name: "fraud p50",
+            decimals: 1,
+            help: "ms from an inference's arrival to its answer, median",
+        },
         Figure { name: "fraud p99", decimals: 1, help: "the same, 99th percentile" },
         Figure { name: "GPUs", decimals: 0, help: "GPUs that hold one pod of each, as capacity is planned" },
     ],

@@ -19,7 +19,9 @@
 mod account;
 mod demand;
 mod guarantee;
+mod pods;
 mod pool;
+mod sums;
 
 use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
@@ -49,11 +51,23 @@ pub static TEAMS: Scenario = Scenario {
         },
         Figure { name: "guaranteed p99", decimals: 1, help: "seconds that this takes, 99th percentile" },
         Figure { name: "guaranteed max", decimals: 0, help: "the same, the longest" },
-        Figure { name: "Jain", decimals: 3, help: "Jain's index of borrowed GPUs over weight, while teams compete" },
+        Figure {
+            name: "Jain",
+            decimals: 3,
+            help: "Jain's index of borrowed GPUs over weight, while teams compete",
+        },
         Figure { name: "competing", decimals: 1, help: "hours in which two teams or more wait to borrow" },
-        Figure { name: "completed", decimals: 0, help: "GPU-hours of engines, and of jobs' work that was kept" },
+        Figure {
+            name: "completed",
+            decimals: 0,
+            help: "GPU-hours of engines, and of jobs' work that was kept",
+        },
         Figure { name: "lost", decimals: 1, help: "work that was done and lost, in hundredths of completed" },
-        Figure { name: "inference p95", decimals: 0, help: "seconds until an engine has its GPU, 95th percentile" },
+        Figure {
+            name: "inference p95",
+            decimals: 0,
+            help: "seconds until an engine has its GPU, 95th percentile",
+        },
         Figure { name: "training p95", decimals: 0, help: "seconds until a job runs first, 95th percentile" },
         Figure { name: "experiments p95", decimals: 0, help: "the same of experiments" },
         Figure {

@@ -12,7 +12,8 @@
 //! A100 a step without prompts takes 11 ms, and one with 2,048 tokens of prompts 190 ms. A GPU that switches within a step, by
 //! time slices of a few milliseconds, would answer sooner and take twice as long for each inference instead.
 
-use crate::lab::simulate::fleet::engines::{GpuSpeed, ModelShape, StepCost};
+use crate::lab::simulate::fleet::engines::speed::StepCost;
+use crate::lab::simulate::fleet::engines::{GpuSpeed, ModelShape};
 use crate::lab::simulate::fleet::scenarios::quantile;
 use crate::lab::simulate::fleet::traffic::RequestSize;
 use crate::lab::simulate::random::Random;

@@ -26,14 +26,19 @@ pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
         format!("; with {} they would stand {} % idle", more.gpus, more.idle_percent_then)
     });
     let (held, lower) = (planned.held, planned.lower_bound.gpus);
-    (planned.gpus, format!("{} A100 suffice for {held} pods, and no fewer than {lower} do{more}", planned.gpus))
+    (
+        planned.gpus,
+        format!("{} A100 suffice for {held} pods, and no fewer than {lower} do{more}", planned.gpus),
+    )
 }
 
 /// Whether the shared GPU can be cut instead.
 pub fn mig() -> [String; 2] {
-    ["3g.40gb,3g.40gb", "2g.20gb,2g.20gb,2g.20gb,2g.20gb"].map(|wanted| match Geometry::parse(wanted, a100()) {
-        Ok(geometry) => format!("an A100 can be cut into {geometry}"),
-        Err(why) => why.to_string(),
+    ["3g.40gb,3g.40gb", "2g.20gb,2g.20gb,2g.20gb,2g.20gb"].map(|wanted| {
+        match Geometry::parse(wanted, a100()) {
+            Ok(geometry) => format!("an A100 can be cut into {geometry}"),
+            Err(why) => why.to_string(),
+        }
     })
 }
 

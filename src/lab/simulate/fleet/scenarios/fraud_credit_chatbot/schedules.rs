@@ -89,7 +89,8 @@ impl Schedules {
         let Some(preemptor) = set.and_then(|(_, uid)| stage.pod(uid)) else { return };
         let would_do = |gpu: &PhysicalGpu| {
             let others = gpu.pods.keys().filter_map(|uid| Some((uid, stage.pod(uid)?)));
-            let is_free_to_go = others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
+            let is_free_to_go =
+                others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
             let stay = || others.clone().filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot);
             let taken: Bytes = stay().map(|(_, pod)| pod.spec.vram).sum();
             let is_alone = |app| matches!(app, App::Fraud | App::Pretender);

@@ -47,8 +47,7 @@ impl FleetScheduler for TimeSlicing {
             gpus.map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.charged()))).collect();
         let mut acts = Vec::new();
         for (uid, spec) in &self.pending {
-            let fitting: Vec<usize> =
-                (0..left.len()).filter(|place| spec.vram <= left[*place].2).collect();
+            let fitting: Vec<usize> = (0..left.len()).filter(|place| spec.vram <= left[*place].2).collect();
             let Some(place) = fitting.get(self.draws.below(fitting.len())) else { continue };
             let (machine, gpu, free) = &mut left[*place];
             *free = free.minus(spec.vram);

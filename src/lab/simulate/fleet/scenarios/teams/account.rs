@@ -107,8 +107,7 @@ mod tests {
         let quota = Quota { guarantee: 2, limit: 8, weight: 2 };
         let mut account = Account::new([quota; 3], 8, Moment(0));
         let hour = |n: u64| Moment(0) + Millis::seconds(n * 3600);
-        let competes =
-            Standing { free: 0, used: [4, 4, 0], waits: true, competing: [true, true, false] };
+        let competes = Standing { free: 0, used: [4, 4, 0], waits: true, competing: [true, true, false] };
         account.stands(hour(1), competes);
         account.stands(hour(2), Standing { free: 4, used: [4, 0, 0], waits: true, competing: [false; 3] });
         account.stands(hour(3), Standing::default());

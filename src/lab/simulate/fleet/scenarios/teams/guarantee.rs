@@ -130,11 +130,8 @@ pub fn obstacle(
         }
     };
     let on_node = stage.machines.iter().map(|machine| {
-        let mut gpus: Vec<Obstacle> = machine
-            .gpus
-            .iter()
-            .map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None))
-            .collect();
+        let mut gpus: Vec<Obstacle> =
+            machine.gpus.iter().map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None)).collect();
         gpus.sort_unstable();
         gpus.get(pod.spec.gpus as usize - 1).copied().unwrap_or(Obstacle::Scattered)
     });
