@@ -19,6 +19,7 @@
 //! The variants: Stowage; kube-scheduler with whole GPUs; and time-slicing, where a pod gets a GPU by chance. As nothing is
 //! isolated there, replicas of the day have 18 GiB each, so that any two pods fit on one GPU.
 
+mod app;
 mod day;
 mod latency;
 mod planned;
@@ -28,11 +29,11 @@ mod time_slicing;
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::ids::{GpuModel, NodeName};
 use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::Bytes;
+use app::App;
 use schedules::Schedules;
 use time_slicing::TimeSlicing;
 
@@ -132,50 +133,6 @@ const FRAUD: Bytes = Bytes::gib(60);
 const REPLICA: Bytes = Bytes::gib(36);
 /// Beside fraud detection there is no room for more.
 const SLICED_REPLICA: Bytes = Bytes::gib(18);
-
-/// What a pod is, by its label and priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum App {
-    Chatbot,
-    Credit,
-    Fraud,
-    /// It has the label of fraud detection, and not its priority.
-    Pretender,
-}
-
-impl App {
-    fn label(self) -> &'static str {
-        match self {
-            Self::Chatbot => "chatbot",
-            Self::Credit => "credit",
-            Self::Fraud | Self::Pretender => "fraud",
-        }
-    }
-
-    fn priority(self) -> i32 {
-        match self {
-            Self::Chatbot => 10,
-            Self::Credit => 100,
-            Self::Fraud => 1000,
-            Self::Pretender => 500,
-        }
-    }
-
-    fn of(spec: &PodSpec) -> Self {
-        let label = spec.labels.get("app").map_or("", String::as_str);
-        let all = [Self::Chatbot, Self::Credit, Self::Fraud];
-        let app = all.into_iter().find(|app| app.label() == label).unwrap_or(Self::Pretender);
-        if app == Self::Fraud && spec.priority < Self::Fraud.priority() { Self::Pretender } else { app }
-    }
-
-    fn pod(self, vram: Bytes) -> PodSpec {
-        PodSpec {
-            labels: [("app".to_owned(), self.label().to_owned())].into(),
-            priority: self.priority(),
-            ..PodSpec::plain("bank", vram)
-        }
-    }
-}
 
 fn policy() -> Policy {
     let text = include_str!("../../../../../policies/fraud-credit-chatbot/policy.yaml");

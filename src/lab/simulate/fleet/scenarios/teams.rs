@@ -32,7 +32,8 @@ use crate::lab::simulate::fleet::stage::Stage;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::Bytes;
-use pool::{Pool, Priorities};
+use pods::Priorities;
+use pool::Pool;
 
 pub static TEAMS: Scenario = Scenario {
     name: "teams",

@@ -1,6 +1,7 @@
 //! A day of the three models: what of the GPUs' VRAM is asked for, and what company fraud detection has.
 
-use super::{App, FRAUD, GPU, machines};
+use super::app::App;
+use super::{FRAUD, GPU, machines};
 use crate::ids::{ModelId, PodUid};
 use crate::lab::simulate::fleet::engines::ModelShape;
 use crate::lab::simulate::fleet::machines::BrokenPromise;

@@ -1,6 +1,7 @@
 //! How many GPUs hold one pod of each model, as `stowage plan capacity` finds it; and the MIG geometries that would do.
 
-use super::{App, FRAUD, GPU};
+use super::app::App;
+use super::{FRAUD, GPU};
 use crate::capacity_plan::geometry::Geometry;
 use crate::capacity_plan::gpu_types::GpuType;
 use crate::capacity_plan::plan;

@@ -1,6 +1,7 @@
 //! Random schedules: pods of all classes in any order, and what the hardware holds of them.
 
-use super::{App, GPU, machines};
+use super::app::App;
+use super::{GPU, machines};
 use crate::ids::PodUid;
 use crate::lab::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
 use crate::lab::simulate::fleet::pods::PodSpec;

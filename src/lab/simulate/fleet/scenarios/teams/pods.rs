@@ -12,6 +12,28 @@ use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The two PriorityClasses.
+const GUARANTEED: i32 = 100;
+const BORROWING: i32 = 0;
+/// Of each team, where it has one priority for all that it does.
+const OF_TEAMS: [i32; 3] = [100, 50, 0];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priorities {
+    OfGuarantees,
+    OfTeams,
+}
+
+impl Priorities {
+    pub fn of(self, team: Team, is_within: bool) -> i32 {
+        match self {
+            Self::OfTeams => OF_TEAMS[team as usize],
+            Self::OfGuarantees if is_within => GUARANTEED,
+            Self::OfGuarantees => BORROWING,
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct TeamPod {
     pub team: Team,

@@ -3,7 +3,7 @@
 use super::account::Standing;
 use super::demand::Demand;
 use super::guarantee::obstacle;
-use super::pods::{TeamPod, TeamPods, manifest};
+use super::pods::{Priorities, TeamPod, TeamPods, manifest};
 use super::sums::Sums;
 use super::{Team, Timer};
 use crate::ids::PodUid;
@@ -16,20 +16,9 @@ use std::collections::VecDeque;
 
 /// Jobs that a team's queue keeps pending.
 const PENDING: usize = 8;
-/// The two PriorityClasses.
-const GUARANTEED: i32 = 100;
-const BORROWING: i32 = 0;
-/// Of each team, where it has one priority for all that it does.
-const OF_TEAMS: [i32; 3] = [100, 50, 0];
 const MINUTE: Millis = Millis::seconds(60);
 /// A moment after the longest cycle.
 const IS_LATE: Millis = Millis::seconds(6);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priorities {
-    OfGuarantees,
-    OfTeams,
-}
 
 pub struct Pool {
     stage: Stage<'static, Timer>,
@@ -187,11 +176,7 @@ impl Pool {
         let now = self.stage.now();
         let gpus = job.map_or(1, |job| job.gpus);
         let is_within = gpus <= self.pods.guarantee_left(team);
-        let priority = match self.priorities {
-            Priorities::OfTeams => OF_TEAMS[team as usize],
-            Priorities::OfGuarantees if is_within => GUARANTEED,
-            Priorities::OfGuarantees => BORROWING,
-        };
+        let priority = self.priorities.of(team, is_within);
         let uid = self.stage.submit(manifest(team, gpus, priority, job.is_some()));
         if is_within {
             self.sums.guarantees.opens(&uid, now);
