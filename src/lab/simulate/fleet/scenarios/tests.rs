@@ -73,36 +73,3 @@ fn quantiles_are_by_the_nearest_rank() {
     assert_eq!([0.5, 0.99, 1.0].map(|share| quantile(&mut values, share)), [2.0, 4.0, 4.0]);
     assert_eq!(quantile(&mut [], 0.5), 0.0);
 }
-
-#[test]
-#[ignore = "scaffolding"]
-fn measure() {
-    let only = std::env::var("SCENARIO").unwrap_or("teams".into());
-    let seeds: u64 = std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let input = ScenarioInput { is_short: std::env::var("SHORT").is_ok(), ..ScenarioInput::default() };
-    let scenario = SCENARIOS.into_iter().find(|scenario| scenario.name == only).unwrap();
-    let mut runs = Vec::new();
-    for seed in 42..42 + seeds {
-        let mut all = Vec::new();
-        for variant in 0..scenario.variants.len() {
-            let begun = std::time::Instant::now();
-            let played = (scenario.play)(&input, variant, seed);
-            println!("{seed} {} {:?} {:.2?}", scenario.variants[variant], begun.elapsed(), played.figures);
-            println!("   broken {} notes {:?}", played.broken.len(), played.notes);
-            all.push(played);
-        }
-        runs.push(all);
-    }
-    let seeds: Vec<u64> = (42..42 + seeds).collect();
-    let report = ScenarioReport::of(scenario, &seeds, &runs);
-    for line in &report.variants {
-        println!("{}", line.variant);
-        for figure in scenario.figures {
-            let spread = line.figures[figure.name];
-            println!("   {:>18} {:.3} ± {:.3}", figure.name, spread.mean, spread.deviation);
-        }
-    }
-    for target in &report.targets {
-        println!("{target:?}");
-    }
-}
