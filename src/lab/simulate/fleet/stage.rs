@@ -67,6 +67,8 @@ pub struct StagePod {
     pub ready: Option<Moment>,
     pub checkpoint: Option<Moment>,
     pub leaving: Option<Moment>,
+    /// The pod that it was asked to leave for.
+    pub evicted_for: Option<PodUid>,
 }
 
 pub struct Stage<'s, T> {
@@ -157,6 +159,7 @@ impl<'s, T> Stage<'s, T> {
             ready: None,
             checkpoint: None,
             leaving: None,
+            evicted_for: None,
         };
         self.pods.insert(uid.clone(), pod);
         self.show(&uid);
@@ -321,6 +324,7 @@ impl<'s, T> Stage<'s, T> {
             self.broken.push(BrokenPromise::WrongVictim { victim, preemptor, priority });
         }
         pod.leaving = Some(now);
+        pod.evicted_for = preemptor.cloned();
         let grace = pod.spec.grace;
         self.evictions += 1;
         self.events.at(now + grace, StageEvent::Gone(uid.clone()));

@@ -3,8 +3,11 @@
 //! [`report`] puts seeds together and judges the targets.
 
 mod cold_start;
+mod fraud_credit_chatbot;
 mod night_pool;
 pub mod report;
+mod running_jobs;
+mod teams;
 mod warm_context;
 
 pub use report::{Judgement, ScenarioReport, VariantLine};
@@ -113,8 +116,13 @@ pub struct Curve {
 }
 
 /// All scenarios, in the order of their stories.
-pub static SCENARIOS: [&Scenario; 3] =
-    [&night_pool::NIGHT_POOL, &cold_start::COLD_START, &warm_context::WARM_CONTEXT];
+pub static SCENARIOS: [&Scenario; 5] = [
+    &night_pool::NIGHT_POOL,
+    &cold_start::COLD_START,
+    &warm_context::WARM_CONTEXT,
+    &fraud_credit_chatbot::FRAUD_CREDIT_CHATBOT,
+    &teams::TEAMS,
+];
 
 impl Means<'_> {
     pub fn of(&self, variant: &str, figure: &str) -> f64 {

@@ -18,8 +18,9 @@
 mod jobs;
 mod pool;
 
+use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
-use crate::ids::{GpuModel, ModelId, NodeName, PodUid};
+use crate::ids::{GpuModel, ModelId, NodeName};
 use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
 use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::lab::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilisationScaler};
@@ -112,9 +113,13 @@ const HEADROOM: f64 = 0.02;
 
 pub enum Timer {
     Step,
-    /// A job's work is done, if its pod still runs.
-    JobEnds(PodUid),
-    JobSaves(PodUid),
+    Job(JobTimer),
+}
+
+impl From<JobTimer> for Timer {
+    fn from(timer: JobTimer) -> Self {
+        Self::Job(timer)
+    }
 }
 
 /// A 70B model over a node's GPUs.

@@ -51,8 +51,9 @@ impl<S: Scaler> Pool<S> {
             let now = self.stage.now();
             match happened {
                 Happening::Timer(Timer::Step) => self.step(now),
-                Happening::Timer(Timer::JobEnds(uid)) => self.jobs.end(&uid, &mut self.stage),
-                Happening::Timer(Timer::JobSaves(uid)) => self.jobs.save(&uid, &mut self.stage),
+                Happening::Timer(Timer::Job(timer)) => {
+                    self.jobs.running.tell(timer, &mut self.stage);
+                }
                 Happening::Bound(uid) if self.replicas.contains_key(&uid) => self.note_bound(&uid),
                 Happening::Ready(uid) => self.jobs.begin(&uid, &mut self.stage),
                 Happening::Leaving(uid) => self.jobs.evict(&uid, now),
@@ -60,7 +61,7 @@ impl<S: Scaler> Pool<S> {
             }
             self.jobs.fill(&mut self.stage);
         }
-        self.jobs.close(end);
+        self.jobs.running.close(end);
         self.played(hours as f64)
     }
 
@@ -161,6 +162,7 @@ impl<S: Scaler> Pool<S> {
     fn played(self, hours: f64) -> Played {
         let Self { stage, jobs, day, mut waits, idle, serving, curves, .. } = self;
         let headroom = HEADROOM * (NODES as u32 * GPUS) as f64 * hours;
+        let jobs = jobs.running;
         let latencies = &day.tally.latencies;
         let names = ["GPUs of replicas", "GPUs of jobs"];
         Played {

@@ -1,0 +1,88 @@
+//! How many GPUs hold one pod of each model, as `stowage plan capacity` finds it; and the MIG geometries that would do.
+
+use super::app::App;
+use super::{FRAUD, GPU};
+use crate::capacity_plan::geometry::Geometry;
+use crate::capacity_plan::gpu_types::GpuType;
+use crate::capacity_plan::plan;
+use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace, TemplateGpu, TemplateHost};
+use crate::ids::PodKey;
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::scheduling::kube_filters::Requirements;
+use crate::scheduling::policy::Policy;
+use crate::units::Bytes;
+use std::sync::Arc;
+
+/// GPUs that suffice, and what the plan says of them.
+pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
+    let policy = if variant == 0 { bank.clone() } else { Policy::default() };
+    let pods = [(App::Fraud, FRAUD), (App::Credit, replica), (App::Chatbot, replica)];
+    // Without Stowage, a pod that asks for a GPU has all of it, unless GPUs are sliced.
+    let pod = |(app, vram): (App, Bytes)| PodSpec { exclusive: variant == 1, ..app.pod(vram) };
+    let pods = pods.map(pod).into_iter().enumerate().map(|(workload, pod)| to_place(workload, &pod, &policy));
+    let question =
+        CapacityQuestion { pods: pods.collect(), policy: Arc::new(policy), node_kinds: vec![node()] };
+    let planned = plan(&question);
+    let more = planned.one_more.map_or(String::new(), |more| {
+        format!("; with {} they would stand {} % idle", more.gpus, more.idle_percent_then)
+    });
+    let (held, lower) = (planned.held, planned.lower_bound.gpus);
+    (
+        planned.gpus,
+        format!("{} A100 suffice for {held} pods, and no fewer than {lower} do{more}", planned.gpus),
+    )
+}
+
+/// Whether the shared GPU can be cut instead.
+pub fn mig() -> [String; 2] {
+    ["3g.40gb,3g.40gb", "2g.20gb,2g.20gb,2g.20gb,2g.20gb"].map(|wanted| {
+        match Geometry::parse(wanted, a100()) {
+            Ok(geometry) => format!("an A100 can be cut into {geometry}"),
+            Err(why) => why.to_string(),
+        }
+    })
+}
+
+fn a100() -> &'static GpuType {
+    GpuType::find("A100-80GB").expect("it is a known type")
+}
+
+fn to_place(workload: usize, pod: &PodSpec, policy: &Policy) -> PodToPlace {
+    let label = &pod.labels["app"];
+    PodToPlace {
+        key: PodKey::parse(&pod.namespace, label).expect("a label is a name"),
+        workload,
+        source: format!("Pod {}/{label}", pod.namespace).into(),
+        demand: pod.demand(policy).expect("its request is valid"),
+        requirements: Requirements { namespace: pod.namespace.clone(), ..Requirements::default() },
+    }
+}
+
+fn node() -> NodeTemplate {
+    let known = a100();
+    NodeTemplate {
+        name: "bank".into(),
+        gpus: 4,
+        gpu: TemplateGpu { name: known.name.into(), model: known.model(), total: GPU, known: Some(known) },
+        geometry: None,
+        plugin_devices: None,
+        labels: [("gpu-pool".into(), "bank".into())].into(),
+        taints: Vec::new(),
+        host: TemplateHost::Described { cpu: None, memory: None },
+        at_most: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{REPLICA, policy};
+    use super::*;
+
+    #[test]
+    fn two_gpus_suffice_and_a_geometry_that_the_gpu_does_not_have_is_refused() {
+        assert_eq!(gpus(0, REPLICA, &policy()).0, 2);
+        assert_eq!(gpus(1, REPLICA, &policy()).0, 3, "whole GPUs");
+        let [accepted, refused] = mig();
+        assert!(accepted.contains("can be cut into") && refused.contains("cannot be cut into"), "{refused}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Random schedules: pods of all classes in any order, and what the hardware holds of them.
+
+use super::app::App;
+use super::{GPU, machines};
+use crate::ids::PodUid;
+use crate::lab::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::lab::simulate::fleet::schedulers::FleetScheduler;
+use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::random::Random;
+use crate::units::{Bytes, Millis, Moment};
+
+/// Pods of one schedule.
+const PODS: (usize, usize) = (4, 12);
+/// They come within this time, and it is played for as long again.
+const LASTS: Millis = Millis::seconds(60);
+const VRAM_GIB: (usize, usize) = (4, 60);
+/// What the policy's headroom leaves of a GPU.
+const ALLOCATABLE: Bytes = Bytes(GPU.0 / 10 * 9);
+
+#[derive(Debug, Default)]
+pub struct Schedules {
+    /// Pods that were bound beside fraud detection, or beside which it was bound.
+    pub foreign: u64,
+    /// Sets of victims, each for one pod.
+    pub evictions: u64,
+    /// Sets with credit scoring in them where chatbots alone would have made the room.
+    unfair: u64,
+    pub fraud_evicted: u64,
+    pub broken: Vec<BrokenPromise>,
+}
+
+enum Timer {
+    Comes(PodSpec),
+    Ends(PodUid),
+}
+
+impl Schedules {
+    pub fn played(count: usize, seed: u64, new: impl Fn(u64) -> Box<dyn FleetScheduler>) -> Self {
+        let mut sums = Self::default();
+        let mut draws = Random::seeded(seed, 7);
+        for n in 0..count as u64 {
+            sums.play(Stage::new(machines(), new(seed.wrapping_add(n)), n), &mut draws);
+        }
+        sums
+    }
+
+    fn play(&mut self, mut stage: Stage<'_, Timer>, draws: &mut Random) {
+        for _ in 0..PODS.0 + draws.below(PODS.1 - PODS.0 + 1) {
+            let at = START + Millis(draws.below(LASTS.0 as usize) as u64);
+            stage.at(at, Timer::Comes(pod(draws)));
+        }
+        let mut last_set = None;
+        while let Some(happened) = stage.next(START + LASTS.times(2)) {
+            let now = stage.now();
+            match happened {
+                Happening::Timer(Timer::Comes(spec)) => drop(stage.submit(spec)),
+                Happening::Timer(Timer::Ends(uid)) => stage.finish(&uid),
+                Happening::Bound(uid) => {
+                    self.foreign += company(&stage, &uid);
+                    // Two in three end.
+                    if draws.below(3) > 0 {
+                        let after = draws.log_uniform(Millis::seconds(5), LASTS);
+                        stage.at(now + after, Timer::Ends(uid));
+                    }
+                }
+                Happening::Leaving(uid) => {
+                    let of = stage.pod(&uid).and_then(|pod| pod.evicted_for.clone());
+                    let set = of.map(|of| (now, of));
+                    if set != last_set {
+                        self.judge(&stage, set.as_ref());
+                        last_set = set;
+                    }
+                }
+                Happening::Ready(_) | Happening::Gone(_) => {}
+            }
+        }
+        self.broken.append(&mut stage.broken);
+    }
+
+    /// The pods that leave since then for that pod, all at once.
+    fn judge(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>) {
+        self.evictions += 1;
+        let leaves = |uid: &PodUid| {
+            let pod = stage.pod(uid)?;
+            (pod.leaving.zip(pod.evicted_for.clone()).as_ref() == set).then(|| App::of(&pod.spec))
+        };
+        let apps: Vec<App> = stage.pods().filter_map(|(uid, _)| leaves(uid)).collect();
+        self.fraud_evicted += apps.iter().filter(|app| **app == App::Fraud).count() as u64;
+        let Some(preemptor) = set.and_then(|(_, uid)| stage.pod(uid)) else { return };
+        let would_do = |gpu: &PhysicalGpu| {
+            let others = gpu.pods.keys().filter_map(|uid| Some((uid, stage.pod(uid)?)));
+            let is_free_to_go =
+                others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
+            let stay = || others.clone().filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot);
+            let taken: Bytes = stay().map(|(_, pod)| pod.spec.vram).sum();
+            let is_alone = |app| matches!(app, App::Fraud | App::Pretender);
+            let keeps_off = match App::of(&preemptor.spec) {
+                App::Fraud => stay().count() > 0,
+                _ => stay().any(|(_, pod)| is_alone(App::of(&pod.spec))),
+            };
+            is_free_to_go && !keeps_off && preemptor.spec.vram + taken <= ALLOCATABLE
+        };
+        let chatbots_would_do = stage.machines.iter().flat_map(|machine| &machine.gpus).any(would_do);
+        if apps.contains(&App::Credit) && chatbots_would_do {
+            self.unfair += 1;
+        }
+    }
+
+    /// In hundredths of the sets.
+    pub fn chatbot_first(&self) -> f64 {
+        100.0 - 100.0 * self.unfair as f64 / self.evictions.max(1) as f64
+    }
+}
+
+fn pod(draws: &mut Random) -> PodSpec {
+    use App::{Chatbot, Credit, Fraud, Pretender};
+    let app = [Fraud, Fraud, Pretender, Credit, Credit, Credit, Chatbot, Chatbot, Chatbot, Chatbot];
+    let app = app[draws.below(10)];
+    let gib = VRAM_GIB.0 + draws.below(VRAM_GIB.1 - VRAM_GIB.0 + 1);
+    let pod = app.pod(Bytes::gib(gib as u64));
+    let priority = match app {
+        // Of two pods of fraud detection none is evicted for the other, whatever their priorities.
+        Fraud => pod.priority + draws.below(3) as i32 * 500,
+        Pretender => draws.below(1000) as i32,
+        Credit | Chatbot => pod.priority,
+    };
+    PodSpec { priority, grace: Millis(1000 + draws.below(20_000) as u64), ..pod }
+}
+
+/// Pods that share a GPU with fraud detection since this one was bound.
+fn company(stage: &Stage<'_, Timer>, uid: &PodUid) -> u64 {
+    let is_fraud = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| App::of(&pod.spec) == App::Fraud);
+    let gpus = stage.machines.iter().flat_map(|machine| &machine.gpus);
+    let shared = gpus.filter(|gpu| gpu.pods.contains_key(uid) && gpu.pods.keys().any(is_fraud));
+    shared.map(|gpu| if is_fraud(uid) { gpu.pods.len() as u64 - 1 } else { 1 }).sum()
+}

@@ -1,0 +1,67 @@
+//! GPUs that a device plugin slices by time: a pod gets any GPU, and nothing is isolated. Only memory is looked at here, in its
+//! favor: a real one lets pods run out of it.
+
+use crate::ids::PodUid;
+use crate::lab::simulate::fleet::machines::{Machine, Machines, PhysicalGpu};
+use crate::lab::simulate::fleet::messages::{Act, Message};
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::lab::simulate::fleet::schedulers::FleetScheduler;
+use crate::lab::simulate::random::Random;
+use crate::units::{Bytes, Moment};
+use std::sync::Arc;
+
+pub struct TimeSlicing {
+    /// In the order in which they came.
+    pending: Vec<(PodUid, Arc<PodSpec>)>,
+    draws: Random,
+    is_due: bool,
+}
+
+impl TimeSlicing {
+    pub fn new(seed: u64) -> Self {
+        Self { pending: Vec::new(), draws: Random::seeded(seed, 10), is_due: false }
+    }
+}
+
+impl FleetScheduler for TimeSlicing {
+    fn meet(&mut self, _: Moment, _: &Machines) {}
+
+    fn observe(&mut self, _: Moment, message: &Message) {
+        match message {
+            Message::Pod(shown) if shown.bound.is_some() || shown.leaving.is_some() => {
+                self.pending.retain(|(uid, _)| *uid != shown.uid);
+            }
+            Message::Pod(shown) if self.pending.iter().all(|(uid, _)| *uid != shown.uid) => {
+                self.pending.push((shown.uid.clone(), shown.spec.clone()));
+            }
+            Message::PodGone(gone) => self.pending.retain(|(uid, _)| uid != gone),
+            _ => return,
+        }
+        self.is_due = true;
+    }
+
+    fn round(&mut self, _: Moment, machines: &Machines) -> Vec<Act> {
+        self.is_due = false;
+        let gpus = machines.iter().flat_map(|machine| machine.gpus.iter().map(move |gpu| (machine, gpu)));
+        let mut left: Vec<(&Machine, &PhysicalGpu, Bytes)> =
+            gpus.map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.charged()))).collect();
+        let mut acts = Vec::new();
+        for (uid, spec) in &self.pending {
+            let fitting: Vec<usize> = (0..left.len()).filter(|place| spec.vram <= left[*place].2).collect();
+            let Some(place) = fitting.get(self.draws.below(fitting.len())) else { continue };
+            let (machine, gpu, free) = &mut left[*place];
+            *free = free.minus(spec.vram);
+            let (node, devices) = (machine.spec.name.clone(), [gpu.uuid.clone()].into());
+            acts.push(Act::Bind { uid: uid.clone(), node, devices });
+        }
+        acts
+    }
+
+    fn reads_reports(&self) -> bool {
+        false
+    }
+
+    fn has_pending(&self) -> bool {
+        self.is_due && !self.pending.is_empty()
+    }
+}

@@ -1,0 +1,139 @@
+//! How long pods within their team's guarantee wait until they are bound, or until pods are evicted for them; and why some wait
+//! longer than a cycle of the planner.
+
+use super::Timer;
+use crate::ids::{GpuUuid, PodUid};
+use crate::lab::simulate::fleet::scenarios::quantile;
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::scheduling::policy::{Policy, Preemptibility};
+use crate::units::Moment;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The longest that the stage lets pass between two rounds of a scheduler.
+pub const CYCLE_S: f64 = 5.0;
+
+/// What is between a pod and GPUs of one node, the least of all nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// GPUs are free, or their pods leave.
+    None,
+    /// Pods that borrow, and may be evicted for it.
+    Borrowers,
+    /// Pods that borrow, and have not run for their class's `minRuntime`.
+    TooYoung,
+    /// Pods that borrow, and are of a class that is never evicted, or not of lower priority.
+    NeverEvicted,
+    /// What is free or borrowed is not on one node.
+    Scattered,
+}
+
+#[derive(Debug, Default)]
+pub struct Guarantees {
+    waiting: BTreeMap<PodUid, Moment>,
+    /// GPUs whose pods were evicted: when they were asked to leave, and when they are gone.
+    vacated: BTreeMap<GpuUuid, (Moment, Moment)>,
+    late: BTreeMap<PodUid, Obstacle>,
+    seconds: Vec<f64>,
+    /// Of those that waited for longer than a cycle.
+    pub obstacles: BTreeMap<Obstacle, u32>,
+}
+
+impl Guarantees {
+    pub fn opens(&mut self, uid: &PodUid, now: Moment) {
+        self.waiting.insert(uid.clone(), now);
+    }
+
+    /// A pod is asked to leave these GPUs.
+    pub fn vacates(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
+        self.vacated.extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
+    }
+
+    /// The pod is bound: it waited until the GPUs' pods were asked to leave, or until now if they were free.
+    pub fn binds(&mut self, uid: &PodUid, devices: &[GpuUuid], now: Moment) {
+        let Some(created) = self.waiting.remove(uid) else { return };
+        let asked = devices.iter().filter_map(|device| self.vacated.get(device));
+        let asked = asked.filter(|(_, gone)| *gone > created).map(|(asked, _)| *asked).max();
+        self.note(uid, asked.unwrap_or(now).since(created).0);
+    }
+
+    /// The pod is not wanted any more, or the day ends.
+    pub fn ends(&mut self, uid: &PodUid, now: Moment) {
+        if let Some(created) = self.waiting.remove(uid) {
+            self.note(uid, now.since(created).0);
+        }
+    }
+
+    fn note(&mut self, uid: &PodUid, millis: u64) {
+        let seconds = millis as f64 / 1000.0;
+        self.seconds.push(seconds);
+        let obstacle = self.late.remove(uid);
+        if seconds > CYCLE_S {
+            *self.obstacles.entry(obstacle.unwrap_or(Obstacle::None)).or_default() += 1;
+        }
+    }
+
+    pub fn is_late(&mut self, uid: &PodUid, obstacle: impl FnOnce() -> Obstacle) {
+        if self.waiting.contains_key(uid) {
+            self.late.insert(uid.clone(), obstacle());
+        }
+    }
+
+    pub fn close(&mut self, now: Moment) {
+        let waiting: Vec<PodUid> = self.waiting.keys().cloned().collect();
+        waiting.iter().for_each(|uid| self.ends(uid, now));
+    }
+
+    /// Those that were met within a cycle, in hundredths; the 99th percentile and the longest, in seconds.
+    pub fn figures(&mut self) -> [f64; 3] {
+        let met = self.seconds.iter().filter(|seconds| **seconds <= CYCLE_S).count() as f64;
+        let share = 100.0 * met / self.seconds.len().max(1) as f64;
+        [share, quantile(&mut self.seconds, 0.99), quantile(&mut self.seconds, 1.0)]
+    }
+
+    pub fn said(&self) -> String {
+        let of = |obstacle| self.obstacles.get(&obstacle).copied().unwrap_or(0);
+        format!(
+            "of {} pods within a guarantee, {} waited for longer than a cycle: {} for borrowers younger than \
+             minRuntime, {} for borrowers that are never evicted, {} because what was free or borrowed was not on one \
+             node, {} although there was room, {} although borrowers could have been evicted",
+            self.seconds.len(),
+            self.obstacles.values().sum::<u32>(),
+            of(Obstacle::TooYoung),
+            of(Obstacle::NeverEvicted),
+            of(Obstacle::Scattered),
+            of(Obstacle::None),
+            of(Obstacle::Borrowers),
+        )
+    }
+}
+
+/// What keeps the pod from GPUs now. `borrowing` are the pods beyond their teams' guarantees.
+pub fn obstacle(
+    uid: &PodUid,
+    stage: &Stage<'_, Timer>,
+    policy: &Policy,
+    borrowing: &BTreeSet<PodUid>,
+) -> Obstacle {
+    let Some(pod) = stage.pod(uid) else { return Obstacle::None };
+    let of = |other: &PodUid| {
+        let Some(resident) = stage.pod(other) else { return Obstacle::None };
+        let class = resident.spec.demand(policy).ok().map(|demand| policy.class(demand.class));
+        let is_never = class.is_none_or(|class| class.eviction == Preemptibility::Never);
+        let least = class.map(|class| class.min_runtime).unwrap_or_default();
+        let ran = resident.bound.as_ref().map(|bound| stage.now().since(bound.since)).unwrap_or_default();
+        match () {
+            () if resident.leaving.is_some() => Obstacle::None,
+            () if !borrowing.contains(other) => Obstacle::Scattered,
+            () if is_never || resident.spec.priority >= pod.spec.priority => Obstacle::NeverEvicted,
+            () if ran < least => Obstacle::TooYoung,
+            () => Obstacle::Borrowers,
+        }
+    };
+    let on_node = stage.machines.iter().map(|machine| {
+        let mut gpus: Vec<Obstacle> =
+            machine.gpus.iter().map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None)).collect();
+        gpus.sort_unstable();
+        gpus.get(pod.spec.gpus as usize - 1).copied().unwrap_or(Obstacle::Scattered)
+    });
+    on_node.min().unwrap_or(Obstacle::Scattered)
+}

@@ -1,0 +1,165 @@
+//! The teams' pods: what they use of quotas, who waits and who borrows.
+
+use super::account::{Quota, Standing};
+use super::{GRANT, Team, Timer};
+use crate::ids::{ModelId, PodUid};
+use crate::lab::simulate::fleet::engines::ModelShape;
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::lab::simulate::fleet::scenarios::running_jobs::Job;
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::scheduling::policy::Policy;
+use crate::units::Moment;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The two PriorityClasses.
+const GUARANTEED: i32 = 100;
+const BORROWING: i32 = 0;
+/// Of each team, where it has one priority for all that it does.
+const OF_TEAMS: [i32; 3] = [100, 50, 0];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priorities {
+    OfGuarantees,
+    OfTeams,
+}
+
+impl Priorities {
+    pub fn of(self, team: Team, is_within: bool) -> i32 {
+        match self {
+            Self::OfTeams => OF_TEAMS[team as usize],
+            Self::OfGuarantees if is_within => GUARANTEED,
+            Self::OfGuarantees => BORROWING,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct TeamPod {
+    pub team: Team,
+    pub gpus: u32,
+    /// It fitted into its team's guarantee when it was created.
+    pub is_within: bool,
+    /// In order of creation.
+    pub number: u64,
+    /// When its job came, until it runs; `None` for a job that has run before.
+    pub came: Option<Moment>,
+    /// `None` for an engine.
+    pub job: Option<Job>,
+    pub bound: Option<Moment>,
+    pub ready: Option<Moment>,
+    pub is_leaving: bool,
+}
+
+impl TeamPod {
+    pub fn waits(&self) -> bool {
+        self.bound.is_none() && !self.is_leaving
+    }
+
+    /// GPU-hours of an engine that answers.
+    pub fn served(&self, now: Moment) -> f64 {
+        let since = self.ready.filter(|_| self.job.is_none());
+        since.map_or(0.0, |since| f64::from(self.gpus) * now.since(since).0 as f64 / 3.6e6)
+    }
+}
+
+pub struct TeamPods {
+    pub all: BTreeMap<PodUid, TeamPod>,
+    pub quotas: [Quota; 3],
+}
+
+impl TeamPods {
+    pub fn new(policy: &Policy) -> Self {
+        Self { all: BTreeMap::new(), quotas: Team::ALL.map(|team| quota(policy, team)) }
+    }
+
+    fn of(&self, team: Team) -> impl Iterator<Item = (&PodUid, &TeamPod)> {
+        self.all.iter().filter(move |(_, pod)| pod.team == team)
+    }
+
+    /// GPUs of the team's pods that have some.
+    pub fn used(&self, team: Team) -> u32 {
+        self.of(team).filter(|(_, pod)| pod.bound.is_some()).map(|(_, pod)| pod.gpus).sum()
+    }
+
+    pub fn pending_jobs(&self, team: Team) -> usize {
+        self.of(team).filter(|(_, pod)| pod.job.is_some() && pod.waits()).count()
+    }
+
+    /// Of the team's guarantee, beside its pods that have GPUs and those that wait for it.
+    pub fn guarantee_left(&self, team: Team) -> u32 {
+        let waiting = self.of(team).filter(|(_, pod)| pod.waits() && pod.is_within);
+        let promised: u32 = waiting.map(|(_, pod)| pod.gpus).sum();
+        self.quotas[team as usize].guarantee.saturating_sub(self.used(team) + promised)
+    }
+
+    /// The oldest pod that waits to borrow although it fits into the guarantee by now.
+    pub fn to_promote(&self, team: Team) -> Option<PodUid> {
+        let left = self.guarantee_left(team);
+        let waiting = self.of(team).filter(|(_, pod)| pod.waits() && !pod.is_within);
+        let fitting = waiting.filter(|(_, pod)| pod.gpus <= left);
+        fitting.min_by_key(|(_, pod)| pod.number).map(|(uid, _)| uid.clone())
+    }
+
+    /// Engines in the order in which they are let go: those that wait, then those that borrow, the youngest first.
+    pub fn engines(&self) -> Vec<PodUid> {
+        let engines = self.all.iter().filter(|(_, pod)| pod.job.is_none() && !pod.is_leaving);
+        let mut engines: Vec<(&PodUid, &TeamPod)> = engines.collect();
+        engines.sort_by_key(|(_, pod)| (pod.bound.is_some(), pod.is_within, Reverse(pod.number)));
+        engines.into_iter().map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Of each team's pods those of the highest priority use its guarantee first, then those that have run longest.
+    pub fn borrowing(&self, stage: &Stage<'_, Timer>) -> BTreeSet<PodUid> {
+        let mut left = self.quotas.map(|quota| quota.guarantee);
+        let mut bound: Vec<(Reverse<i32>, Moment, PodUid)> = Vec::new();
+        for (uid, pod) in &self.all {
+            let priority = stage.pod(uid).map_or(0, |pod| pod.spec.priority);
+            bound.extend(pod.bound.map(|since| (Reverse(priority), since, uid.clone())));
+        }
+        bound.sort_unstable();
+        let mut borrows = |uid: &PodUid| {
+            let pod = &self.all[uid];
+            let left = &mut left[pod.team as usize];
+            let rest = left.checked_sub(pod.gpus);
+            *left = rest.unwrap_or(*left);
+            rest.is_none()
+        };
+        bound.into_iter().map(|(.., uid)| uid).filter(|uid| borrows(uid)).collect()
+    }
+
+    pub fn standing(&self, stage: &Stage<'_, Timer>) -> Standing {
+        let free = stage.machines.iter().map(|machine| machine.free_gpus().count() as u32).sum();
+        let used = Team::ALL.map(|team| self.used(team));
+        let mut standing = Standing { free, used, ..Standing::default() };
+        for pod in self.all.values().filter(|pod| pod.waits()) {
+            let (quota, with) = (self.quotas[pod.team as usize], used[pod.team as usize] + pod.gpus);
+            if with <= quota.limit {
+                standing.waits = true;
+                standing.competing[pod.team as usize] |= with > quota.guarantee;
+            }
+        }
+        standing
+    }
+}
+
+/// The tenant's quota in the policy.
+fn quota(policy: &Policy, team: Team) -> Quota {
+    let tenant = policy.tenants().iter().find(|tenant| tenant.name == team.name());
+    let tenant = tenant.expect("the policy has a tenant for each team");
+    Quota {
+        guarantee: (tenant.guarantee.milli_gpus / 1000) as u32,
+        limit: (tenant.limit.milli_gpus.expect("the policy limits GPUs") / 1000) as u32,
+        weight: tenant.weight,
+    }
+}
+
+pub fn manifest(team: Team, gpus: u32, priority: i32, is_job: bool) -> PodSpec {
+    let vram = GRANT.times(u64::from(gpus));
+    let model = || ModelId::parse(ModelShape::QWEN_32B.name).expect("it is a name");
+    let plain = match is_job {
+        true => PodSpec::plain(team.name(), vram),
+        false => PodSpec::serving(team.name(), model(), ModelShape::QWEN_32B.weights, vram),
+    };
+    PodSpec { priority, gpus, ..plain }
+}
