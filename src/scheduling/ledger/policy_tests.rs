@@ -238,6 +238,48 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     assert_eq!(placed(&mut ledger), [uid("a")]);
 }
 
+/// Tenants without a guarantee, each with a class for its pods, in this order.
+fn with_borrowers(names: [&str; 2]) -> Policy {
+    let mut classes = names
+        .map(|name| Class {
+            matches: Match { namespaces: vec![name.into()], ..Match::default() },
+            ..Class::named(name)
+        })
+        .to_vec();
+    classes.extend(Policy::default().classes().to_vec());
+    let tenants = names.map(|name| Tenant::named(name, &[name])).to_vec();
+    Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap()
+}
+
+fn in_namespace(policy: &Policy, namespace: &str) -> Demand {
+    demand(policy, 60, PodTraits { namespace: namespace.into(), ..PodTraits::default() })
+}
+
+#[test]
+fn of_pods_of_one_priority_the_one_whose_tenant_borrows_less_comes_first_whatever_their_classes() {
+    let policy = with_borrowers(["red", "blue"]);
+    let mut ledger = ledger(policy.clone());
+    observe_bound(&mut ledger, "red-0", 0, in_namespace(&policy, "red"), None);
+    ledger.wait("red-1", in_namespace(&policy, "red"));
+    ledger.wait("blue-1", in_namespace(&policy, "blue"));
+    ledger.suppose_all_refused();
+    ledger.pass(2);
+    assert_eq!(placed(&mut ledger), [uid("blue-1")], "one GPU is free, and red has one already");
+}
+
+#[test]
+fn borrowers_of_one_priority_take_turns_within_a_run() {
+    let policy = with_borrowers(["red", "blue"]);
+    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 4)]);
+    for n in 0..4 {
+        ledger.wait(&format!("red-{n}"), in_namespace(&policy, "red"));
+        ledger.wait(&format!("blue-{n}"), in_namespace(&policy, "blue"));
+    }
+    ledger.suppose_all_refused();
+    ledger.pass(2);
+    assert_eq!(placed(&mut ledger), ["red-0", "blue-0", "red-1", "blue-1"].map(uid));
+}
+
 #[test]
 fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     let guarantee = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
