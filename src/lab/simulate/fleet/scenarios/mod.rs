@@ -3,6 +3,7 @@
 //! [`report`] puts seeds together and judges the targets.
 
 mod cold_start;
+mod mixed_models;
 mod night_pool;
 pub mod report;
 mod warm_context;
@@ -113,8 +114,8 @@ pub struct Curve {
 }
 
 /// All scenarios, in the order of their stories.
-pub static SCENARIOS: [&Scenario; 3] =
-    [&night_pool::NIGHT_POOL, &cold_start::COLD_START, &warm_context::WARM_CONTEXT];
+pub static SCENARIOS: [&Scenario; 4] =
+    [&night_pool::NIGHT_POOL, &mixed_models::MIXED_MODELS, &cold_start::COLD_START, &warm_context::WARM_CONTEXT];
 
 impl Means<'_> {
     pub fn of(&self, variant: &str, figure: &str) -> f64 {
