@@ -46,7 +46,11 @@ pub static MIXED_MODELS: Scenario = Scenario {
             decimals: 1,
             help: "GPUs that one replica of each model takes if no VRAM is left over between them",
         },
-        Figure { name: "in time", decimals: 2, help: "requests within the bounds on the pool, in hundredths" },
+        Figure {
+            name: "in time",
+            decimals: 2,
+            help: "requests within the bounds on the pool, in hundredths",
+        },
         Figure {
             name: "TTFT p99",
             decimals: 2,
@@ -142,8 +146,8 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let mut order: Vec<usize> = (0..models.len()).collect();
     Random::seeded(seed, 7).shuffle(&mut order);
     let play = Play { variant, seed, minutes, models, order };
-    let gpus = play.gpus_needed();
-    let mut pool = play.pool((POOL * least as f64).ceil() as usize);
+    let gpus = if env("NEED", 1.0) > 0.0 { play.gpus_needed() } else { 0 };
+    let mut pool = play.pool((env("POOL", POOL) * least as f64).ceil() as usize);
     pool.play(minutes, &play.order, None);
     let mut ttft = LatencyHistogram::default();
     pool.served.iter().for_each(|served| ttft.merge(&served.day.tally.latencies.ttft));
@@ -154,7 +158,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         figures: vec![
             gpus as f64,
             least as f64,
-            100.0 * (1.0 - pool.late() / play.requests()),
+            100.0 * (1.0 - (pool.late() + pool.waiting()) / play.requests()),
             seconds(0.99),
             sums.placements,
             sums.onto_full(),
@@ -187,9 +191,14 @@ impl Play {
     }
 
     fn pool(&self, gpus: usize) -> Pool<'_> {
-        let policy = shipped("default", include_str!("../../../../../policies/default/policy.yaml"));
+        let mut policy = shipped("default", include_str!("../../../../../policies/default/policy.yaml"));
+        if env("LATENCY", 0.0) > 0.0 {
+            policy =
+                shipped("latency-first", include_str!("../../../../../policies/latency-first/policy.yaml"));
+        }
         let rules = |model: &ServedModel| AutoscalingRules {
             max_replicas: MOST_REPLICAS,
+            kv_cache: crate::units::Percent::new(env("KVT", 70.0) as u8).unwrap(),
             ..policy.autoscaling.of(&model.id)
         };
         let scheduler: Box<dyn FleetScheduler> = match self.variant {
@@ -210,5 +219,44 @@ impl Play {
             if suffices(middle) { enough = middle } else { too_few = middle }
         }
         enough
+    }
+}
+
+fn env(name: &str, default: f64) -> f64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[cfg(test)]
+mod scaffold {
+    use super::*;
+
+    #[test]
+    #[ignore = "measures"]
+    fn measure() {
+        let seeds = std::env::var("SEEDS").unwrap_or("42".into());
+        let variants = std::env::var("VARIANTS").unwrap_or("0,1,2".into());
+        let input = ScenarioInput { is_short: env("SHORT", 0.0) > 0.0, ..ScenarioInput::default() };
+        for seed in seeds.split(',').map(|seed| seed.parse::<u64>().unwrap()) {
+            for variant in variants.split(',').map(|variant| variant.parse::<usize>().unwrap()) {
+                let began = std::time::Instant::now();
+                let played = play(&input, variant, seed);
+                let figures: Vec<String> = MIXED_MODELS
+                    .figures
+                    .iter()
+                    .zip(&played.figures)
+                    .map(|(figure, value)| format!("{} {value:.2}", figure.name))
+                    .collect();
+                println!(
+                    "{seed} {} | {} | {:.1} s, broken {} {:?}",
+                    MIXED_MODELS.variants[variant],
+                    figures.join(", "),
+                    began.elapsed().as_secs_f64(),
+                    played.broken.len(),
+                    played.broken.first(),
+                );
+                let tail = &played.curves[1].points;
+                println!("   tail {:?}", [0, 50, 80, 90, 95, 99].map(|n| tail[n]));
+            }
+        }
     }
 }

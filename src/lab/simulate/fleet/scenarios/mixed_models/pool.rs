@@ -2,7 +2,7 @@
 //! their GPUs' compute, and the sums.
 
 use super::catalogue::ServedModel;
-use super::sums::{Sums, busy};
+use super::sums::{GpuUse, Sums, busy};
 use super::{DRAIN, SLO, STEP, Timer, WARM_UP};
 use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::engines::Engine;
@@ -89,17 +89,21 @@ impl<'m> Pool<'m> {
                 Happening::Bound(_) | Happening::Leaving(_) | Happening::Gone(_) => {}
             }
         }
-        true
+        most_late.is_none_or(|most| self.late() + self.waiting() <= most)
     }
 
-    /// Requests that broke a bound, that no engine took, or that wait.
+    /// Requests that broke a bound, or are too long for their engine.
     pub fn late(&self) -> f64 {
         let late = |served: &Served<'_>| {
             let tally = &served.day.tally;
-            let latencies = &tally.latencies;
-            latencies.ttft_violations + latencies.tpot_violations + tally.refused + served.day.waiting()
+            tally.latencies.ttft_violations + tally.latencies.tpot_violations + tally.refused
         };
         self.served.iter().map(late).sum()
+    }
+
+    /// Requests that have no first token yet.
+    pub fn waiting(&self) -> f64 {
+        self.served.iter().map(|served| served.day.waiting()).sum()
     }
 
     fn create(&mut self, model: usize, replaces: Option<PodUid>) {
@@ -125,17 +129,20 @@ impl<'m> Pool<'m> {
     }
 
     fn replace(&mut self, uid: &PodUid, now: Moment) {
-        let Some(served) = self.served.iter_mut().find(|served| served.pods.contains_key(uid)) else { return };
-        let replaced = served.pods.get_mut(uid).and_then(|pod| pod.replaces.take());
-        let old = replaced.and_then(|old| served.pods.get_mut(&old)).filter(|old| old.let_go.is_none());
-        old.into_iter().for_each(|old| old.let_go = Some(now + DRAIN));
+        let Some(served) = self.served.iter_mut().find(|served| served.pods.contains_key(uid)) else {
+            return;
+        };
+        let replaces = served.pods.get_mut(uid).and_then(|pod| pod.replaces.take());
+        let Some(replaces) = replaces else { return };
+        let Some(old) = served.pods.get_mut(&replaces) else { return };
+        old.let_go.get_or_insert(now + DRAIN);
     }
 
     fn step(&mut self, now: Moment) {
-        let busy = self.busy_by_gpu();
-        self.sums.count(now.since(BEGINS), &self.stage, &busy);
+        let used = self.use_by_gpu();
+        self.sums.count(now.since(BEGINS), &self.stage, &used);
         for model in 0..self.served.len() {
-            self.step_model(model, now, &busy);
+            self.step_model(model, now, &used);
         }
         if now == BEGINS {
             let has_place = |served: &&Served<'_>| served.pods.keys().any(|uid| self.bound(uid).is_some());
@@ -144,10 +151,10 @@ impl<'m> Pool<'m> {
         self.stage.at(now + STEP, Timer::Step);
     }
 
-    fn step_model(&mut self, model: usize, now: Moment, busy: &BTreeMap<GpuUuid, f64>) {
+    fn step_model(&mut self, model: usize, now: Moment, used: &BTreeMap<GpuUuid, GpuUse>) {
         let served = &self.served[model];
         let up: Vec<Replica> =
-            served.pods.iter().filter_map(|(uid, pod)| self.replica(served, uid, pod, busy)).collect();
+            served.pods.iter().filter_map(|(uid, pod)| self.replica(served, uid, pod, used)).collect();
         let ready = up.iter().filter(|replica| replica.state == ReplicaState::Ready).count() as u32;
         let starting = self.starting(served);
         let replicas = Replicas { up: &up, starting: starting.len() as u32, ready_in: READY_IN };
@@ -177,14 +184,16 @@ impl<'m> Pool<'m> {
         self.bound(uid).and_then(|pod| pod.bound.as_ref()).map_or(&[], |bound| &bound.devices)
     }
 
-    /// The part of its time for which each GPU's engines have something to do, added up.
-    fn busy_by_gpu(&self) -> BTreeMap<GpuUuid, f64> {
-        let mut sums = BTreeMap::new();
+    /// What the engines on each GPU do.
+    fn use_by_gpu(&self) -> BTreeMap<GpuUuid, GpuUse> {
+        let mut sums: BTreeMap<GpuUuid, GpuUse> = BTreeMap::new();
         for served in &self.served {
             for (uid, pod) in &served.pods {
                 let Some(engine) = served.day.engine(pod.id) else { continue };
                 for device in self.devices(uid) {
-                    *sums.entry(device.clone()).or_default() += busy(engine.running());
+                    let sum = sums.entry(device.clone()).or_default();
+                    sum.busy += busy(engine.running());
+                    sum.running += engine.running();
                 }
             }
         }
@@ -197,11 +206,11 @@ impl<'m> Pool<'m> {
         served: &Served<'_>,
         uid: &PodUid,
         pod: &ReplicaPod,
-        by_gpu: &BTreeMap<GpuUuid, f64>,
+        used: &BTreeMap<GpuUuid, GpuUse>,
     ) -> Option<Replica> {
         self.stage.pod(uid)?.ready?;
         let own = served.day.engine(pod.id).map_or(0.0, |engine| busy(engine.running()));
-        let others = |device| (by_gpu.get(device).copied().unwrap_or(0.0) - own).max(0.0);
+        let others = |device| (used.get(device).map_or(0.0, |used| used.busy) - own).max(0.0);
         let most = self.devices(uid).iter().map(others).fold(0.0, f64::max);
         let state = if pod.let_go.is_some() { ReplicaState::Terminating } else { ReplicaState::Ready };
         Some(Replica { id: pod.id, state, share: 1.0 / (1.0 + most) })

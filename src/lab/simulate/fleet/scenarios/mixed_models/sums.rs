@@ -25,6 +25,15 @@ pub struct Sums {
     pub curve: Vec<(f64, f64)>,
 }
 
+/// What the engines on a GPU do.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GpuUse {
+    /// The shares of the time for which each has something to do, added up.
+    pub busy: f64,
+    /// Requests inside.
+    pub running: f64,
+}
+
 /// The share of its time for which an engine has something to do.
 pub fn busy(running: f64) -> f64 {
     1.0 - (-running).exp()
@@ -36,14 +45,13 @@ impl Sums {
         Self { least_grant, ..Self::default() }
     }
 
-    pub fn count(&mut self, at: Millis, stage: &Stage<'_, Timer>, busy: &BTreeMap<GpuUuid, f64>) {
+    pub fn count(&mut self, at: Millis, stage: &Stage<'_, Timer>, used: &BTreeMap<GpuUuid, GpuUse>) {
         let mut in_use = 0.0;
         for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus).filter(|gpu| !gpu.pods.is_empty())
         {
             let free = most().minus(gpu.charged());
             in_use += 1.0;
-            // Their engines are busy at any time by chance.
-            self.busy += busy.get(&gpu.uuid).copied().unwrap_or(0.0).min(1.0);
+            self.busy += used.get(&gpu.uuid).map_or(0.0, |used| busy(used.running));
             self.stranded += if free < self.least_grant { free } else { Bytes::ZERO };
         }
         self.in_use += in_use;
