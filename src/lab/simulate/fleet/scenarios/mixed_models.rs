@@ -19,17 +19,14 @@
 
 mod catalogue;
 mod pool;
+mod served;
+mod sizing;
 mod sums;
 
-use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, shipped};
+use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
 use crate::lab::simulate::fleet::engines::{LatencyHistogram, Slo};
-use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
-use crate::lab::simulate::fleet::stage::Stage;
-use crate::lab::simulate::random::Random;
-use crate::scheduling::policy::AutoscalingRules;
 use crate::units::{Bytes, Millis};
-use catalogue::{Grants, ServedModel, catalogue, machines, most};
-use pool::Pool;
+use sizing::{Placer, Sizing};
 
 pub static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",
@@ -128,37 +125,23 @@ fn saved(gpus: f64, instead_of: f64) -> f64 {
     100.0 * (1.0 - gpus / instead_of)
 }
 
-/// A workload and who places it.
-struct Play {
-    variant: usize,
-    seed: u64,
-    minutes: usize,
-    models: Vec<ServedModel>,
-    /// Of rollouts.
-    order: Vec<usize>,
-}
-
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+    let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
     let (models, minutes) = if input.is_short { (20, 15) } else { (MODELS, 120) };
-    let shared = catalogue(seed, models, minutes, Grants::RightSized);
-    let least = least(&shared);
-    let models = if variant == 2 { catalogue(seed, models, minutes, Grants::WholeGpus) } else { shared };
-    let mut order: Vec<usize> = (0..models.len()).collect();
-    Random::seeded(seed, 7).shuffle(&mut order);
-    let play = Play { variant, seed, minutes, models, order };
-    let gpus = if env("NEED", 1.0) > 0.0 { play.gpus_needed() } else { 0 };
-    let mut pool = play.pool((env("POOL", POOL) * least as f64).ceil() as usize);
-    pool.play(minutes, &play.order, None);
+    let sizing = Sizing::new(placer, seed, models, minutes);
+    let gpus = if env("NEED", 1.0) > 0.0 { sizing.gpus_needed() } else { 0 };
+    let mut pool = sizing.played((env("POOL", POOL) * sizing.least as f64).ceil() as usize);
     let mut ttft = LatencyHistogram::default();
     pool.served.iter().for_each(|served| ttft.merge(&served.day.tally.latencies.ttft));
     let seconds = |share: f64| ttft.quantile_s(share).unwrap_or(0.0);
     let point = |thousandth: u32| (seconds(f64::from(thousandth) / 1000.0), f64::from(thousandth) / 10.0);
+    let broken = std::mem::take(&mut pool.stage.broken);
     let sums = &pool.sums;
     Played {
         figures: vec![
             gpus as f64,
-            least as f64,
-            100.0 * (1.0 - (pool.late() + pool.waiting()) / play.requests()),
+            sizing.least as f64,
+            100.0 * (1.0 - (pool.late() + pool.waiting()) / sizing.requests()),
             seconds(0.99),
             sums.placements,
             sums.onto_full(),
@@ -174,89 +157,11 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
                 points: (900..1000).map(point).collect(),
             },
         ],
-        broken: std::mem::take(&mut pool.stage.broken),
+        broken,
         notes: Vec::new(),
-    }
-}
-
-/// GPUs whose VRAM one replica of each takes, less the headroom.
-fn least(models: &[ServedModel]) -> usize {
-    let granted: Bytes = models.iter().map(|model| model.grant.times(model.gpus.into())).sum();
-    granted.0.div_ceil(most().0) as usize
-}
-
-impl Play {
-    fn requests(&self) -> f64 {
-        self.models.iter().map(|model| model.traffic.requests()).sum()
-    }
-
-    fn pool(&self, gpus: usize) -> Pool<'_> {
-        let mut policy = shipped("default", include_str!("../../../../../policies/default/policy.yaml"));
-        if env("LATENCY", 0.0) > 0.0 {
-            policy =
-                shipped("latency-first", include_str!("../../../../../policies/latency-first/policy.yaml"));
-        }
-        let rules = |model: &ServedModel| AutoscalingRules {
-            max_replicas: MOST_REPLICAS,
-            kv_cache: crate::units::Percent::new(env("KVT", 70.0) as u8).unwrap(),
-            ..policy.autoscaling.of(&model.id)
-        };
-        let scheduler: Box<dyn FleetScheduler> = match self.variant {
-            2 => Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, self.seed)),
-            _ => Box::new(Stowage::new(policy.clone())),
-        };
-        let stage = Stage::new(machines(gpus, &self.models), scheduler, self.seed);
-        Pool::new(stage, &self.models, rules, self.variant == 0, self.variant == 2)
-    }
-
-    /// The fewest GPUs on which all models have a place and enough requests are in time.
-    fn gpus_needed(&self) -> usize {
-        let most_late = MOST_LATE * self.requests();
-        let suffices = |gpus| self.pool(gpus).play(self.minutes, &self.order, Some(most_late));
-        let (mut too_few, mut enough) = (least(&self.models) - 1, 2 * least(&self.models));
-        while enough - too_few > 1 {
-            let middle = (too_few + enough) / 2;
-            if suffices(middle) { enough = middle } else { too_few = middle }
-        }
-        enough
     }
 }
 
 fn env(name: &str, default: f64) -> f64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-#[cfg(test)]
-mod scaffold {
-    use super::*;
-
-    #[test]
-    #[ignore = "measures"]
-    fn measure() {
-        let seeds = std::env::var("SEEDS").unwrap_or("42".into());
-        let variants = std::env::var("VARIANTS").unwrap_or("0,1,2".into());
-        let input = ScenarioInput { is_short: env("SHORT", 0.0) > 0.0, ..ScenarioInput::default() };
-        for seed in seeds.split(',').map(|seed| seed.parse::<u64>().unwrap()) {
-            for variant in variants.split(',').map(|variant| variant.parse::<usize>().unwrap()) {
-                let began = std::time::Instant::now();
-                let played = play(&input, variant, seed);
-                let figures: Vec<String> = MIXED_MODELS
-                    .figures
-                    .iter()
-                    .zip(&played.figures)
-                    .map(|(figure, value)| format!("{} {value:.2}", figure.name))
-                    .collect();
-                println!(
-                    "{seed} {} | {} | {:.1} s, broken {} {:?}",
-                    MIXED_MODELS.variants[variant],
-                    figures.join(", "),
-                    began.elapsed().as_secs_f64(),
-                    played.broken.len(),
-                    played.broken.first(),
-                );
-                let tail = &played.curves[1].points;
-                println!("   tail {:?}", [0, 50, 80, 90, 95, 99].map(|n| tail[n]));
-            }
-        }
-    }
 }

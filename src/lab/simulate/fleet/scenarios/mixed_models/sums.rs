@@ -3,6 +3,7 @@
 use super::catalogue::{ServedModel, most};
 use super::{STEP, Timer};
 use crate::ids::GpuUuid;
+use crate::lab::simulate::fleet::engines::Engine;
 use crate::lab::simulate::fleet::stage::Stage;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeMap;
@@ -34,8 +35,18 @@ pub struct GpuUse {
     pub running: f64,
 }
 
-/// The share of its time for which an engine has something to do.
-pub fn busy(running: f64) -> f64 {
+impl GpuUse {
+    pub fn of(engine: &Engine) -> Self {
+        Self { busy: busy(engine.running()), running: engine.running() }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        (self.busy, self.running) = (self.busy + other.busy, self.running + other.running);
+    }
+}
+
+/// The share of its time for which an engine has something to do: in which a Poisson number of requests is not zero.
+fn busy(running: f64) -> f64 {
     1.0 - (-running).exp()
 }
 
