@@ -109,13 +109,17 @@ const MOST_REPLICAS: u32 = 8;
 const STEP: Millis = Millis::seconds(5);
 /// For how long a replica that is let go finishes its requests.
 const DRAIN: Millis = Millis::seconds(120);
-/// Until the first replicas serve, and traffic begins.
-const WARM_UP: Millis = Millis::seconds(900);
+/// Between the first pods of two models.
+const COMES_EVERY: Millis = Millis::seconds(30);
+/// From the last one until traffic begins.
+const WARM_UP: Millis = Millis::seconds(120);
 /// GPUs of the pool, of the least.
 const POOL: f64 = 1.25;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Timer {
+    /// This model's first pod is created.
+    Comes(usize),
     Step,
     /// A new version of this model is there.
     Rollout(usize),
@@ -127,7 +131,7 @@ fn saved(gpus: f64, instead_of: f64) -> f64 {
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
-    let (models, minutes) = if input.is_short { (20, 15) } else { (MODELS, 120) };
+    let (models, minutes) = if input.is_short { (20, 15) } else { (MODELS, env("MINUTES", 60.0) as usize) };
     let sizing = Sizing::new(placer, seed, models, minutes);
     let gpus = if env("NEED", 1.0) > 0.0 { sizing.gpus_needed() } else { 0 };
     let mut pool = sizing.played((env("POOL", POOL) * sizing.least as f64).ceil() as usize);

@@ -3,21 +3,20 @@
 use super::catalogue::ServedModel;
 use super::served::{Served, devices};
 use super::sums::{GpuUse, Sums};
-use super::{STEP, Timer, WARM_UP};
+use super::{COMES_EVERY, STEP, Timer, WARM_UP};
 use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
 use crate::scheduling::policy::AutoscalingRules;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 
-/// Traffic begins when the first replicas have had time to start.
-const BEGINS: Moment = Moment(START.0 + WARM_UP.0);
-
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
     pub served: Vec<Served<'m>>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
+    /// When traffic begins: after the last model has come, and had time to start.
+    begins: Moment,
     pub sums: Sums,
 }
 
@@ -30,21 +29,25 @@ impl<'m> Pool<'m> {
         exclusive: bool,
     ) -> Self {
         let served = models.iter().map(|model| Served::new(model, rules(model), exclusive)).collect();
-        Self { stage, served, reports_load, sums: Sums::of(models) }
+        let begins = START + COMES_EVERY.times(models.len() as u64) + WARM_UP;
+        Self { stage, served, reports_load, begins, sums: Sums::of(models) }
     }
 
     /// Plays so many minutes of traffic, with the rollouts in this order spread over them. Whether all models had a place when
     /// traffic began and no more than `most_late` requests were late; where there is a bound, it ends as soon as they are not.
     pub fn play(&mut self, minutes: usize, rollouts: &[usize], most_late: Option<f64>) -> bool {
-        self.served.iter_mut().for_each(|served| served.create(&mut self.stage, None));
-        self.stage.at(BEGINS, Timer::Step);
+        for model in 0..self.served.len() {
+            self.stage.at(START + COMES_EVERY.times(model as u64), Timer::Comes(model));
+        }
+        let begins = self.begins;
+        self.stage.at(begins, Timer::Step);
         let length = Millis::seconds(60 * minutes as u64);
         for (n, model) in rollouts.iter().enumerate() {
             let at = length.0 * (n as u64 + 1) / (rollouts.len() as u64 + 1);
-            self.stage.at(BEGINS + Millis(at), Timer::Rollout(*model));
+            self.stage.at(begins + Millis(at), Timer::Rollout(*model));
         }
         let fails = |pool: &Self, late| most_late.is_some_and(|most| late > most || !pool.has_all_models());
-        while let Some(happened) = self.stage.next(BEGINS + length) {
+        while let Some(happened) = self.stage.next(begins + length) {
             let now = self.stage.now();
             match happened {
                 Happening::Timer(Timer::Step) => {
@@ -53,8 +56,9 @@ impl<'m> Pool<'m> {
                         return false;
                     }
                 }
+                Happening::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage, None),
                 Happening::Timer(Timer::Rollout(model)) => self.served[model].roll_out(&mut self.stage),
-                Happening::Bound(uid) if now >= BEGINS => self.note_bound(&uid),
+                Happening::Bound(uid) if now >= begins => self.note_bound(&uid),
                 Happening::Ready(uid) => self.served.iter_mut().for_each(|served| served.replace(&uid, now)),
                 Happening::Bound(_) | Happening::Leaving(_) | Happening::Gone(_) => {}
             }
@@ -78,13 +82,13 @@ impl<'m> Pool<'m> {
 
     fn step(&mut self, now: Moment) {
         let used = self.use_by_gpu();
-        self.sums.count(now.since(BEGINS), &self.stage, &used);
-        let at = Moment(now.since(BEGINS).0);
+        self.sums.count(now.since(self.begins), &self.stage, &used);
+        let at = Moment(now.since(self.begins).0);
         self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &used));
         if self.reports_load {
             self.served.iter().for_each(|served| served.report(&mut self.stage));
         }
-        if now == BEGINS {
+        if now == self.begins {
             self.sums.placed = self.served.iter().filter(|served| served.has_place(&self.stage)).count();
         }
         self.stage.at(now + STEP, Timer::Step);

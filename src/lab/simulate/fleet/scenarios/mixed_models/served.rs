@@ -138,8 +138,8 @@ impl<'m> Served<'m> {
             left -= 1;
         }
         for id in self.day.idlest().into_iter().take(left) {
-            let pod = self.pods.values_mut().find(|pod| pod.id == id);
-            pod.into_iter().for_each(|pod| drop(pod.let_go.get_or_insert(stage.now() + DRAIN)));
+            let pod = self.pods.values_mut().find(|pod| pod.id == id && pod.let_go.is_none());
+            pod.into_iter().for_each(|pod| pod.let_go = Some(stage.now() + DRAIN));
         }
     }
 
