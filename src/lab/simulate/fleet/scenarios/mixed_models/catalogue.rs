@@ -43,7 +43,7 @@ pub enum Grants {
 }
 
 pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<ServedModel> {
-    let per_s = super::env("PER_S", PER_S) * models as f64 / MODELS as f64;
+    let per_s = PER_S * models as f64 / MODELS as f64;
     let models = ZipfCatalogue::generate(seed, models, per_s, 1.0).models;
     let served = |(rank, model): (usize, &CatalogueModel)| {
         let gpus = gpus_of(model);
@@ -84,13 +84,8 @@ fn right_sized(model: &CatalogueModel, gpus: u32) -> Bytes {
     let whole = engine(model, gpus, most());
     let (prompt, output) = (model.size.prompt, model.size.output);
     let running = |engines: f64| {
-        steady_state(
-            &whole,
-            SPARE_KV * BUSY * model.per_s / super::env("COMPUTE", COMPUTE) / engines,
-            prompt,
-            output,
-        )
-        .map(|steady| steady.running)
+        steady_state(&whole, SPARE_KV * BUSY * model.per_s / COMPUTE / engines, prompt, output)
+            .map(|steady| steady.running)
     };
     let running = (1..).find_map(|engines| running(f64::from(engines))).expect("some number keeps up");
     let tokens = (running * kv_tokens(prompt, output)).max(LONGEST);

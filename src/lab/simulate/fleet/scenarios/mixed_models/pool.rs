@@ -1,20 +1,29 @@
 //! The pool that serves a catalogue: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
 
-use super::catalogue::ServedModel;
 use super::served::{Served, devices};
 use super::sums::{GpuUse, Sums};
 use super::{COMES_EVERY, STEP, Timer, WARM_UP};
 use crate::ids::{GpuUuid, PodUid};
+use crate::lab::simulate::fleet::engines::LatencyHistogram;
 use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
-use crate::scheduling::policy::AutoscalingRules;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
+
+/// Whether engines slow their neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compute {
+    /// They take turns.
+    Shared,
+    /// Each has its GPUs' compute to itself.
+    Alone,
+}
 
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
     pub served: Vec<Served<'m>>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
+    compute: Compute,
     /// When traffic begins: after the last model has come, and had time to start.
     begins: Moment,
     pub sums: Sums,
@@ -23,14 +32,13 @@ pub struct Pool<'m> {
 impl<'m> Pool<'m> {
     pub fn new(
         stage: Stage<'static, Timer>,
-        models: &'m [ServedModel],
-        rules: impl Fn(&ServedModel) -> AutoscalingRules,
+        served: Vec<Served<'m>>,
+        sums: Sums,
         reports_load: bool,
-        exclusive: bool,
+        compute: Compute,
     ) -> Self {
-        let served = models.iter().map(|model| Served::new(model, rules(model), exclusive)).collect();
-        let begins = START + COMES_EVERY.times(models.len() as u64) + WARM_UP;
-        Self { stage, served, reports_load, begins, sums: Sums::of(models) }
+        let begins = START + COMES_EVERY.times(served.len() as u64) + WARM_UP;
+        Self { stage, served, reports_load, compute, begins, sums }
     }
 
     /// Plays so many minutes of traffic, with the rollouts in this order spread over them. Whether all models had a place when
@@ -76,6 +84,13 @@ impl<'m> Pool<'m> {
         self.served.iter().map(|served| served.day.waiting()).sum()
     }
 
+    /// Of all models' requests that an engine took.
+    pub fn ttft(&self) -> LatencyHistogram {
+        let mut all = LatencyHistogram::default();
+        self.served.iter().for_each(|served| all.merge(&served.day.tally.latencies.ttft));
+        all
+    }
+
     fn has_all_models(&self) -> bool {
         self.sums.placed == self.served.len()
     }
@@ -83,8 +98,9 @@ impl<'m> Pool<'m> {
     fn step(&mut self, now: Moment) {
         let used = self.use_by_gpu();
         self.sums.count(now.since(self.begins), &self.stage, &used);
+        let neighbours = if self.compute == Compute::Shared { used } else { BTreeMap::new() };
         let at = Moment(now.since(self.begins).0);
-        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &used));
+        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &neighbours));
         if self.reports_load {
             self.served.iter().for_each(|served| served.report(&mut self.stage));
         }

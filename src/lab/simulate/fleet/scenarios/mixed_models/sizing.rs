@@ -1,8 +1,10 @@
 //! A workload and who places it: pools of any size, and the smallest that suffices.
 
 use super::catalogue::{Grants, ServedModel, catalogue, machines, most};
-use super::pool::Pool;
-use super::{MOST_LATE, MOST_REPLICAS, env};
+use super::pool::{Compute, Pool};
+use super::served::Served;
+use super::sums::Sums;
+use super::{MOST_LATE, MOST_REPLICAS};
 use crate::lab::simulate::fleet::scenarios::shipped;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use crate::lab::simulate::fleet::stage::Stage;
@@ -49,8 +51,8 @@ impl Sizing {
     }
 
     /// A pool of so many GPUs, played to the end.
-    pub fn played(&self, gpus: usize) -> Pool<'_> {
-        let mut pool = self.pool(gpus);
+    pub fn played(&self, gpus: usize, compute: Compute) -> Pool<'_> {
+        let mut pool = self.pool(gpus, compute);
         pool.play(self.minutes, &self.rollouts, None);
         pool
     }
@@ -58,31 +60,29 @@ impl Sizing {
     /// The fewest GPUs on which all models have a place and enough requests are in time.
     pub fn gpus_needed(&self) -> usize {
         let most_late = MOST_LATE * self.requests();
-        let suffices = |gpus| self.pool(gpus).play(self.minutes, &self.rollouts, Some(most_late));
+        let suffices =
+            |gpus| self.pool(gpus, Compute::Shared).play(self.minutes, &self.rollouts, Some(most_late));
         let gpus = |model: &ServedModel| model.gpus as usize;
-        let whole: usize = self.models.iter().map(gpus).sum();
-        let (mut too_few, mut enough) = match self.placer {
-            Placer::WholeGpus => (whole - 1, 2 * whole),
-            Placer::Stowage | Placer::KvBlind => (self.least - 1, 2 * self.least),
+        let least = match self.placer {
+            Placer::WholeGpus => self.models.iter().map(gpus).sum(),
+            Placer::Stowage | Placer::KvBlind => self.least,
         };
+        let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
+        // Pools that are too small show it when traffic begins, and cost little; one of four times the least is taken as it is.
+        while enough < 4 * least && !suffices(enough) {
+            (too_few, enough) = (enough, enough + enough.div_ceil(8));
+        }
         while enough - too_few > 1 {
-            let middle = too_few + (enough - too_few).div_ceil(3).min(enough - too_few - 1);
+            let middle = (too_few + enough) / 2;
             if suffices(middle) { enough = middle } else { too_few = middle }
         }
         enough
     }
 
-    fn pool(&self, gpus: usize) -> Pool<'_> {
-        let mut policy = shipped("default", include_str!("../../../../../../policies/default/policy.yaml"));
-        if env("LATENCY", 0.0) > 0.0 {
-            policy = shipped(
-                "latency-first",
-                include_str!("../../../../../../policies/latency-first/policy.yaml"),
-            );
-        }
+    fn pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {
+        let policy = shipped("default", include_str!("../../../../../../policies/default/policy.yaml"));
         let rules = |model: &ServedModel| AutoscalingRules {
             max_replicas: MOST_REPLICAS,
-            kv_cache: crate::units::Percent::new(env("KVT", 70.0) as u8).unwrap(),
             ..policy.autoscaling.of(&model.id)
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
@@ -92,7 +92,10 @@ impl Sizing {
             }
         };
         let stage = Stage::new(machines(gpus, &self.models), scheduler, self.seed);
-        let (reports_load, exclusive) = (self.placer == Placer::Stowage, self.placer == Placer::WholeGpus);
-        Pool::new(stage, &self.models, rules, reports_load, exclusive)
+        let served = self.models.iter().map(|model| {
+            let is_alone = self.placer == Placer::WholeGpus;
+            Served::new(model, rules(model), is_alone)
+        });
+        Pool::new(stage, served.collect(), Sums::of(&self.models), self.placer == Placer::Stowage, compute)
     }
 }
