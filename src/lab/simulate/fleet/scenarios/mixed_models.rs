@@ -3,7 +3,7 @@
 //!
 //! # The workload
 //!
-//! A hundred models of 1B to 70B, of which rank r is asked for 1/r as often as rank 1; 30 requests a second together. Each has
+//! A hundred models of 1B to 70B, of which rank r is asked for 1/r as often as rank 1; 15 requests a second together. Each has
 //! stretches of six minutes with four times its mean and of half an hour with two fifths of it. H100 in nodes of eight, every node
 //! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: of many pods
 //! that come at once each starts on a GPU of its own, and large models find no empty one after them.
@@ -106,7 +106,7 @@ pub static MIXED_MODELS: Scenario = Scenario {
 
 const MODELS: usize = 100;
 /// Requests a second, for so many models.
-const PER_S: f64 = 30.0;
+const PER_S: f64 = 15.0;
 const VRAM: Bytes = Bytes::gib(80);
 const NODE_GPUS: usize = 8;
 const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
