@@ -31,10 +31,16 @@ enum SimulateCommand {
     Packing(packing::PackingArgs),
     /// Idle serving GPUs harvested: jobs between the replicas of a day, with several autoscalers and victim orders
     NightPool(scenario::ScenarioArgs),
+    /// Mixed models on one pool: GPUs that a catalogue of models needs, beside one model per GPU and placement without KV caches
+    MixedModels(scenario::ScenarioArgs),
     /// Cold start is time: seconds until engines answer, beside kube-scheduler's placement
     ColdStart(scenario::ScenarioArgs),
     /// Warm context on opportunistic GPUs: workers that keep it, beside a pod for each batch
     WarmContext(scenario::ScenarioArgs),
+    /// Two GPUs, three models: fraud detection alone, credit scoring and a chatbot beside each other
+    FraudCreditChatbot(scenario::ScenarioArgs),
+    /// Teams that share one pool, with guarantees and borrowing, beside a partition for each
+    Teams(scenario::ScenarioArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),
 }
@@ -45,8 +51,11 @@ impl SimulateArgs {
             SimulateCommand::Preemption(args) => args.run(),
             SimulateCommand::Packing(args) => args.run(),
             SimulateCommand::NightPool(args) => args.run("night-pool"),
+            SimulateCommand::MixedModels(args) => args.run("mixed-models"),
             SimulateCommand::ColdStart(args) => args.run("cold-start"),
             SimulateCommand::WarmContext(args) => args.run("warm-context"),
+            SimulateCommand::FraudCreditChatbot(args) => args.run("fraud-credit-chatbot"),
+            SimulateCommand::Teams(args) => args.run("teams"),
             SimulateCommand::All(args) => args.run(),
         }
     }

@@ -4,6 +4,7 @@
 
 mod cold_start;
 mod fraud_credit_chatbot;
+mod mixed_models;
 mod night_pool;
 pub mod report;
 mod running_jobs;
@@ -116,8 +117,9 @@ pub struct Curve {
 }
 
 /// All scenarios, in the order of their stories.
-pub static SCENARIOS: [&Scenario; 5] = [
+pub static SCENARIOS: [&Scenario; 6] = [
     &night_pool::NIGHT_POOL,
+    &mixed_models::MIXED_MODELS,
     &cold_start::COLD_START,
     &warm_context::WARM_CONTEXT,
     &fraud_credit_chatbot::FRAUD_CREDIT_CHATBOT,

@@ -1,0 +1,180 @@
+//! S2, mixed models on one pool: a catalogue of a hundred models, most of which are hardly asked for. A GPU for each stands idle
+//! most of the time and a pool is full before all have a place; Stowage packs them by VRAM, with KV caches and queues in view.
+//!
+//! # The workload
+//!
+//! A hundred models of 1B to 70B, of which rank r is asked for 1/r as often as rank 1; 15 requests a second together. Each has
+//! stretches of six minutes with four times its mean and of half an hour with two fifths of it. H100 in nodes of eight, every node
+//! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: of many pods
+//! that come at once each starts on a GPU of its own, and large models find no empty one after them.
+//! Teams size an engine's grant for its busy stretches: weights, profile run, and a KV cache for the requests inside if it has half
+//! of a GPU's compute, and a quarter more; at least 8,192 tokens. The policy's autoscaler drives one to eight replicas of each model,
+//! and in an hour a new version of every model is rolled out, one after the other: a new pod for each old one, which leaves
+//! when the new one is ready and it has finished its requests. Engines with something to do take turns on their GPU: one beside two
+//! busy neighbours is three times as slow. A request is in time with a first token within 5 s and 0.2 s for each further one.
+//!
+//! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are of
+//! one pool for all variants: a fourth more than the grants of one replica of each model take without any gap.
+//!
+//! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; and kube-scheduler
+//! with whole GPUs for every engine, which then have all of its memory for their KV cache.
+
+mod catalogue;
+mod pool;
+mod served;
+mod sizing;
+mod sums;
+
+use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
+use crate::lab::simulate::fleet::engines::Slo;
+use crate::units::{Bytes, Millis};
+use pool::Compute;
+use sizing::{Placer, Sizing};
+
+pub static MIXED_MODELS: Scenario = Scenario {
+    name: "mixed-models",
+    claim: "A catalogue of models shares a fraction of the GPUs that one model per GPU takes, and requests stay in time.",
+    variants: &["stowage", "KV-blind", "one model per GPU"],
+    figures: &[
+        Figure {
+            name: "GPUs",
+            decimals: 1,
+            help: "the smallest pool with a place for every model and 99 % of requests in time",
+        },
+        Figure {
+            name: "least",
+            decimals: 1,
+            help: "GPUs that one replica of each model takes if no VRAM is left over between them",
+        },
+        Figure {
+            name: "in time",
+            decimals: 2,
+            help: "requests within the bounds on the pool, in hundredths",
+        },
+        Figure {
+            name: "TTFT p99",
+            decimals: 2,
+            help: "seconds to the first token on the pool, 99th percentile of requests that an engine took",
+        },
+        Figure {
+            name: "alone",
+            decimals: 2,
+            help: "the same if each engine had its GPUs' compute to itself, which no placement can better",
+        },
+        Figure { name: "placements", decimals: 0, help: "pods placed on the pool while it serves" },
+        Figure {
+            name: "onto full",
+            decimals: 2,
+            help: "of these onto a GPU with an engine above 90 % of its KV cache, in hundredths",
+        },
+        Figure { name: "models", decimals: 1, help: "models with a place on the pool" },
+        Figure {
+            name: "stranded",
+            decimals: 2,
+            help: "free VRAM that no model fits, in hundredths of that of GPUs in use",
+        },
+        Figure {
+            name: "busy",
+            decimals: 1,
+            help: "time for which a GPU in use has a request, in hundredths",
+        },
+    ],
+    targets: &[
+        Target {
+            name: "GPUs saved against one model per GPU, %",
+            bound: Bound::AtLeast(60.0),
+            value: |means| saved(means.of("stowage", "GPUs"), means.of("one model per GPU", "GPUs")),
+            limit: Some(|means| saved(means.of("stowage", "least"), means.of("one model per GPU", "GPUs"))),
+        },
+        Target {
+            name: "placements onto a GPU above 90 % KV, %",
+            bound: Bound::AtMost(0.0),
+            value: |means| means.of("stowage", "onto full"),
+            limit: None,
+        },
+        Target {
+            name: "TTFT p99: KV-blind ÷ Stowage",
+            bound: Bound::AtLeast(2.0),
+            value: |means| means.of("KV-blind", "TTFT p99") / means.of("stowage", "TTFT p99"),
+            limit: Some(|means| means.of("KV-blind", "TTFT p99") / means.of("stowage", "alone")),
+        },
+    ],
+    traces: &[],
+    check: None,
+    play,
+};
+
+const MODELS: usize = 100;
+/// Requests a second, for so many models.
+const PER_S: f64 = 15.0;
+const VRAM: Bytes = Bytes::gib(80);
+const NODE_GPUS: usize = 8;
+const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
+/// Of the requests.
+const MOST_LATE: f64 = 0.01;
+const MOST_REPLICAS: u32 = 8;
+/// Between two steps of the engines.
+const STEP: Millis = Millis::seconds(5);
+/// For how long a replica that is let go finishes its requests.
+const DRAIN: Millis = Millis::seconds(120);
+/// Between the first pods of two models.
+const COMES_EVERY: Millis = Millis::seconds(30);
+/// From the last one until traffic begins.
+const WARM_UP: Millis = Millis::seconds(120);
+/// GPUs of the pool, of the least.
+const POOL: f64 = 1.25;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Timer {
+    /// This model's first pod is created.
+    Comes(usize),
+    Step,
+    /// A new version of this model is there.
+    Rollout(usize),
+}
+
+fn saved(gpus: f64, instead_of: f64) -> f64 {
+    100.0 * (1.0 - gpus / instead_of)
+}
+
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+    let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
+    let (models, minutes) = if input.is_short { (12, 10) } else { (MODELS, 60) };
+    let sizing = Sizing::new(placer, seed, models, minutes);
+    let gpus = sizing.gpus_needed();
+    let size = (POOL * sizing.least as f64).ceil() as usize;
+    let mut pool = sizing.played(size, Compute::Shared);
+    let ttft = pool.ttft();
+    let alone = match placer {
+        Placer::WholeGpus => ttft.clone(),
+        Placer::Stowage | Placer::KvBlind => sizing.played(size, Compute::Alone).ttft(),
+    };
+    let seconds = |share: f64| ttft.quantile_s(share).unwrap_or(0.0);
+    let point = |thousandth: u32| (seconds(f64::from(thousandth) / 1000.0), f64::from(thousandth) / 10.0);
+    let broken = std::mem::take(&mut pool.stage.broken);
+    let sums = &pool.sums;
+    Played {
+        figures: vec![
+            gpus as f64,
+            sizing.least as f64,
+            100.0 * (1.0 - (pool.late() + pool.waiting()) / sizing.requests()),
+            seconds(0.99),
+            alone.quantile_s(0.99).unwrap_or(0.0),
+            sums.placements,
+            sums.onto_full(),
+            sums.placed as f64,
+            sums.stranded(),
+            sums.busy(),
+        ],
+        curves: vec![
+            Curve { name: "GPUs in use", x: "hours", points: sums.curve.clone() },
+            Curve {
+                name: "requests with a first token, %, from 90",
+                x: "seconds",
+                points: (900..1000).map(point).collect(),
+            },
+        ],
+        broken,
+        notes: Vec::new(),
+    }
+}

@@ -1,0 +1,133 @@
+//! What is served: models with their engines, grants and traffic; and nodes to serve them on.
+
+use super::{MODELS, NODE_GPUS, PER_S, VRAM};
+use crate::ids::{GpuModel, ModelId, NodeName};
+use crate::lab::simulate::fleet::engines::requests::kv_tokens;
+use crate::lab::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
+use crate::lab::simulate::fleet::machines::{MachineSpec, Machines};
+use crate::lab::simulate::fleet::traffic::{CatalogueModel, DayOfTraffic, Minute, ZipfCatalogue};
+use crate::lab::simulate::random::Random;
+use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// A model in a busy stretch is asked for so many times its mean, and in a quiet one so much of it. A sixth of the time is busy.
+const BUSY: f64 = 4.0;
+const QUIET: f64 = 0.4;
+/// Mean lengths of stretches, in minutes.
+const BUSY_MINUTES: f64 = 6.0;
+const QUIET_MINUTES: f64 = 30.0;
+/// What a team sizes an engine for: its busy stretches, with so much of the GPUs' compute, and KV cache to spare.
+const COMPUTE: f64 = 0.5;
+const SPARE_KV: f64 = 1.25;
+/// Tokens that the KV cache holds at least: the longest request that engines are told to take.
+const LONGEST: f64 = 8192.0;
+
+/// A model as it is served.
+#[derive(Debug, Clone)]
+pub struct ServedModel {
+    pub id: ModelId,
+    pub weights: Bytes,
+    pub gpus: u32,
+    /// VRAM of one engine on each of its GPUs.
+    pub grant: Bytes,
+    pub engine: EngineSpec,
+    pub traffic: DayOfTraffic,
+}
+
+/// Whether engines share GPUs or have them to themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grants {
+    RightSized,
+    WholeGpus,
+}
+
+pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<ServedModel> {
+    let per_s = PER_S * models as f64 / MODELS as f64;
+    let models = ZipfCatalogue::generate(seed, models, per_s, 1.0).models;
+    let served = |(rank, model): (usize, &CatalogueModel)| {
+        let gpus = gpus_of(model);
+        let grant = match grants {
+            Grants::WholeGpus => most(),
+            Grants::RightSized => right_sized(model, gpus),
+        };
+        let mut draws = Random::seeded(seed, 1000 + rank as u64);
+        ServedModel {
+            id: model.id.clone(),
+            weights: model.shape.weights,
+            gpus,
+            grant,
+            engine: engine(model, gpus, grant),
+            traffic: stretches(&mut draws, model, minutes),
+        }
+    };
+    models.iter().enumerate().map(served).collect()
+}
+
+/// As few as hold the weights beside the headroom.
+fn gpus_of(model: &CatalogueModel) -> u32 {
+    if model.shape.weights > Bytes::gib(64) { 2 } else { 1 }
+}
+
+/// What the policy's headroom leaves of a GPU.
+pub fn most() -> Bytes {
+    Bytes(VRAM.0 / 10 * 9)
+}
+
+fn engine(model: &CatalogueModel, gpus: u32, grant: Bytes) -> EngineSpec {
+    EngineSpec::new(&model.shape, &GpuSpeed::H100, gpus, grant).expect("its grant has KV cache")
+}
+
+/// Weights, the profile run, and a KV cache for the model's busy stretches, in whole GiB. Where one engine cannot keep up with them,
+/// it is sized for its part of the fewest that can.
+fn right_sized(model: &CatalogueModel, gpus: u32) -> Bytes {
+    let whole = engine(model, gpus, most());
+    let (prompt, output) = (model.size.prompt, model.size.output);
+    let running = |engines: f64| {
+        steady_state(&whole, SPARE_KV * BUSY * model.per_s / COMPUTE / engines, prompt, output)
+            .map(|steady| steady.running)
+    };
+    let running = (1..).find_map(|engines| running(f64::from(engines))).expect("some number keeps up");
+    let tokens = (running * kv_tokens(prompt, output)).max(LONGEST);
+    let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
+    let gib = ((model.shape.weights + kv).split(gpus) + whole.profile_run).0.div_ceil(Bytes::gib(1).0);
+    Bytes::gib(gib).min(most())
+}
+
+/// Busy stretches and quiet ones, each of a random length.
+fn stretches(draws: &mut Random, model: &CatalogueModel, minutes: usize) -> DayOfTraffic {
+    let mut is_busy = draws.share() < BUSY_MINUTES / (BUSY_MINUTES + QUIET_MINUTES);
+    let length = |is_busy, draws: &mut Random| {
+        draws.gap(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES }).0 / 60_000
+    };
+    let mut left = length(is_busy, draws);
+    let minute = |_| {
+        if left == 0 {
+            is_busy = !is_busy;
+            left = length(is_busy, draws).max(1);
+        }
+        left -= 1;
+        let requests = 60.0 * model.per_s * if is_busy { BUSY } else { QUIET };
+        Minute { requests, prompt: model.size.prompt, output: model.size.output }
+    };
+    DayOfTraffic::new((0..minutes).map(minute).collect()).expect("it has minutes")
+}
+
+/// So many H100, in nodes of eight; the last may have fewer. Every node has the catalogue's files on its disk.
+pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
+    let spec = |n: usize| MachineSpec {
+        name: NodeName::parse(&format!("node-{n:02}")).expect("digits are a name"),
+        labels: BTreeMap::new(),
+        gpu: GpuModel::parse("H100-80GB").expect("it is a plain word"),
+        gpus: (gpus - n * NODE_GPUS).min(NODE_GPUS) as u32,
+        vram: VRAM,
+        page_cache: Bytes::gib(1000),
+    };
+    let nodes = gpus.div_ceil(NODE_GPUS);
+    let mut machines = Machines::new((0..nodes).map(spec), LoadingSpeeds::default());
+    for n in 0..nodes {
+        let disk = &mut machines.get_mut(&spec(n).name).expect("it was just made").disk;
+        disk.extend(models.iter().map(|model| (model.id.clone(), model.weights)));
+    }
+    machines
+}

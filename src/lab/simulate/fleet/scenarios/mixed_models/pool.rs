@@ -1,0 +1,134 @@
+//! The pool that serves a catalogue: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
+
+use super::served::{Served, devices};
+use super::sums::{GpuUse, Sums};
+use super::{COMES_EVERY, STEP, Timer, WARM_UP};
+use crate::ids::{GpuUuid, PodUid};
+use crate::lab::simulate::fleet::engines::LatencyHistogram;
+use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::units::{Millis, Moment};
+use std::collections::BTreeMap;
+
+/// Whether engines slow their neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compute {
+    /// They take turns.
+    Shared,
+    /// Each has its GPUs' compute to itself.
+    Alone,
+}
+
+pub struct Pool<'m> {
+    pub stage: Stage<'static, Timer>,
+    pub served: Vec<Served<'m>>,
+    /// Whether agents report KV caches and queues.
+    reports_load: bool,
+    compute: Compute,
+    /// When traffic begins: after the last model has come, and had time to start.
+    begins: Moment,
+    pub sums: Sums,
+}
+
+impl<'m> Pool<'m> {
+    pub fn new(
+        stage: Stage<'static, Timer>,
+        served: Vec<Served<'m>>,
+        sums: Sums,
+        reports_load: bool,
+        compute: Compute,
+    ) -> Self {
+        let begins = START + COMES_EVERY.times(served.len() as u64) + WARM_UP;
+        Self { stage, served, reports_load, compute, begins, sums }
+    }
+
+    /// Plays so many minutes of traffic, with the rollouts in this order spread over them. Whether all models had a place when
+    /// traffic began and no more than `most_late` requests were late; where there is a bound, it ends as soon as they are not.
+    pub fn play(&mut self, minutes: usize, rollouts: &[usize], most_late: Option<f64>) -> bool {
+        for model in 0..self.served.len() {
+            self.stage.at(START + COMES_EVERY.times(model as u64), Timer::Comes(model));
+        }
+        let begins = self.begins;
+        self.stage.at(begins, Timer::Step);
+        let length = Millis::seconds(60 * minutes as u64);
+        for (n, model) in rollouts.iter().enumerate() {
+            let at = length.0 * (n as u64 + 1) / (rollouts.len() as u64 + 1);
+            self.stage.at(begins + Millis(at), Timer::Rollout(*model));
+        }
+        let fails = |pool: &Self, late| most_late.is_some_and(|most| late > most || !pool.has_all_models());
+        while let Some(happened) = self.stage.next(begins + length) {
+            let now = self.stage.now();
+            match happened {
+                Happening::Timer(Timer::Step) => {
+                    self.step(now);
+                    if fails(self, self.late()) {
+                        return false;
+                    }
+                }
+                Happening::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage, None),
+                Happening::Timer(Timer::Rollout(model)) => self.served[model].roll_out(&mut self.stage),
+                Happening::Bound(uid) if now >= begins => self.note_bound(&uid),
+                Happening::Ready(uid) => self.served.iter_mut().for_each(|served| served.replace(&uid, now)),
+                Happening::Bound(_) | Happening::Leaving(_) | Happening::Gone(_) => {}
+            }
+        }
+        !fails(self, self.late() + self.waiting())
+    }
+
+    /// Requests that broke a bound, or are too long for their engine.
+    pub fn late(&self) -> f64 {
+        self.served.iter().map(Served::late).sum()
+    }
+
+    /// Requests that have no first token yet.
+    pub fn waiting(&self) -> f64 {
+        self.served.iter().map(|served| served.day.waiting()).sum()
+    }
+
+    /// Of all models' requests that an engine took.
+    pub fn ttft(&self) -> LatencyHistogram {
+        let mut all = LatencyHistogram::default();
+        self.served.iter().for_each(|served| all.merge(&served.day.tally.latencies.ttft));
+        all
+    }
+
+    fn has_all_models(&self) -> bool {
+        self.sums.placed == self.served.len()
+    }
+
+    fn step(&mut self, now: Moment) {
+        let used = self.use_by_gpu();
+        self.sums.count(now.since(self.begins), &self.stage, &used);
+        let neighbours = if self.compute == Compute::Shared { used } else { BTreeMap::new() };
+        let at = Moment(now.since(self.begins).0);
+        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &neighbours));
+        if self.reports_load {
+            self.served.iter().for_each(|served| served.report(&mut self.stage));
+        }
+        if now == self.begins {
+            self.sums.placed = self.served.iter().filter(|served| served.has_place(&self.stage)).count();
+        }
+        self.stage.at(now + STEP, Timer::Step);
+    }
+
+    /// What the engines on each GPU do.
+    fn use_by_gpu(&self) -> BTreeMap<GpuUuid, GpuUse> {
+        let mut sums: BTreeMap<GpuUuid, GpuUse> = BTreeMap::new();
+        for (uid, engine) in self.served.iter().flat_map(Served::engines) {
+            for device in devices(&self.stage, uid) {
+                sums.entry(device.clone()).or_default().add(GpuUse::of(engine));
+            }
+        }
+        sums
+    }
+
+    /// How full the fullest engine is on the GPUs that a pod was just bound to.
+    fn note_bound(&mut self, uid: &PodUid) {
+        let bound = devices(&self.stage, uid);
+        let is_there = |other: &PodUid| {
+            other != uid && devices(&self.stage, other).iter().any(|device| bound.contains(device))
+        };
+        let there = self.served.iter().flat_map(Served::engines).filter(|(other, _)| is_there(other));
+        let fullest = there.map(|(_, engine)| engine.kv_occupancy()).fold(0.0, f64::max);
+        self.sums.note_placement(fullest);
+    }
+}

@@ -1,0 +1,101 @@
+//! A workload and who places it: pools of any size, and the smallest that suffices.
+
+use super::catalogue::{Grants, ServedModel, catalogue, machines, most};
+use super::pool::{Compute, Pool};
+use super::served::Served;
+use super::sums::Sums;
+use super::{MOST_LATE, MOST_REPLICAS};
+use crate::lab::simulate::fleet::scenarios::shipped;
+use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::lab::simulate::random::Random;
+use crate::scheduling::policy::AutoscalingRules;
+use crate::units::Bytes;
+
+/// Who places the pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placer {
+    Stowage,
+    /// Stowage whose agents report no KV caches and queues.
+    KvBlind,
+    /// kube-scheduler, for engines that have their GPUs to themselves.
+    WholeGpus,
+}
+
+pub struct Sizing {
+    placer: Placer,
+    seed: u64,
+    minutes: usize,
+    models: Vec<ServedModel>,
+    rollouts: Vec<usize>,
+    /// GPUs whose VRAM one replica of each model takes with right-sized grants, less the headroom.
+    pub least: usize,
+}
+
+impl Sizing {
+    pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
+        let shared = catalogue(seed, models, minutes, Grants::RightSized);
+        let granted: Bytes = shared.iter().map(|model| model.grant.times(model.gpus.into())).sum();
+        let least = granted.0.div_ceil(most().0) as usize;
+        let models = match placer {
+            Placer::WholeGpus => catalogue(seed, models, minutes, Grants::WholeGpus),
+            Placer::Stowage | Placer::KvBlind => shared,
+        };
+        let mut rollouts: Vec<usize> = (0..models.len()).collect();
+        Random::seeded(seed, 7).shuffle(&mut rollouts);
+        Self { placer, seed, minutes, models, rollouts, least }
+    }
+
+    pub fn requests(&self) -> f64 {
+        self.models.iter().map(|model| model.traffic.requests()).sum()
+    }
+
+    /// A pool of so many GPUs, played to the end.
+    pub fn played(&self, gpus: usize, compute: Compute) -> Pool<'_> {
+        let mut pool = self.pool(gpus, compute);
+        pool.play(self.minutes, &self.rollouts, None);
+        pool
+    }
+
+    /// The fewest GPUs on which all models have a place and enough requests are in time.
+    pub fn gpus_needed(&self) -> usize {
+        let most_late = MOST_LATE * self.requests();
+        let suffices =
+            |gpus| self.pool(gpus, Compute::Shared).play(self.minutes, &self.rollouts, Some(most_late));
+        let gpus = |model: &ServedModel| model.gpus as usize;
+        let least = match self.placer {
+            Placer::WholeGpus => self.models.iter().map(gpus).sum(),
+            Placer::Stowage | Placer::KvBlind => self.least,
+        };
+        let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
+        // Pools that are too small show it when traffic begins, and cost little; one of four times the least is taken as it is.
+        while enough < 4 * least && !suffices(enough) {
+            (too_few, enough) = (enough, enough + enough.div_ceil(8));
+        }
+        while enough - too_few > 1 {
+            let middle = (too_few + enough) / 2;
+            if suffices(middle) { enough = middle } else { too_few = middle }
+        }
+        enough
+    }
+
+    fn pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {
+        let policy = shipped("default", include_str!("../../../../../../policies/default/policy.yaml"));
+        let rules = |model: &ServedModel| AutoscalingRules {
+            max_replicas: MOST_REPLICAS,
+            ..policy.autoscaling.of(&model.id)
+        };
+        let scheduler: Box<dyn FleetScheduler> = match self.placer {
+            Placer::Stowage | Placer::KvBlind => Box::new(Stowage::new(policy.clone())),
+            Placer::WholeGpus => {
+                Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, self.seed))
+            }
+        };
+        let stage = Stage::new(machines(gpus, &self.models), scheduler, self.seed);
+        let served = self.models.iter().map(|model| {
+            let is_alone = self.placer == Placer::WholeGpus;
+            Served::new(model, rules(model), is_alone)
+        });
+        Pool::new(stage, served.collect(), Sums::of(&self.models), self.placer == Placer::Stowage, compute)
+    }
+}

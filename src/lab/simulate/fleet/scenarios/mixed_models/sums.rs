@@ -1,0 +1,93 @@
+//! What is counted over a run of the pool.
+
+use super::catalogue::{ServedModel, most};
+use super::{STEP, Timer};
+use crate::ids::GpuUuid;
+use crate::lab::simulate::fleet::engines::Engine;
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::units::{Bytes, Millis};
+use std::collections::BTreeMap;
+
+/// No class may join an engine that is fuller: the policy's limit.
+const FULL: f64 = 0.9;
+
+#[derive(Debug, Default)]
+pub struct Sums {
+    /// Models with a place when traffic began.
+    pub placed: usize,
+    pub placements: f64,
+    onto_full: f64,
+    /// Over time, on GPUs with a pod: GPUs, how busy they are, and the free VRAM that no model fits.
+    in_use: f64,
+    busy: f64,
+    stranded: Bytes,
+    /// The least grant of the catalogue on one GPU.
+    pub least_grant: Bytes,
+    pub curve: Vec<(f64, f64)>,
+}
+
+/// What the engines on a GPU do.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GpuUse {
+    /// The shares of the time for which each has something to do, added up.
+    pub busy: f64,
+    /// Requests inside.
+    pub running: f64,
+}
+
+impl GpuUse {
+    pub fn of(engine: &Engine) -> Self {
+        Self { busy: busy(engine.running()), running: engine.running() }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        (self.busy, self.running) = (self.busy + other.busy, self.running + other.running);
+    }
+}
+
+/// The share of its time for which an engine has something to do: in which a Poisson number of requests is not zero.
+fn busy(running: f64) -> f64 {
+    1.0 - (-running).exp()
+}
+
+impl Sums {
+    pub fn of(models: &[ServedModel]) -> Self {
+        let least_grant = models.iter().map(|model| model.grant).min().unwrap_or_default();
+        Self { least_grant, ..Self::default() }
+    }
+
+    pub fn count(&mut self, at: Millis, stage: &Stage<'_, Timer>, used: &BTreeMap<GpuUuid, GpuUse>) {
+        let mut in_use = 0.0;
+        for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus).filter(|gpu| !gpu.pods.is_empty())
+        {
+            let free = most().minus(gpu.charged());
+            in_use += 1.0;
+            self.busy += used.get(&gpu.uuid).map_or(0.0, |used| busy(used.running));
+            self.stranded += if free < self.least_grant { free } else { Bytes::ZERO };
+        }
+        self.in_use += in_use;
+        if at.0.is_multiple_of(12 * STEP.0) {
+            self.curve.push((at.0 as f64 / 3.6e6, in_use));
+        }
+    }
+
+    pub fn note_placement(&mut self, fullest: f64) {
+        self.placements += 1.0;
+        self.onto_full += if fullest > FULL { 1.0 } else { 0.0 };
+    }
+
+    /// Placements onto a GPU with a full engine, in hundredths.
+    pub fn onto_full(&self) -> f64 {
+        100.0 * self.onto_full / self.placements.max(1.0)
+    }
+
+    /// Of GPUs with a pod, in hundredths.
+    pub fn busy(&self) -> f64 {
+        100.0 * self.busy / self.in_use.max(1.0)
+    }
+
+    /// In hundredths of the VRAM of GPUs with a pod that may be granted.
+    pub fn stranded(&self) -> f64 {
+        100.0 * self.stranded.0 as f64 / (most().0 as f64 * self.in_use.max(1.0))
+    }
+}
