@@ -15,9 +15,9 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::snapshot::NodeSet;
 use crate::scheduling::vocabulary::classification::TenantId;
 use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::{Millis, Moment};
+use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +54,8 @@ pub struct PendingPod {
     pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
-    /// How much its tenant borrows: of two pods of one priority, the one whose tenant borrows less comes first.
+    /// How much its tenant borrows once the tenant's pods before this one are placed: of two pods of one priority, the one whose
+    /// tenant borrows less comes first.
     pub share: u64,
 }
 
@@ -145,8 +146,8 @@ impl Ledger {
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
-    /// priority, class, how much their tenants borrow, and time. At most `limit` of the refused and as many of the gated, in
-    /// turn: of those of one priority and class the next call answers others, as long as there are any.
+    /// priority, how much their tenants borrow, class, and time. At most `limit` of the refused and as many of the gated, in
+    /// turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
@@ -164,7 +165,26 @@ impl Ledger {
         let gated = gated.iter().filter_map(|uid| self.gated_one(uid, whole));
         let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
         pending.sort_by_cached_key(PendingPod::order);
+        if !shares.is_empty() {
+            self.count_those_before(&mut pending, whole);
+            pending.sort_by_cached_key(PendingPod::order);
+        }
         pending
+    }
+
+    /// Each pod's share as it is once its tenant's pods before it are placed: tenants that borrow equally much take turns within a
+    /// run. A part of a GPU counts as that of a GPU of mean size, since no GPU is chosen yet.
+    fn count_those_before(&self, pending: &mut [PendingPod], whole: TenantUsage) {
+        let mut before: BTreeMap<TenantId, TenantUsage> = BTreeMap::new();
+        for pod in pending {
+            let Some((id, tenant)) = pod.demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)))
+            else {
+                continue;
+            };
+            let before = before.entry(id).or_default();
+            pod.share = tenant.dominant_share(self.used_by(id) + *before, whole);
+            *before += part_of(&pod.demand, whole);
+        }
     }
 
     /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
@@ -377,7 +397,7 @@ impl PendingPod {
 
     fn order(&self) -> impl Ord + use<> {
         let Demand { priority, class, .. } = self.demand;
-        (!self.is_on_its_way(), Reverse(priority), class, self.share, self.since, self.uid.clone())
+        (!self.is_on_its_way(), Reverse(priority), self.share, class, self.since, self.uid.clone())
     }
 }
 
@@ -387,6 +407,18 @@ fn queue_band_of(pod_state: &PodState) -> QueueBand {
         matches!(&pod_state.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
     let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
     QueueBand { line, priority: Reverse(priority), class, tenant }
+}
+
+/// What part of the cluster the demand uses on GPUs of mean size.
+fn part_of(demand: &Demand, whole: TenantUsage) -> TenantUsage {
+    let mean = (u128::from(whole.vram.0) * 1000 / u128::from(whole.milli_gpus.max(1))).max(1) as u64;
+    let vram = match demand.sharing {
+        Sharing::Shared => demand.per_gpu.0,
+        Sharing::Exclusive => mean,
+    };
+    let milli_gpus = (u128::from(vram) * 1000).div_ceil(u128::from(mean)).min(1000) as u64;
+    let gpus = u64::from(demand.gpus);
+    TenantUsage { vram: Bytes(vram).times(gpus), milli_gpus: milli_gpus * gpus }
 }
 
 fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {

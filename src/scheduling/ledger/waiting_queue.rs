@@ -1,8 +1,8 @@
 //! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
 //! at all of them: every round of the planner asks, under the ledger's lock.
 //!
-//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority and the earlier class come first, and
-//! within those the pod that was looked at the longest ago. A part of each round goes to the longest-waiting pods, whatever their
+//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first, then the tenant that borrows
+//! least, then the earlier class, and within those the pod that was looked at the longest ago. A part of each round goes to the longest-waiting pods, whatever their
 //! priority. What a pod waits for is not known here.
 
 use crate::ids::PodUid;
@@ -125,7 +125,7 @@ impl WaitingQueue {
     }
 
     /// The next `limit` pods of a line; their next turns come after those of all others. `share` says which tenant's pods come
-    /// first among those of one priority and class.
+    /// first among those of one priority.
     pub(super) fn hand_out(
         &mut self,
         line: WaitingLine,
@@ -136,7 +136,7 @@ impl WaitingQueue {
         let mut bands: Vec<&QueueBand> =
             self.ready.keys().filter(|queue_band| queue_band.line == line).collect();
         bands.sort_by_cached_key(|queue_band| {
-            (queue_band.priority, queue_band.class, share(queue_band.tenant), **queue_band)
+            (queue_band.priority, share(queue_band.tenant), queue_band.class, **queue_band)
         });
         let in_order = bands.into_iter().flat_map(|queue_band| &self.ready[queue_band]);
         for (_, uid) in in_order {

@@ -162,7 +162,7 @@ fn machines() -> Machines {
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let policy = policy();
     let new = |seed| scheduler(variant, &policy, seed);
-    let schedules = Schedules::played(if input.is_short { 200 } else { 10_000 }, seed, new);
+    let schedules = Schedules::played(if input.is_short { 40 } else { 10_000 }, seed, new);
     let replica = if variant == 2 { SLICED_REPLICA } else { REPLICA };
     let day = day::played(if input.is_short { 4 } else { 24 }, seed, replica, new(seed));
     let inferences = if input.is_short { 5_000 } else { 200_000 };

@@ -94,12 +94,14 @@ impl Schedules {
                 others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
             let stay = || others.clone().filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot);
             let taken: Bytes = stay().map(|(_, pod)| pod.spec.vram).sum();
+            // An engine that starts keeps others from starting on its GPU.
+            let starts = stay().any(|(_, pod)| pod.ready.is_none());
             let is_alone = |app| matches!(app, App::Fraud | App::Pretender);
             let keeps_off = match App::of(&preemptor.spec) {
                 App::Fraud => stay().count() > 0,
                 _ => stay().any(|(_, pod)| is_alone(App::of(&pod.spec))),
             };
-            is_free_to_go && !keeps_off && preemptor.spec.vram + taken <= ALLOCATABLE
+            is_free_to_go && !keeps_off && !starts && preemptor.spec.vram + taken <= ALLOCATABLE
         };
         let chatbots_would_do = stage.machines.iter().flat_map(|machine| &machine.gpus).any(would_do);
         if apps.contains(&App::Credit) && chatbots_would_do {
