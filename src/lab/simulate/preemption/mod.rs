@@ -25,7 +25,11 @@
 //! The random numbers for arrivals do not depend on the simulated order, so all orders get the same pods at the same times. The
 //! policy is the built-in one.
 //!
-//! [`workload`] generates the pods, [`run`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
+//! It is played on the stage of [`fleet`](super::fleet), which enters every placement and eviction into its machines: a GPU
+//! beyond its memory, an exclusive GPU with two pods and a victim of the wrong priority are counted as broken promises.
+//!
+//! [`workload`] generates the pods, `run` runs them, `scheduler` is Stowage with the victims of [`orders`], [`tally`] adds up,
+//! [`report`] compares.
 //!
 //! [`time_to_ready`]: crate::scheduling::vocabulary::model_tier::time_to_ready
 
@@ -34,6 +38,7 @@ mod kube_scheduler;
 pub mod orders;
 pub mod report;
 mod run;
+mod scheduler;
 mod setup;
 pub mod tally;
 pub mod workload;
