@@ -1,8 +1,8 @@
-//! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, and what a Binding allocates. Who
-//! simulates says which; that it is said alike is this module's.
+//! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, what a Binding allocates, and what is
+//! kept for a pod that preempts. Each simulation says which; how they are said is this module's.
 
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{ObservedPhase, PodObservation};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
@@ -10,9 +10,9 @@ use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObs
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
-use crate::scheduling::vocabulary::gpu::{Device, Health};
-use crate::scheduling::vocabulary::placement::Placement;
-use crate::units::Bytes;
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::units::{Bytes, Millis};
 use std::sync::Arc;
 
 /// What all GPUs of a node are.
@@ -73,4 +73,21 @@ pub fn allocate(cluster: &mut Cluster, uid: &PodUid, node: &NodeName) -> Option<
         Ok(BindAnswer::Write(decision)) => Some(decision.placement),
         Ok(BindAnswer::AlreadyBound) | Err(_) => None,
     }
+}
+
+/// GPUs of a node that are kept for a pod until its victims are gone, with `grace` to go; `None` if there is no such node.
+pub fn reservation(
+    ledger: &Ledger,
+    node: &NodeName,
+    gpus: GpuSet,
+    victims: Vec<PodUid>,
+    grace: Millis,
+) -> Option<Reservation> {
+    let devices = &ledger.node(node)?.devices;
+    Some(Reservation {
+        node: node.clone(),
+        devices: gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
+        victims: victims.into(),
+        deadline: ledger.now() + grace + ledger.policy().preemption.reservation_slack,
+    })
 }

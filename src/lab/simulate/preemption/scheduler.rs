@@ -9,12 +9,12 @@ use crate::lab::simulate::fleet::machines::Machines;
 use crate::lab::simulate::fleet::messages::{Act, Message};
 use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Stowage};
+use crate::lab::simulate::shown;
 use crate::scheduling::ledger::StartProgress;
 use crate::scheduling::placing::fit::fit;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::tick::Tick;
 use crate::scheduling::verbs::wait::Reserve;
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -94,22 +94,12 @@ impl VictimScheduler {
         let preemptor = ledger.preemptor(uid);
         let rooms = ledger.candidates_for(&preemptor, &self.nodes);
         let choice = self.order.choose(ledger, &rooms, &ledger.pod_state(uid)?.demand)?;
-        let reservation = self.reservation(now, &choice)?;
+        let VictimChoice { node, gpus, evicted, awaited, grace, exact } = choice;
+        let reservation = shown::reservation(ledger, &node, gpus, awaited, grace)?;
         self.shipped.cluster.apply(Reserve { uid: uid.clone(), reservation }).ok()?;
-        self.answers.push((now, PreemptorAnswer::Awaits { exact: choice.exact }));
-        choice.evicted.iter().for_each(|victim| self.shipped.evict(victim, uid, acts));
+        self.answers.push((now, PreemptorAnswer::Awaits { exact }));
+        evicted.iter().for_each(|victim| self.shipped.evict(victim, uid, acts));
         Some(())
-    }
-
-    fn reservation(&self, now: Moment, choice: &VictimChoice) -> Option<Reservation> {
-        let ledger = &self.shipped.cluster;
-        let node = ledger.node(&choice.node)?;
-        Some(Reservation {
-            node: choice.node.clone(),
-            devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
-            victims: choice.awaited.clone().into(),
-            deadline: now + choice.grace + ledger.policy().preemption.reservation_slack,
-        })
     }
 
     /// A resident is pending. Answers its kind if no other of that kind is, so that any node may fit it.
