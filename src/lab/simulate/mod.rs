@@ -2,7 +2,8 @@
 //! results are those of the production code. Pure: traces come in as text, figures go out; time is simulated, and random
 //! numbers come from a seed.
 //!
-//! [`openb`] reads a production trace, or generates one; [`events`] is the event queue and [`random`] the random numbers.
+//! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue and
+//! [`random`] the random numbers; `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and traffic, on which scenarios are played.
 //! [`preemption`] measures the work lost by eviction policy, [`packing`] the GPU allocation by placement policy.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -13,3 +14,5 @@ pub mod openb;
 pub mod packing;
 pub mod preemption;
 pub mod random;
+mod shown;
+pub mod table;

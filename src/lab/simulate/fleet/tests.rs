@@ -10,7 +10,9 @@ use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Bytes, Millis, Moment};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 fn machines(nodes: usize, gpus: u32) -> Machines {
     let spec = |n: usize| MachineSpec {
@@ -26,7 +28,7 @@ fn machines(nodes: usize, gpus: u32) -> Machines {
 
 fn schedulers(seed: u64) -> [Box<dyn FleetScheduler>; 3] {
     [
-        Box::new(Stowage::new(Policy::default()).audited()),
+        Box::new(Stowage::new(Policy::default())),
         Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::LowerPriority, seed)),
         Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, seed)),
     ]
@@ -72,6 +74,16 @@ fn no_scheduler_breaks_a_promise_and_all_place_pods() {
             let mut stage = Stage::new(machines(6, 4), scheduler, seed);
             assert!(play(&mut stage, seed) > 30);
         }
+    }
+}
+
+#[test]
+fn the_books_of_stowage_add_up_after_every_round() {
+    for seed in 0..4 {
+        let stowage = Rc::new(RefCell::new(Stowage::new(Policy::default()).audited()));
+        let mut stage = Stage::new(machines(6, 4), Box::new(stowage.clone()), seed);
+        play(&mut stage, seed);
+        assert_eq!(stowage.borrow().violations, []);
     }
 }
 

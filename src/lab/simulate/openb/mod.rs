@@ -7,8 +7,10 @@ pub mod built_in;
 pub mod go_dice;
 pub mod published;
 mod rows;
-mod table;
 
+pub use super::table::TraceText;
+
+use super::table::TableError;
 use crate::ids::{GpuModel, NodeName};
 use crate::units::{Bytes, MilliCpu, Millis};
 use std::sync::Arc;
@@ -79,30 +81,14 @@ pub enum Qos {
 }
 
 /// What is wrong with a trace, and the fix.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TraceError {
-    #[error("{file} is empty; it should begin with a line of column names. Fetch it again")]
-    Empty { file: String },
-    #[error("{file} has column names and no rows below them; fetch it again")]
-    NoRows { file: String },
-    #[error("{file}, line 1: there is no column {column:?} among {found}; add it, or give another file")]
-    MissingColumn { file: String, column: &'static str, found: String },
-    #[error(
-        "{file}, line {line}: {found} fields under {columns} columns; write one for each, without commas or quotes in it"
-    )]
-    FieldCount { file: String, line: usize, found: usize, columns: usize },
-    #[error("{file}, line {line}: {column} is {text:?}; write a whole number, in digits alone")]
-    NoNumber { file: String, line: usize, column: &'static str, text: String },
-    #[error("{file}, line {line}: {column} is {text}, less than nothing; write 0 or more")]
-    Negative { file: String, line: usize, column: &'static str, text: String },
-    #[error("{file}, line {line}: {column} is {text:?}; write a number from 0 to 100, such as 95.23")]
-    NoShare { file: String, line: usize, column: &'static str, text: String },
+    #[error(transparent)]
+    Table(#[from] TableError),
     #[error(
         "{file}, line {line}: it names row {row}, and the pods are rows 0 to {last}; give both files of one trace"
     )]
     NoSuchRow { file: String, line: usize, row: u64, last: usize },
-    #[error("{file}, line {line}: {column} is {text}; write at most {most}")]
-    TooLarge { file: String, line: usize, column: &'static str, text: String, most: u64 },
     #[error("{file}, line {line}: {column} is {text:?}: {why}")]
     Name { file: String, line: usize, column: &'static str, text: String, why: crate::ids::InvalidName },
     #[error("{file}, line {line}: qos is {text:?}; write BE, Burstable, Guaranteed or LS")]
@@ -123,13 +109,6 @@ pub enum TraceError {
         "{file}, line {line}: pod {pod} wants a GPU of {models}, and no node has one; name another model, or add such a node"
     )]
     NoSuchModel { file: String, line: usize, pod: String, models: String },
-}
-
-/// A file's name, for messages, and its text.
-#[derive(Debug, Clone, Copy)]
-pub struct TraceText<'a> {
-    pub file: &'a str,
-    pub text: &'a str,
 }
 
 impl Trace {

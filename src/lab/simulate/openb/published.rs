@@ -1,8 +1,8 @@
 //! Results of published runs of other policies, to compare with Stowage's simulation of them. Figures only; how they were
 //! computed is not known here.
 
-use super::table::{Column, CsvRow, Table};
 use super::{TraceError, TraceText};
+use crate::lab::simulate::table::{Column, Table, TableRow};
 
 /// The file of published allocation ratios.
 pub const PUBLISHED: &str = "published_alloc_ratio.csv";
@@ -27,22 +27,21 @@ pub struct SeedMeans {
 }
 
 pub fn read(source: TraceText<'_>) -> Result<Vec<PublishedRun>, TraceError> {
-    let table = Table::read(source.file, source.text)?;
-    let column = |name| table.column(name);
-    let columns = [column("trace")?, column("policy")?, column("seed")?, column("a100")?, column("a130")?];
-    table.rows().map(|row| run(row, columns)).collect()
+    let table = Table::read(source)?;
+    let columns = table.columns(["trace", "policy", "seed", "a100", "a130"])?;
+    table.rows().iter().map(|row| run(row, columns)).collect()
 }
 
 fn run(
-    row: &CsvRow<'_>,
+    row: &TableRow<'_>,
     [variant, policy, seed, at_100, at_130]: [Column; 5],
 ) -> Result<PublishedRun, TraceError> {
     Ok(PublishedRun {
         variant: row.text(variant).into(),
         policy: row.text(policy).into(),
-        seed: row.number(seed, u64::MAX)?,
-        at_100: row.hundredths(at_100)?,
-        at_130: row.hundredths(at_130)?,
+        seed: row.whole(seed, u64::MAX)?,
+        at_100: row.number(at_100, 100.0)?,
+        at_130: row.number(at_130, 100.0)?,
     })
 }
 
@@ -75,6 +74,6 @@ mod tests {
     fn the_error_for_a_figure_that_is_no_share_names_its_line() {
         let text = TEXT.replace("97.5", "197.5");
         let error = read(TraceText { file: "p.csv", text: &text }).unwrap_err().to_string();
-        assert!(error.starts_with("p.csv, line 3: a100 is \"197.5\""), "{error}");
+        assert!(error.starts_with("p.csv, line 3: a100 is 197.5; write at most 100"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! Parses the rows of the trace's two tables.
 
-use super::table::{Column, CsvRow, Table};
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
 use crate::ids::{GpuModel, InvalidName, NodeName};
+use crate::lab::simulate::table::{Column, Table, TableRow};
 use crate::scheduling::vocabulary::demand::MAX_GPUS;
 use crate::units::{Bytes, MilliCpu, Millis, plural};
 use std::collections::BTreeSet;
@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 const MOST: u64 = 1 << 40;
 
 pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
-    let table = Table::read(source.file, source.text)?;
-    let [sn, cpu, memory, gpu, model] = columns(&table, ["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
+    let table = Table::read(source)?;
+    let [sn, cpu, memory, gpu, model] = table.columns(["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
     let mut names = BTreeSet::new();
-    let mut node = |row: &CsvRow<'_>| {
+    let mut node = |row: &TableRow<'_>| {
         let name = name(&table, row, sn, NodeName::parse)?;
         if !names.insert(name.clone()) {
             let (file, name) = (table.file.into(), name.to_string());
@@ -22,19 +22,19 @@ pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
         }
         Ok(TraceNode {
             name,
-            cpu: MilliCpu(row.number(cpu, MOST)?),
-            memory: Bytes::mib(row.number(memory, MOST >> 20)?),
-            gpus: row.number(gpu, MAX_GPUS.into())? as u32,
+            cpu: MilliCpu(row.whole(cpu, MOST)?),
+            memory: Bytes::mib(row.whole(memory, MOST >> 20)?),
+            gpus: row.whole(gpu, MAX_GPUS.into())? as u32,
             model: self::name(&table, row, model, GpuModel::parse)?,
         })
     };
-    table.rows().map(&mut node).collect()
+    table.rows().iter().map(&mut node).collect()
 }
 
 pub fn pods(source: TraceText<'_>, nodes: &[TraceNode]) -> Result<Vec<TracePod>, TraceError> {
-    let table = Table::read(source.file, source.text)?;
+    let table = Table::read(source)?;
     let columns = PodColumns::of(&table)?;
-    table.rows().map(|row| pod(&table, row, &columns, nodes)).collect()
+    table.rows().iter().map(|row| pod(&table, row, &columns, nodes)).collect()
 }
 
 struct PodColumns {
@@ -57,7 +57,7 @@ struct LifeColumns {
 impl PodColumns {
     fn of(table: &Table<'_>) -> Result<Self, TraceError> {
         let [name, cpu, memory, gpus, milli] =
-            columns(table, ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
+            table.columns(["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
         let models = table.column_if_any("gpu_spec");
         Ok(Self { name, cpu, memory, gpus, milli, models, life: LifeColumns::of(table)? })
     }
@@ -70,23 +70,23 @@ impl LifeColumns {
         if names.iter().all(|name| table.column_if_any(name).is_none()) {
             return Ok(None);
         }
-        let [qos, created, placed, gone] = columns(table, names)?;
+        let [qos, created, placed, gone] = table.columns(names)?;
         Ok(Some(Self { qos, created, placed, gone }))
     }
 }
 
 fn pod(
     table: &Table<'_>,
-    row: &CsvRow<'_>,
+    row: &TableRow<'_>,
     columns: &PodColumns,
     nodes: &[TraceNode],
 ) -> Result<TracePod, TraceError> {
     let pod = TracePod {
         name: row.text(columns.name).into(),
-        cpu: MilliCpu(row.number(columns.cpu, MOST)?),
-        memory: Bytes::mib(row.number(columns.memory, MOST >> 20)?),
-        gpus: row.number(columns.gpus, MAX_GPUS.into())? as u32,
-        milli: row.number(columns.milli, WHOLE_GPU.into())? as u32,
+        cpu: MilliCpu(row.whole(columns.cpu, MOST)?),
+        memory: Bytes::mib(row.whole(columns.memory, MOST >> 20)?),
+        gpus: row.whole(columns.gpus, MAX_GPUS.into())? as u32,
+        milli: row.whole(columns.milli, WHOLE_GPU.into())? as u32,
         models: match columns.models {
             Some(column) => models(table, row, column)?,
             None => [].into(),
@@ -130,23 +130,23 @@ fn named(pod: &TracePod) -> String {
 
 fn models(
     table: &Table<'_>,
-    row: &CsvRow<'_>,
+    row: &TableRow<'_>,
     column: Column,
 ) -> Result<std::sync::Arc<[GpuModel]>, TraceError> {
     let named = row.text(column).split('|').filter(|model| !model.is_empty());
     named.map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse)).collect()
 }
 
-fn life(table: &Table<'_>, row: &CsvRow<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
+fn life(table: &Table<'_>, row: &TableRow<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
     // A pod that was never placed has no such time.
     let placed = if row.text(columns.placed).is_empty() { columns.created } else { columns.placed };
-    let (began, gone) = (row.number(placed, MOST)?, row.number(columns.gone, MOST)?);
+    let (began, gone) = (row.whole(placed, MOST)?, row.whole(columns.gone, MOST)?);
     let (file, line) = (table.file.to_owned(), row.line);
     let ran = gone.checked_sub(began).ok_or(TraceError::Backwards { file, line })?;
     Ok(Life { qos: qos(table, row, columns.qos)?, ran: Millis::seconds(ran) })
 }
 
-fn qos(table: &Table<'_>, row: &CsvRow<'_>, column: Column) -> Result<Qos, TraceError> {
+fn qos(table: &Table<'_>, row: &TableRow<'_>, column: Column) -> Result<Qos, TraceError> {
     match row.text(column) {
         "BE" => Ok(Qos::BestEffort),
         "Burstable" => Ok(Qos::Burstable),
@@ -156,14 +156,9 @@ fn qos(table: &Table<'_>, row: &CsvRow<'_>, column: Column) -> Result<Qos, Trace
     }
 }
 
-fn columns<const N: usize>(table: &Table<'_>, names: [&'static str; N]) -> Result<[Column; N], TraceError> {
-    let found: Vec<Column> = names.into_iter().map(|name| table.column(name)).collect::<Result<_, _>>()?;
-    Ok(found.try_into().expect("as many columns were found as were named"))
-}
-
 fn name<T>(
     table: &Table<'_>,
-    row: &CsvRow<'_>,
+    row: &TableRow<'_>,
     column: Column,
     parse: impl Fn(&str) -> Result<T, InvalidName>,
 ) -> Result<T, TraceError> {
@@ -172,7 +167,7 @@ fn name<T>(
 
 fn named_so<T>(
     table: &Table<'_>,
-    row: &CsvRow<'_>,
+    row: &TableRow<'_>,
     column: &'static str,
     text: &str,
     parse: impl Fn(&str) -> Result<T, InvalidName>,

@@ -69,7 +69,7 @@ fn the_error_for_an_invalid_field_names_its_line_and_the_remedy() {
         ("p1,1,1,65,1000,,BE,Running,0,1,0", "line 3: num_gpu is 65; write at most 64"),
         (
             "p1,99999999999999999999,1,1,460,,BE,Running,0,1,0",
-            "line 3: cpu_milli is \"99999999999999999999\"",
+            "line 3: cpu_milli is 99999999999999999999; write at most 1099511627776",
         ),
         ("p1,1,1,2,460,,BE,Running,0,1,0", "line 3: the pod asks for 2 GPUs and 460 thousandths of each"),
         ("p1,1,1,1,0,,BE,Running,0,1,0", "line 3: the pod asks for 1 GPUs and 0 thousandths"),

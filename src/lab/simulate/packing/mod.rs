@@ -12,6 +12,9 @@
 //! - The seed determines the rank of each node. Of nodes that a policy scores equally, the one with the lowest rank gets the pod.
 //! - The allocation at a load of L % is the mean over all arrivals at which the requested share rounds to L % of the GPUs.
 //!
+//! It is not played on the stage of [`fleet`](super::fleet): these runs have no clock, and count CPU, memory and thousandths of
+//! GPUs, which is what the published results are computed from.
+//!
 //! [`trace`] is the workload, [`arrivals`] its order, [`cluster`] the free resources, [`placer`] the interface of a policy,
 //! [`baseline`] the published policies, [`shipped`] Stowage, [`run`] one step, [`mod@replay`] one run of the protocol,
 //! [`mod@churn`] one in which pods end, [`curve`] the figures of a replay, [`fragmentation`] the free capacity that is of no

@@ -16,7 +16,8 @@
 //! - **Residents** are pending until they fit, the higher priority first, then the older; they evict no pod. One loads for as
 //!   long as weights of its size take over the network ([`time_to_ready`]), then works, and saves its work at an interval of its
 //!   own, log-uniform from 5 minutes to 4 hours, which the ledger sees as `stowage.dev/checkpoint-time`. Nothing is saved on
-//!   eviction. An evicted one takes its grace period of 30 s, and returns as a new pod of the same owner, with the saved work.
+//!   eviction. An evicted one takes its grace period of 30 s, and returns as a new pod of the same owner, with the saved work
+//!   and its place among those that are pending.
 //! - **Arrivals** are placed if they fit, else residents are evicted for them, else they are rejected. They work from when they
 //!   are bound, and their engines are ready after the time that loading takes.
 //! - **Lost** is, for each eviction, the work since the last checkpoint or the start, and the time to load again, both times the
@@ -25,7 +26,11 @@
 //! The random numbers for arrivals do not depend on the simulated order, so all orders get the same pods at the same times. The
 //! policy is the built-in one.
 //!
-//! [`workload`] generates the pods, [`run`] runs them, [`orders`] choose victims, [`tally`] adds up, [`report`] compares.
+//! It is played on the stage of [`fleet`](super::fleet), which enters every placement and eviction into its machines: a GPU
+//! beyond its memory, an exclusive GPU with two pods and a victim of the wrong priority are counted as broken promises.
+//!
+//! [`workload`] generates the pods, `run` runs them, `scheduler` is Stowage with the victims of [`orders`], [`tally`] adds up,
+//! [`report`] compares.
 //!
 //! [`time_to_ready`]: crate::scheduling::vocabulary::model_tier::time_to_ready
 
@@ -34,6 +39,7 @@ mod kube_scheduler;
 pub mod orders;
 pub mod report;
 mod run;
+mod scheduler;
 mod setup;
 pub mod tally;
 pub mod workload;

@@ -42,6 +42,8 @@ pub struct OrderLine {
     pub kept_percent: Spread,
     /// Searches that reached their limit before they were complete, over all seeds.
     pub cut_short: u64,
+    /// What the machines found wrong with placements and evictions, over all seeds.
+    pub broken_promises: u64,
 }
 
 /// A figure over several seeds.
@@ -93,6 +95,9 @@ impl OrderLine {
             let ratios: Vec<f64> = seeds.iter().filter_map(|seed| ratio(seed, part)).collect();
             (!ratios.is_empty()).then(|| Spread::of(ratios.into_iter()))
         };
+        let sum = |count: fn(PreemptionTally) -> u64| {
+            seeds.iter().filter_map(|seed| tally(order, *seed)).map(count).sum()
+        };
         Self {
             order,
             lost_gpu_hours: over_seeds(&|tally| tally.lost().hours()),
@@ -107,7 +112,8 @@ impl OrderLine {
             kept_percent: over_seeds(&|tally| {
                 100.0 * (tally.used.hours() - tally.lost().hours()) / gpu_hours
             }),
-            cut_short: seeds.iter().filter_map(|seed| tally(order, *seed)).map(|t| t.cut_short).sum(),
+            cut_short: sum(|tally| tally.cut_short),
+            broken_promises: sum(|tally| tally.broken_promises),
         }
     }
 }

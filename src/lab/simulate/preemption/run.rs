@@ -1,371 +1,196 @@
-//! One run: a ledger as the extender has it, and jobs that arrive, load, work, save, are evicted, return and end.
-//!
-//! Every pod is treated as in a cluster: observed, placed by the rank's shortlist, assumed and confirmed; or a reservation is
-//! made for it, its victims are evicted, and it is bound when the last of them is gone. Only the choice of victims is not
-//! always Stowage's ([`VictimOrder`]).
+//! One run: jobs that arrive on the stage of a fleet, load, work, save, are evicted, return and end. The stage checks every
+//! placement and eviction against the hardware; who is placed where is the [`VictimScheduler`]'s.
 
-use super::backlog::{Backlog, JobKind};
-use super::orders::{VictimChoice, VictimOrder};
-use super::setup::{add_node, demands};
+use super::orders::VictimOrder;
+use super::scheduler::{PreemptorAnswer, VictimScheduler};
+use super::setup::{machines, pod};
 use super::tally::{Counter, GpuTime, PreemptionTally};
 use super::workload::{Job, JobRole, Workload};
-use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
-use crate::lab::simulate::events::EventQueue;
-use crate::lab::simulate::random::mixed;
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
-use crate::scheduling::placing::fit::fit;
-use crate::scheduling::placing::rank;
-use crate::scheduling::placing::rank::ScheduleAttempt;
+use crate::ids::PodUid;
+use crate::lab::simulate::fleet::stage::{Happening, START, Stage, StagePod};
 use crate::scheduling::policy::Policy;
-use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
-use crate::scheduling::verbs::binding::BindingWritten;
-use crate::scheduling::verbs::observe::{BudgetsVisible, PodObserved, PodReleased};
-use crate::scheduling::verbs::tick::Tick;
-use crate::scheduling::verbs::wait::{PodEvicted, Reserve};
-use crate::scheduling::vocabulary::demand::{DEFAULT_GRACE, Demand};
-use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
-use crate::scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
-};
-use crate::scheduling::vocabulary::model_tier::time_to_ready;
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Millis, Moment};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
-enum JobEvent {
+#[derive(Debug, Clone)]
+pub enum JobEvent {
     /// The job with this index in the workload.
     Comes(usize),
-    /// Its engine answers.
-    Ready(PodUid),
     Saves(PodUid),
     Ends(PodUid),
-    /// An evicted pod is gone.
-    Leaves(PodUid),
 }
 
 pub struct PreemptionRun<'w> {
     workload: &'w Workload,
-    order: VictimOrder,
-    pub ledger: Cluster,
-    policy: Arc<Policy>,
-    events: EventQueue<JobEvent>,
-    pods: BTreeMap<PodUid, SimulatedPod>,
-    backlog: Backlog,
-    progress: Vec<JobProgress>,
-    demands: BTreeMap<JobKind, Demand>,
+    policy: Policy,
+    pub scheduler: Rc<RefCell<VictimScheduler>>,
+    pub stage: Stage<'w, JobEvent>,
+    /// The job of each pod.
+    jobs: BTreeMap<PodUid, usize>,
+    /// Of each job, work that is saved, so that no eviction loses it.
+    saved: Vec<Millis>,
+    pods: u64,
     counter: Counter,
-}
-
-/// A job's progress.
-#[derive(Debug, Clone, Copy, Default)]
-struct JobProgress {
-    /// How many pods it has had.
-    pods: u32,
-    /// Work that is saved, so that no eviction loses it.
-    saved: Millis,
-}
-
-struct SimulatedPod {
-    job: usize,
-    run: Option<RunningPod>,
-}
-
-/// A pod on its node.
-#[derive(Clone)]
-struct RunningPod {
-    node: NodeName,
-    devices: Option<Arc<[GpuUuid]>>,
-    /// When it last saved, or began to work.
-    saved_at: Moment,
-    is_leaving: bool,
 }
 
 /// Runs the workload to its end.
 pub fn play(workload: &Workload, order: VictimOrder) -> PreemptionTally {
-    let mut world = PreemptionRun::new(workload, order);
-    while world.step() {}
-    world.tally()
+    let mut run = PreemptionRun::new(workload, order);
+    while run.step() {}
+    run.tally()
 }
 
 impl<'w> PreemptionRun<'w> {
     pub fn new(workload: &'w Workload, order: VictimOrder) -> Self {
-        let policy = Arc::new(Policy::default());
-        let mut ledger = Cluster::new(policy.clone());
-        // There are no budgets, and the ledger knows it.
-        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
-        workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
-        let mut events = EventQueue::default();
+        let policy = Policy::default();
+        let scheduler = Rc::new(RefCell::new(VictimScheduler::new(policy.clone(), order)));
+        let machines = machines(workload, &policy);
+        let mut stage = Stage::new(machines, Box::new(scheduler.clone()), workload.seed).with_exact_starts();
         for (job, Job { comes, .. }) in workload.jobs.iter().enumerate() {
-            events.at(*comes, JobEvent::Comes(job));
+            stage.at(on_stage(*comes), JobEvent::Comes(job));
         }
         Self {
             workload,
-            order,
-            ledger,
-            demands: demands(workload, &policy),
             policy,
-            events,
-            pods: BTreeMap::new(),
-            backlog: Backlog::default(),
-            progress: vec![JobProgress::default(); workload.jobs.len()],
+            scheduler,
+            stage,
+            jobs: BTreeMap::new(),
+            saved: vec![Millis::default(); workload.jobs.len()],
+            pods: 0,
             counter: Counter::new(workload.extent),
         }
     }
 
-    /// Handles the next event; false at the end.
+    /// What happens next; false at the end.
     pub fn step(&mut self) -> bool {
-        let event = self.events.take();
-        let now = self.events.now();
-        self.counter.until(now);
-        let Some(event) = event.filter(|_| now < self.workload.extent.ends()) else { return false };
-        let given_up = self.ledger.apply(Tick { now, is_leading: true });
-        given_up.iter().for_each(|uid| self.turn_away(uid));
-        match event {
-            JobEvent::Comes(job) if self.workload.jobs[job].role == JobRole::Arrival => self.admit(job),
-            JobEvent::Comes(job) => self.take_in(job),
-            JobEvent::Ready(uid) => self.note_ready(&uid),
-            JobEvent::Saves(uid) => self.save(&uid),
-            JobEvent::Ends(uid) => self.end(&uid),
-            JobEvent::Leaves(uid) => self.leave(&uid),
+        let ends = on_stage(self.workload.extent.ends());
+        let Some(happened) = self.stage.next(ends.before(Millis(1))) else { return false };
+        self.counter.until(in_workload(self.stage.now()));
+        let answers = self.scheduler.borrow_mut().take_answers();
+        answers.into_iter().for_each(|(when, answer)| self.note_answer(when, answer));
+        match happened {
+            Happening::Timer(JobEvent::Comes(job)) => self.come(job),
+            Happening::Timer(JobEvent::Saves(uid)) => self.save(&uid),
+            Happening::Timer(JobEvent::Ends(uid)) => self.end(&uid),
+            Happening::Bound(uid) => self.begin(&uid),
+            Happening::Ready(uid) => self.begin_work(&uid),
+            Happening::Leaving(uid) => self.evict(&uid),
+            Happening::Gone(uid) => self.come_back(&uid),
         }
         true
     }
 
     pub fn tally(&mut self) -> PreemptionTally {
         self.counter.until(self.workload.extent.ends());
-        self.counter.tally
+        PreemptionTally { broken_promises: self.stage.broken.len() as u64, ..self.counter.tally }
     }
 
-    /// A pod of higher priority arrives: it is placed, preempts, or is rejected.
-    fn admit(&mut self, job: usize) {
-        self.counter.note(self.workload.jobs[job].comes, |tally| tally.arrivals += 1);
-        let uid = self.enter(job);
-        let is_placed = match self.free_node(self.kind(job)) {
-            Some(node) => self.start(&uid, &node),
-            None => self.make_room(&uid, job),
-        };
-        if !is_placed {
-            self.turn_away(&uid);
+    fn come(&mut self, job: usize) {
+        let Job { role, comes, .. } = self.workload.jobs[job];
+        if role == JobRole::Arrival {
+            self.counter.note(comes, |tally| tally.arrivals += 1);
+        }
+        self.submit(job);
+    }
+
+    fn submit(&mut self, job: usize) {
+        self.pods += 1;
+        let uid = self.stage.submit(pod(job, &self.workload.jobs[job], self.pods, &self.policy));
+        self.jobs.insert(uid, job);
+    }
+
+    fn note_answer(&mut self, when: Moment, answer: PreemptorAnswer) {
+        match answer {
+            PreemptorAnswer::Rejected(uid) => {
+                self.jobs.remove(&uid);
+                self.stage.finish(&uid);
+            }
+            PreemptorAnswer::Awaits { exact } => self.counter.note(in_workload(when), |tally| {
+                tally.preempted_for += 1;
+                tally.cut_short += u64::from(!exact);
+            }),
         }
     }
 
-    /// A resident arrives: it is pending, behind earlier ones of its kind.
-    fn take_in(&mut self, job: usize) {
-        let kind = self.kind(job);
-        let free = if self.backlog.has(kind) { None } else { self.free_node(kind) };
-        let Some(node) = free else { return self.backlog.put(kind, job) };
-        let uid = self.enter(job);
-        self.start(&uid, &node);
-    }
-
-    /// A pod of the job is observed, and is pending.
-    fn enter(&mut self, job: usize) -> PodUid {
-        let number = (job as u64) << 32 | u64::from(self.progress[job].pods);
-        self.progress[job].pods += 1;
-        // As random as real UIDs, so that ties by UID are broken at random; and the same in all orders.
-        let uid = PodUid::parse(&format!("{:016x}", mixed(number))).expect("digits are a name");
-        self.pods.insert(uid.clone(), SimulatedPod { job, run: None });
-        self.see(&uid, ObservedPhase::Waiting(ObservedWaiting::default()), CheckpointAge::None, None);
-        uid
-    }
-
-    /// The best node on which it fits now.
-    fn free_node(&mut self, kind: JobKind) -> Option<NodeName> {
-        let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
-        let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
-        let attempt = ScheduleAttempt { limit: 1, ..ScheduleAttempt::unreserved(&self.policy) };
-        let list = rank::shortlist(&snapshot, demand, names, attempt);
-        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
-    }
-
-    /// Binds the pod; false if it does not fit on the node.
-    fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let Some(asked) = BindAsked::of(&self.ledger, uid, node) else { return false };
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.ledger.apply(asked) else {
-            return false;
-        };
-        let devices = placement.recorded();
-        self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices: devices.clone() });
-        let job = self.pods[uid].job;
-        let Job { role, size, work, saves_every, comes } = self.workload.jobs[job];
-        let (now, ready) = (self.events.now(), self.events.now() + self.time_to_load(job));
+    /// An arrival works from when it is bound.
+    fn begin(&mut self, uid: &PodUid) {
+        let Job { role, size, work, comes, .. } = self.workload.jobs[self.jobs[uid]];
         self.counter.begins(size);
         if role == JobRole::Arrival {
             self.counter.note(comes, |tally| tally.admitted += 1);
-            self.events.at(ready, JobEvent::Ready(uid.clone()));
-            self.events.at(now + work, JobEvent::Ends(uid.clone()));
-        } else {
-            let left = Millis(work.0 - self.progress[job].saved.0);
-            self.events.at(ready + saves_every, JobEvent::Saves(uid.clone()));
-            self.events.at(ready + left, JobEvent::Ends(uid.clone()));
-        }
-        let run = RunningPod { node: node.clone(), devices, saved_at: ready, is_leaving: false };
-        self.pods.insert(uid.clone(), SimulatedPod { job, run: Some(run) });
-        true
-    }
-
-    /// Makes a reservation for the pod, and evicts the pods in its way; false if no set of evictions would be enough.
-    fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
-        let preemptor = self.ledger.preemptor(uid);
-        let rooms = self.ledger.candidates_for(&preemptor, self.workload.nodes.iter().map(|(name, _)| name));
-        let demand = &self.demands[&self.kind(job)];
-        let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
-        let Some(reservation) = self.reservation(&choice) else { return false };
-        if self.ledger.apply(Reserve { uid: uid.clone(), reservation }).is_err() {
-            return false;
-        }
-        self.counter.note(self.events.now(), |tally| {
-            tally.preempted_for += 1;
-            tally.cut_short += u64::from(!choice.exact);
-        });
-        choice.evicted.iter().for_each(|victim| self.evict(victim));
-        true
-    }
-
-    fn reservation(&self, choice: &VictimChoice) -> Option<Reservation> {
-        let node = self.ledger.node(&choice.node)?;
-        Some(Reservation {
-            node: choice.node.clone(),
-            devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
-            victims: choice.awaited.clone().into(),
-            deadline: self.events.now() + choice.grace + self.policy.preemption.reservation_slack,
-        })
-    }
-
-    /// Evicts the pod: unsaved work is lost.
-    fn evict(&mut self, uid: &PodUid) {
-        let now = self.events.now();
-        let Some(SimulatedPod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
-        run.is_leaving = true;
-        let (job, lost) = (*job, now.since(run.saved_at));
-        let (size, reload) = (self.workload.jobs[job].size, self.time_to_load(job));
-        self.counter.note(now, |tally| {
-            tally.victims += 1;
-            tally.lost_work = tally.lost_work.plus(GpuTime::of(size, lost));
-            tally.reload = tally.reload.plus(GpuTime::of(size, reload));
-        });
-        self.ledger.apply(PodEvicted(uid.clone()));
-        // Victims take all of it.
-        let leaving = PodDeletion { asked_ago: Millis::default(), grace: DEFAULT_GRACE };
-        self.see_running(uid, CheckpointAge::None, Some(leaving));
-        self.events.at(now + DEFAULT_GRACE, JobEvent::Leaves(uid.clone()));
-    }
-
-    /// An evicted pod is gone, and its job is pending again; a pod whose last victim this was is bound.
-    fn leave(&mut self, uid: &PodUid) {
-        let Some((job, node)) = self.remove(uid) else { return };
-        self.backlog.put(self.kind(job), job);
-        for held in self.ledger.reservation_status().into_iter().filter(|held| held.is_free) {
-            if !self.start(&held.uid, &held.reservation.node) {
-                self.turn_away(&held.uid);
-            }
-        }
-        self.fill(&node);
-    }
-
-    fn end(&mut self, uid: &PodUid) {
-        if self.run_of(uid).is_some_and(|run| !run.is_leaving)
-            && let Some((_, node)) = self.remove(uid)
-        {
-            self.fill(&node);
+            self.stage.at(self.stage.now() + work, JobEvent::Ends(uid.clone()));
         }
     }
 
-    fn remove(&mut self, uid: &PodUid) -> Option<(usize, NodeName)> {
-        let SimulatedPod { job, run } = self.pods.remove(uid)?;
-        self.ledger.apply(PodReleased(uid.clone()));
-        self.counter.ends(self.workload.jobs[job].size);
-        run.map(|run| (job, run.node))
-    }
-
-    /// The pod does not fit, and no pod is pending.
-    fn turn_away(&mut self, uid: &PodUid) {
-        self.ledger.apply(PodReleased(uid.clone()));
-        self.pods.remove(uid);
-    }
-
-    /// Places pending residents that fit now. Only this node has changed.
-    fn fill(&mut self, node: &NodeName) {
-        let mut refused = BTreeSet::new();
-        while let Some((kind, job)) = self.backlog.first_but(&refused) {
-            let view = self.ledger.node(node);
-            if view.is_some_and(|view| fit(view, &self.demands[&kind]).is_ok()) {
-                self.backlog.take(kind, job);
-                let uid = self.enter(job);
-                self.start(&uid, node);
-            } else {
-                refused.insert(kind);
-            }
+    /// A resident works from when it has loaded.
+    fn begin_work(&mut self, uid: &PodUid) {
+        let job = self.jobs[uid];
+        let (Job { role, work, saves_every, .. }, now) = (self.workload.jobs[job], self.stage.now());
+        if role != JobRole::Arrival {
+            let left = Millis(work.0 - self.saved[job].0);
+            self.stage.at(now + saves_every, JobEvent::Saves(uid.clone()));
+            self.stage.at(now + left, JobEvent::Ends(uid.clone()));
         }
     }
 
     fn save(&mut self, uid: &PodUid) {
-        let now = self.events.now();
-        let Some(SimulatedPod { job, run: Some(run) }) =
-            self.pods.get_mut(uid).filter(|pod| pod.is_at_work())
-        else {
-            return;
-        };
-        let job = *job;
-        let done = now.since(run.saved_at);
-        run.saved_at = now;
-        self.progress[job].saved = self.progress[job].saved + done;
-        self.events.at(now + self.workload.jobs[job].saves_every, JobEvent::Saves(uid.clone()));
-        self.see_running(uid, CheckpointAge::Ago(Millis::default()), None);
+        let Some(unsaved) = self.at_work(uid).map(|pod| unsaved(pod, self.stage.now())) else { return };
+        let job = self.jobs[uid];
+        self.saved[job] = self.saved[job] + unsaved;
+        self.stage.checkpoint(uid);
+        let next = self.stage.now() + self.workload.jobs[job].saves_every;
+        self.stage.at(next, JobEvent::Saves(uid.clone()));
     }
 
-    fn note_ready(&mut self, uid: &PodUid) {
-        self.see_running(uid, CheckpointAge::None, None);
+    /// Unsaved work is lost, and the time to load again.
+    fn evict(&mut self, uid: &PodUid) {
+        let Some(pod) = self.stage.pod(uid) else { return };
+        let (size, now) = (self.workload.jobs[self.jobs[uid]].size, self.stage.now());
+        let (lost, reload) = (unsaved(pod, now), pod.start.unwrap_or_default().load);
+        self.counter.note(in_workload(now), |tally| {
+            tally.victims += 1;
+            tally.lost_work = tally.lost_work.plus(GpuTime::of(size, lost));
+            tally.reload = tally.reload.plus(GpuTime::of(size, reload));
+        });
     }
 
-    fn see_running(&mut self, uid: &PodUid, stamp: CheckpointAge, leaving: Option<PodDeletion>) {
-        let Some(RunningPod { node, devices, .. }) = self.run_of(uid).cloned() else { return };
-        let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
-        self.see(uid, state, stamp, leaving);
+    /// The job of a pod that was evicted is pending again.
+    fn come_back(&mut self, uid: &PodUid) {
+        if let Some(job) = self.remove(uid) {
+            self.submit(job);
+        }
     }
 
-    /// The pod as the API server would show it.
-    fn see(
-        &mut self,
-        uid: &PodUid,
-        state: ObservedPhase,
-        stamp: CheckpointAge,
-        leaving: Option<PodDeletion>,
-    ) {
-        let job = self.pods[uid].job;
-        let owner = OwnerUid::parse(&format!("job-{job}")).expect("digits are a name");
-        let disruption_info = DisruptionInfo { owner: Some(owner), ..DisruptionInfo::default() };
-        let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
-        let demand = self.demands[&self.kind(job)].clone();
-        let shown =
-            Some(ObservedDisruptionInfo { disruption_info, stamp, leaving, loan: Default::default() });
-        self.ledger.apply(PodObserved(PodObservation {
-            uid: uid.clone(),
-            key,
-            demand,
-            state,
-            observed: shown,
-        }));
+    fn end(&mut self, uid: &PodUid) {
+        if self.at_work(uid).is_some() {
+            self.remove(uid);
+            self.stage.finish(uid);
+        }
     }
 
-    fn run_of(&self, uid: &PodUid) -> Option<&RunningPod> {
-        self.pods.get(uid)?.run.as_ref()
+    fn remove(&mut self, uid: &PodUid) -> Option<usize> {
+        let job = self.jobs.remove(uid)?;
+        self.counter.ends(self.workload.jobs[job].size);
+        Some(job)
     }
 
-    fn kind(&self, job: usize) -> JobKind {
-        let Job { role, size, .. } = self.workload.jobs[job];
-        JobKind { role, size }
-    }
-
-    fn time_to_load(&self, job: usize) -> Millis {
-        time_to_ready(None, self.demands[&self.kind(job)].weights(), &self.policy.loading)
+    /// A victim takes all of its grace period, and does no work in it.
+    fn at_work(&self, uid: &PodUid) -> Option<&StagePod> {
+        self.stage.pod(uid).filter(|pod| pod.leaving.is_none())
     }
 }
 
-impl SimulatedPod {
-    fn is_at_work(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| !run.is_leaving)
-    }
+/// Since the pod last saved its work, or began it.
+fn unsaved(pod: &StagePod, now: Moment) -> Millis {
+    pod.checkpoint.or(pod.ready).map_or(Millis::default(), |since| now.since(since))
+}
+
+fn on_stage(moment: Moment) -> Moment {
+    START + moment.since(Moment::default())
+}
+
+fn in_workload(moment: Moment) -> Moment {
+    Moment::default() + moment.since(START)
 }

@@ -25,6 +25,8 @@ pub struct PreemptionTally {
     pub cut_short: u64,
     /// GPU time in use, over all GPUs.
     pub used: GpuTime,
+    /// What the machines found wrong with placements and evictions, on both days.
+    pub broken_promises: u64,
 }
 
 /// Adds up events after the warm-up.

@@ -46,7 +46,8 @@ fn the_ledger_adds_up_after_every_event_under_every_victim_order() {
         let mut world = PreemptionRun::new(&workload, order);
         let mut evicted = 0;
         while world.step() {
-            assert_eq!(audit(&world.ledger), [], "{order:?}");
+            assert_eq!(audit(&world.scheduler.borrow().shipped.cluster), [], "{order:?}");
+            assert_eq!(world.stage.broken, [], "{order:?}");
             evicted = world.tally().victims;
         }
         assert!(evicted > 0, "{order:?} evicted nobody: the run shows nothing");

@@ -2,35 +2,33 @@
 //! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone.
 
 use super::FleetScheduler;
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::lab::simulate::fleet::machines::{Machine, Machines};
+use crate::ids::{NodeName, PodUid};
+use crate::lab::simulate::fleet::machines::Machines;
 use crate::lab::simulate::fleet::messages::{Act, Message, PodShown};
 use crate::lab::simulate::fleet::pods::Image;
+use crate::lab::simulate::shown::{self, GpuKind};
 use crate::scheduling::audit::ledger::{Violation, audit};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingFailed, BindingWritten};
 use crate::scheduling::verbs::filter::{self, FilterAsked};
 use crate::scheduling::verbs::observe::{
-    BudgetsVisible, DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved,
-    NodeObserved, PodDeleted, PodObserved, ReadingReported,
+    EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved, PodDeleted,
+    PodObserved, ReadingReported,
 };
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
 use crate::scheduling::verbs::wait::{NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending};
-use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
 };
-use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::scheduling::vocabulary::image::{ImageId, NodeImage};
 use crate::scheduling::vocabulary::node::NodeKind;
-use crate::units::{Bytes, Moment};
+use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,7 +58,7 @@ impl Stowage {
     pub fn new(policy: Policy) -> Self {
         let policy = Arc::new(policy);
         Self {
-            cluster: Cluster::new(policy.clone()),
+            cluster: shown::empty_cluster(policy.clone()),
             policy,
             names: Vec::new(),
             scores: ScoreCache::default(),
@@ -78,11 +76,9 @@ impl Stowage {
         Self { audits: true, ..self }
     }
 
-    fn see(&mut self, now: Moment, shown: &PodShown) {
-        let PodShown { uid, spec, bound, checkpoint, leaving } = shown;
+    fn see(&mut self, now: Moment, PodShown { uid, spec, bound, checkpoint, leaving }: &PodShown) {
         // Pods that cannot be understood are refused by the extender; scenarios have none.
         let Ok(demand) = spec.demand(&self.policy) else { return };
-        let Ok(key) = PodKey::parse(&spec.namespace, uid.as_str()) else { return };
         let state = match bound {
             Some(bound) => ObservedPhase::Bound {
                 node: bound.node.clone(),
@@ -96,13 +92,6 @@ impl Stowage {
                 ..ObservedWaiting::default()
             }),
         };
-        if bound.is_none() && leaving.is_none() && !self.waiting.contains_key(uid) {
-            self.came += 1;
-            self.unasked.insert((Reverse(spec.priority), self.came, uid.clone()));
-            let waiting = ObservedWaiting::default();
-            let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand: demand.clone(), waiting };
-            self.waiting.insert(uid.clone(), request);
-        }
         let observed = ObservedDisruptionInfo {
             disruption_info: DisruptionInfo { owner: spec.owner.clone(), ..DisruptionInfo::default() },
             stamp: checkpoint.map_or(CheckpointAge::None, |at| CheckpointAge::Ago(now.since(at))),
@@ -118,37 +107,62 @@ impl Stowage {
             Some(bound) => FilterPod::Bound { footprint: footprint(&bound.node), successor: Some(wants()) },
         };
         self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod: filters });
-        let pod = PodObservation { uid: uid.clone(), key, demand, state, observed: Some(observed) };
+        let pod = shown::pod(uid, &spec.namespace, demand, state, observed);
+        if bound.is_none() && leaving.is_none() && !self.waiting.contains_key(uid) {
+            self.came += 1;
+            self.unasked.insert((Reverse(spec.priority), self.came, uid.clone()));
+            let (key, demand, waiting) = (pod.key.clone(), pod.demand.clone(), ObservedWaiting::default());
+            self.waiting.insert(uid.clone(), VerbRequest { uid: uid.clone(), key, demand, waiting });
+        }
         self.cluster.apply(PodObserved(pod));
     }
 
     /// kube-scheduler asks about each new pod, and binds it where filter ranks first.
     fn ask(&mut self, acts: &mut Vec<Act>) {
-        for (.., uid) in std::mem::take(&mut self.unasked) {
-            let Some(request) = self.waiting.get(&uid).cloned() else { continue };
-            let view = self.cluster.apply(FilterAsked(request));
-            let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
-            let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
-            self.scores.put(scores);
-            match list.best.first() {
-                Some(best) => {
-                    self.cluster.apply(filter::offered(&view, best));
-                    let node = view.snapshot.nodes()[best.node].name.clone();
-                    self.bind(&uid, &node, acts);
-                }
-                None => {
-                    let names = self.names.iter().map(String::as_str);
-                    self.cluster.apply(filter::refused(&view, names));
-                }
+        for uid in self.take_unasked() {
+            if let Some(node) = self.best(&uid) {
+                self.bind(&uid, &node, acts);
             }
         }
     }
 
-    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) {
-        let Some(asked) = BindAsked::of(&self.cluster, uid, node) else { return };
-        if let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) {
-            let (node, devices) = (decision.placement.node, decision.placement.devices);
-            acts.push(Act::Bind { uid: uid.clone(), node, devices });
+    /// Pods that came since the last call: higher priorities first, then as they came.
+    pub fn take_unasked(&mut self) -> Vec<PodUid> {
+        std::mem::take(&mut self.unasked).into_iter().map(|(.., uid)| uid).collect()
+    }
+
+    /// The node that filter ranks first, of all nodes; `None` if the pod fits nowhere.
+    pub fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
+        let request = self.waiting.get(uid)?.clone();
+        let view = self.cluster.apply(FilterAsked(request));
+        let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+        let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
+        self.scores.put(scores);
+        let Some(best) = list.best.first() else {
+            let names = self.names.iter().map(String::as_str);
+            self.cluster.apply(filter::refused(&view, names));
+            return None;
+        };
+        self.cluster.apply(filter::offered(&view, best));
+        Some(view.snapshot.nodes()[best.node].name.clone())
+    }
+
+    /// Whether the pod gets GPUs there: then its Binding is written.
+    pub fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) -> bool {
+        let placement = shown::allocate(&mut self.cluster, uid, node);
+        acts.extend(placement.iter().map(|placement| Act::Bind {
+            uid: uid.clone(),
+            node: placement.node.clone(),
+            devices: placement.devices.clone(),
+        }));
+        placement.is_some()
+    }
+
+    /// Orders the eviction, unless that was done.
+    pub fn evict(&mut self, victim: &PodUid, preemptor: &PodUid, acts: &mut Vec<Act>) {
+        if !self.cluster.is_leaving(victim) && self.ordered.insert(victim.clone()) {
+            self.cluster.apply(PodEvicted(victim.clone()));
+            acts.push(Act::Evict { uid: victim.clone(), preemptor: Some(preemptor.clone()) });
         }
     }
 
@@ -176,13 +190,7 @@ impl Stowage {
             return;
         }
         for place in places {
-            for victim in place.reservation.victims.iter() {
-                let is_leaving = self.cluster.is_leaving(victim);
-                if !is_leaving && self.ordered.insert(victim.clone()) {
-                    self.cluster.apply(PodEvicted(victim.clone()));
-                    acts.push(Act::Evict { uid: victim.clone(), preemptor: Some(place.uid.clone()) });
-                }
-            }
+            place.reservation.victims.iter().for_each(|victim| self.evict(victim, &place.uid, acts));
         }
     }
 }
@@ -190,8 +198,6 @@ impl Stowage {
 impl FleetScheduler for Stowage {
     fn meet(&mut self, now: Moment, machines: &Machines) {
         self.cluster.apply(ClockAdvanced(now));
-        // There are no budgets, and the ledger knows it.
-        self.cluster.apply(BudgetsVisible(BudgetVisibility::Complete));
         for machine in machines.iter() {
             let labels = Arc::new(machine.spec.labels.clone());
             let name = machine.spec.name.clone();
@@ -205,10 +211,11 @@ impl FleetScheduler for Stowage {
                 allocatable: Amounts::default(),
                 pods: MAX_PODS,
             };
-            let observed = NodeObserved::new(name.clone(), NodeKind::Stowage);
-            self.cluster.apply(NodeObserved { labels, machine: Some(filters), ..observed });
-            let reported = self.cluster.apply(DevicesReported { node: name, devices: devices(machine) });
-            debug_assert!(reported.is_ok(), "a machine has no more GPUs than a node may");
+            let node = NodeObserved::new(name, NodeKind::Stowage);
+            let node = NodeObserved { labels, machine: Some(filters), ..node };
+            let gpus = machine.gpus.iter().map(|gpu| gpu.uuid.clone());
+            let kind = GpuKind { model: &machine.spec.gpu, vram: machine.spec.vram };
+            shown::add_node(&mut self.cluster, node, gpus, kind);
         }
     }
 
@@ -274,18 +281,4 @@ fn footprint(node: &NodeName) -> NodeFootprint {
 
 fn node_image(image: &Image) -> Option<NodeImage> {
     Some(NodeImage { image: ImageId::of(&image.name)?, bytes: image.size })
-}
-
-fn devices(machine: &Machine) -> Vec<Device> {
-    let device = |(index, uuid): (usize, &GpuUuid)| Device {
-        uuid: uuid.clone(),
-        index: index as u32,
-        model: machine.spec.gpu.clone(),
-        parent: None,
-        total: machine.spec.vram,
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    };
-    machine.gpus.iter().map(|gpu| &gpu.uuid).enumerate().map(device).collect()
 }

@@ -1,9 +1,9 @@
 //! Traces with a row for each request: `offset_ms`, `prompt_tokens`, `output_tokens`; with `service` where there are several,
 //! and with `prefix_blocks` and `cached_prefix_blocks` where prefixes are known.
 
-use super::Service;
 use super::day::{DayOfTraffic, Minute};
-use super::table::{Table, TrafficError, TrafficText};
+use super::{Service, TrafficError, TrafficText};
+use crate::lab::simulate::table::Table;
 use crate::units::Moment;
 
 /// A year.
@@ -26,15 +26,14 @@ pub struct TracedRequest {
 /// All requests of a file, of each service in order of time.
 pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError> {
     let table = Table::read(source)?;
-    let (offset, prompt, output) =
-        (table.column("offset_ms")?, table.column("prompt_tokens")?, table.column("output_tokens")?);
+    let [offset, prompt, output] = table.columns(["offset_ms", "prompt_tokens", "output_tokens"])?;
     let service = table.column_if_any("service");
     let blocks = table.column_if_any("prefix_blocks").zip(table.column_if_any("cached_prefix_blocks"));
     let mut latest = [0u64; 3];
     let mut requests = Vec::with_capacity(table.rows().len());
     for row in table.rows() {
         let at = row.whole(offset, MOST_OFFSET)?;
-        let service = service.map(|column| row.service(column)).transpose()?;
+        let service = service.map(|column| Service::of(row, column)).transpose()?;
         let before = &mut latest[service.map_or(2, |service| service as usize)];
         if at < *before {
             let (file, line, before) = (table.file.to_owned(), row.line, *before);

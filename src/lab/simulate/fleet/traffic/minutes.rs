@@ -1,8 +1,8 @@
 //! A day by minute and service: `minute`, `service`, `requests`, `prompt_tokens`, `output_tokens`, the tokens in sums.
 
 use super::day::{DayOfTraffic, MINUTES, Minute};
-use super::table::{Table, TrafficError, TrafficText};
-use super::{Gaps, Service};
+use super::{Gaps, Service, TrafficError, TrafficText};
+use crate::lab::simulate::table::Table;
 
 const MOST_REQUESTS: f64 = 1e9;
 const MOST_TOKENS: f64 = 1e15;
@@ -15,12 +15,11 @@ pub fn read(source: TrafficText<'_>, service: Service, gaps: Gaps) -> Result<Day
     let table = Table::read(source)?;
     let file = table.file.to_owned();
     let [minute, of, requests, prompt, output] =
-        ["minute", "service", "requests", "prompt_tokens", "output_tokens"].map(|name| table.column(name));
-    let (minute, of, requests, prompt, output) = (minute?, of?, requests?, prompt?, output?);
+        table.columns(["minute", "service", "requests", "prompt_tokens", "output_tokens"])?;
     let mut found: Vec<Found> = vec![None; MINUTES];
     for row in table.rows() {
         let at = row.whole(minute, MINUTES as u64 - 1)?;
-        let (line, name) = (row.line, row.service(of)?);
+        let (line, name) = (row.line, Service::of(row, of)?);
         let requests = row.number(requests, MOST_REQUESTS)?;
         let (prompt, output) = (row.number(prompt, MOST_TOKENS)?, row.number(output, MOST_TOKENS)?);
         if requests > 0.0 && (prompt < requests || output < requests)

@@ -8,20 +8,24 @@ pub mod built_in;
 pub mod catalogue;
 mod day;
 pub mod each;
+mod error;
 pub mod minutes;
 pub mod rates;
-mod table;
 
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod traces_tests;
 
+/// A trace of serving comes as one text.
+pub use crate::lab::simulate::table::TraceText as TrafficText;
 pub use catalogue::{CatalogueModel, ZipfCatalogue};
 pub use day::{DayOfTraffic, MINUTES, Minute};
 pub use each::TracedRequest;
+pub use error::TrafficError;
 pub use rates::{HourProfile, WeekOfRates, WeekStep};
-pub use table::{TrafficError, TrafficText};
+
+use crate::lab::simulate::table::{Column, TableRow};
 
 /// The services of the Azure traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +43,13 @@ impl Service {
             Self::Code => "code",
             Self::Conversation => "conv",
         }
+    }
+
+    fn of(row: &TableRow<'_>, column: Column) -> Result<Self, TrafficError> {
+        let all = [Self::Code, Self::Conversation];
+        let (file, line, text) = (row.file, row.line, row.text(column));
+        let found = all.into_iter().find(|service| service.name() == text);
+        found.ok_or_else(|| TrafficError::UnknownService { file: file.into(), line, text: text.into() })
     }
 }
 

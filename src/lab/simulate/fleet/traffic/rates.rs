@@ -2,9 +2,9 @@
 //! the reader's to say.
 
 use super::day::{DayOfTraffic, MINUTES, Minute};
-use super::table::{Table, TrafficError, TrafficText};
-use super::{RequestSize, Service};
+use super::{RequestSize, Service, TrafficError, TrafficText};
 use crate::lab::simulate::random::Random;
+use crate::lab::simulate::table::Table;
 
 const MOST_RATE: f64 = 1e9;
 const WEEK: f64 = 7.0 * MINUTES as f64;
@@ -48,7 +48,7 @@ pub fn read_week(source: TrafficText<'_>, service: Service) -> Result<WeekOfRate
             high: high_of_step,
             mid: row.number(mid, high_of_step)?,
         };
-        if row.service(of)? == service {
+        if Service::of(row, of)? == service {
             steps.push((row.line, step));
         }
     }

@@ -7,13 +7,12 @@ use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::packing::cluster::{SimulatedCluster, SimulatedNode};
 use crate::lab::simulate::packing::placer::{Placed, PodArrival};
 use crate::lab::simulate::packing::trace::PodKind;
+use crate::lab::simulate::shown;
 use crate::scheduling::evicting;
 use crate::scheduling::evicting::{BudgetRules, SearchEffort, VictimSet};
-use crate::scheduling::ledger::Ledger;
 use crate::scheduling::verbs::observe::PodReleased;
 use crate::scheduling::verbs::wait::Reserve;
 use crate::scheduling::vocabulary::demand::HostResources;
-use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::{Bytes, MilliCpu};
 
 impl Shipped<'_> {
@@ -27,9 +26,9 @@ impl Shipped<'_> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
-        self.ledger
-            .apply(Reserve { uid: uid.clone(), reservation: reservation(&self.ledger, &set)? })
-            .ok()?;
+        let reservation =
+            shown::reservation(&self.ledger, &set.node, set.gpus, set.all_victims(), set.longest_grace)?;
+        self.ledger.apply(Reserve { uid: uid.clone(), reservation }).ok()?;
         let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
             self.ledger.apply(PodReleased(victim.clone()));
@@ -77,16 +76,6 @@ fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
         cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),
         memory: Bytes(kind.memory.saturating_sub(node.memory)),
     }
-}
-
-fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
-    let node = ledger.node(&set.node)?;
-    Some(Reservation {
-        node: set.node.clone(),
-        devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
-        victims: set.all_victims().into(),
-        deadline: ledger.now() + set.longest_grace + ledger.policy().preemption.reservation_slack,
-    })
 }
 
 /// The inverse of [`super::ledger::uid`].

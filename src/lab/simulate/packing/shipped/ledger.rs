@@ -2,18 +2,17 @@
 //! allocatable VRAM; a pod of 1000 thousandths requires an exclusive GPU.
 
 use super::PodTier;
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodUid};
 use crate::lab::simulate::openb::WHOLE_GPU;
 use crate::lab::simulate::packing::cluster::SimulatedPlacement;
 use crate::lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::lab::simulate::shown::{self, GpuKind};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
+use crate::scheduling::verbs::observe::NodeObserved;
 use crate::scheduling::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
-use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
-use crate::scheduling::vocabulary::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
-use crate::scheduling::vocabulary::gpu::{Device, Health};
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::Bytes;
 use std::collections::BTreeSet;
@@ -37,26 +36,12 @@ pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
 
 /// The nodes with their GPUs, under these names.
 pub fn fill(ledger: &mut Cluster, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
-    // There are no budgets, and the ledger knows it.
-    ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
-        let device = |index: u32| Device {
-            uuid: GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name"),
-            index,
-            model: setting.models[site.model].clone(),
-            parent: None,
-            total: GPU,
-            reserved: Bytes::ZERO,
-            health: Health::Healthy,
-            island: None,
-        };
-        ledger.apply(NodeObserved::new(names[rank].clone(), NodeKind::Stowage));
-        let reported = ledger.apply(DevicesReported {
-            node: names[rank].clone(),
-            devices: (0..site.gpus).map(device).collect(),
-        });
-        debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
+        let uuid = |index: u32| GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name");
+        let node = NodeObserved::new(names[rank].clone(), NodeKind::Stowage);
+        let kind = GpuKind { model: &setting.models[site.model], vram: GPU };
+        shown::add_node(ledger, node, (0..site.gpus).map(uuid), kind);
     }
 }
 
@@ -79,14 +64,7 @@ pub fn uid(number: usize) -> PodUid {
 }
 
 pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservation {
-    let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
-    let shown = Some(ObservedDisruptionInfo {
-        disruption_info: DisruptionInfo::default(),
-        stamp: CheckpointAge::None,
-        leaving: None,
-        loan: Default::default(),
-    });
-    PodObservation { uid: uid.clone(), key, demand, state, observed: shown }
+    shown::pod(uid, "sim", demand, state, ObservedDisruptionInfo::default())
 }
 
 /// A pod's request over all its GPUs.

@@ -18,11 +18,11 @@ use super::placer::{Placed, Placer, PodArrival};
 use super::trace::{PlayedTrace, PodKind};
 use crate::ids::{NodeName, PodUid};
 use crate::lab::simulate::openb::Qos;
+use crate::lab::simulate::shown;
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
-use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::scheduling::verbs::binding::BindingWritten;
 use crate::scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use crate::scheduling::verbs::filter::{FilterAsked, filter};
@@ -111,7 +111,7 @@ impl<'s> Shipped<'s> {
     ) -> Self {
         let policy = Arc::new(Policy::default());
         let names = ledger::names(setting, ranks);
-        let mut ledger = Cluster::new(policy.clone());
+        let mut ledger = shown::empty_cluster(policy.clone());
         ledger::fill(&mut ledger, setting, ranks, &names);
         Self {
             eviction,
@@ -156,10 +156,7 @@ impl<'s> Shipped<'s> {
 
     /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-        let asked = BindAsked::of(&self.ledger, uid, node)?;
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.ledger.apply(asked) else {
-            return None;
-        };
+        let placement = shown::allocate(&mut self.ledger, uid, node)?;
         let devices = placement.recorded();
         self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices: devices.clone() });
         let demand = self.ledger.pod_state(uid)?.demand.clone();

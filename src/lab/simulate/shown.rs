@@ -1,0 +1,93 @@
+//! A simulated cluster as the core learns of it: nodes with GPUs that are all alike, pods, what a Binding allocates, and what is
+//! kept for a pod that preempts. Each simulation says which; how they are said is this module's.
+
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::verbs::Cluster;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+use crate::scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_budget::BudgetVisibility;
+use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
+use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
+use crate::scheduling::vocabulary::placement::{Placement, Reservation};
+use crate::units::{Bytes, Millis};
+use std::sync::Arc;
+
+/// What all GPUs of a node are.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuKind<'a> {
+    pub model: &'a GpuModel,
+    pub vram: Bytes,
+}
+
+/// A cluster without nodes. There are no disruption budgets, and the ledger knows it.
+pub fn empty_cluster(policy: Arc<Policy>) -> Cluster {
+    let mut cluster = Cluster::new(policy);
+    cluster.apply(BudgetsVisible(BudgetVisibility::Complete));
+    cluster
+}
+
+/// The node is there, and its agent has reported its GPUs: healthy, and all theirs is the pods'.
+pub fn add_node(
+    cluster: &mut Cluster,
+    shown: NodeObserved,
+    gpus: impl IntoIterator<Item = GpuUuid>,
+    kind: GpuKind<'_>,
+) {
+    let device = |(index, uuid)| Device {
+        uuid,
+        index,
+        model: kind.model.clone(),
+        parent: None,
+        total: kind.vram,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    };
+    let node = shown.name.clone();
+    cluster.apply(shown);
+    let devices = (0..).zip(gpus).map(device).collect();
+    let reported = cluster.apply(DevicesReported { node, devices });
+    debug_assert!(reported.is_ok(), "a simulated node has no more GPUs than a node may");
+}
+
+/// A pod as the API server shows it, under its UID as its name.
+pub fn pod(
+    uid: &PodUid,
+    namespace: &str,
+    demand: Demand,
+    state: ObservedPhase,
+    observed: ObservedDisruptionInfo,
+) -> PodObservation {
+    let key = PodKey::parse(namespace, uid.as_str()).expect("simulated namespaces and UIDs are names");
+    PodObservation { uid: uid.clone(), key, demand, state, observed: Some(observed) }
+}
+
+/// What the pod gets on the node, as kube-scheduler's bind request is answered; `None` if it does not fit, or is bound. The
+/// Binding is still to be written.
+pub fn allocate(cluster: &mut Cluster, uid: &PodUid, node: &NodeName) -> Option<Placement> {
+    let asked = BindAsked::of(cluster, uid, node)?;
+    match cluster.apply(asked) {
+        Ok(BindAnswer::Write(decision)) => Some(decision.placement),
+        Ok(BindAnswer::AlreadyBound) | Err(_) => None,
+    }
+}
+
+/// GPUs of a node that are kept for a pod until its victims are gone, with `grace` to go; `None` if there is no such node.
+pub fn reservation(
+    ledger: &Ledger,
+    node: &NodeName,
+    gpus: GpuSet,
+    victims: Vec<PodUid>,
+    grace: Millis,
+) -> Option<Reservation> {
+    let devices = &ledger.node(node)?.devices;
+    Some(Reservation {
+        node: node.clone(),
+        devices: gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
+        victims: victims.into(),
+        deadline: ledger.now() + grace + ledger.policy().preemption.reservation_slack,
+    })
+}
