@@ -66,7 +66,7 @@ impl SimulatePreemptionArgs {
         } else {
             write!(out, "{}", text(source, &report))?;
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if report.broken_promises() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -85,8 +85,12 @@ fn text(source: WorkloadSource, report: &Report) -> String {
         [first, .., last] => format!("seeds {first} to {last}, mean ± standard deviation"),
         [] => "no seed".into(),
     };
+    let broken = match report.broken_promises() {
+        0 => String::new(),
+        broken => format!("broken promises, which no scheduler may make: {broken} (--json says of which order)\n"),
+    };
     format!(
-        "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{LEGEND}\n",
+        "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{LEGEND}\n{broken}",
         table(report)
     )
 }

@@ -101,7 +101,7 @@ use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 use adopt_reservations::ReservationOrigin;
-#[cfg(test)]
+#[cfg(all(test, feature = "service"))]
 pub(crate) use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use eviction_rates::RecentEvictions;

@@ -66,6 +66,11 @@ impl Spread {
 }
 
 impl Report {
+    /// Over all orders and seeds.
+    pub fn broken_promises(&self) -> u64 {
+        self.results.iter().map(|line| line.broken_promises).sum()
+    }
+
     /// Compares all orders on workloads of one cluster; the same whatever the order in which the runs ended.
     pub fn of(workloads: &[Workload], outcomes: &[RunOutcome]) -> Self {
         let mut seeds: Vec<u64> = workloads.iter().map(|workload| workload.seed).collect();
