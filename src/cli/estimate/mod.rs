@@ -11,6 +11,7 @@ mod render;
 use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::{is_of_broken_pipe, standard_input};
+use crate::capacity_plan::gpu_types::{GpuType, UnknownGpuType};
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::gpus::{GpuFit, GpuSize, known};
 use crate::estimate::kv_cache::KvCacheDtype;
@@ -19,7 +20,6 @@ use crate::estimate::quantization::Precision;
 use crate::estimate::right_size::{Observation, RightSize};
 use crate::estimate::{Estimate, MOST_GPUS, Workload};
 use crate::policy_file::format;
-use crate::policy_file::nearest::nearest;
 use crate::units::{Bytes, Percent};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -169,20 +169,20 @@ fn percent(text: &str) -> Result<Percent, String> {
     format::percent(text, 100).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
 }
 
-/// A known GPU's name, or an amount of memory.
+/// An amount of memory, or a known GPU's name.
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
-    if let Some(gpu) = known().find(|gpu| gpu.name.eq_ignore_ascii_case(text)) {
-        return Ok(gpu);
-    }
-    match format::quantity(text) {
-        Ok(Bytes::ZERO) => Err("no GPU has no memory: write an amount such as 80Gi".into()),
-        Ok(memory_bytes) => Ok(GpuSize { name: text.to_owned(), memory_bytes }),
-        Err(malformed) => {
+    let help = match format::quantity(text) {
+        Ok(Bytes::ZERO) => return Err("no GPU has no memory: write an amount such as 80Gi".into()),
+        Ok(memory_bytes) => return Ok(GpuSize { name: text.to_owned(), memory_bytes }),
+        Err(malformed) => malformed.help,
+    };
+    GpuType::find(text).map(GpuSize::of).map_err(|error| match error {
+        UnknownGpuType::Unknown { .. } => {
             let names: Vec<String> = known().map(|gpu| gpu.name).collect();
-            let near = nearest(text, &names).map_or(String::new(), |near| format!("; did you mean {near}?"));
-            Err(format!("neither a GPU among {} nor memory: {}{near}", names.join(", "), malformed.help))
+            format!("neither a GPU among {} nor memory: {help}", names.join(", "))
         }
-    }
+        one => one.to_string(),
+    })
 }
 
 /// Everything that is printed for programs.
