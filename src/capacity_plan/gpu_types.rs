@@ -43,11 +43,12 @@ const fn with_mig(
 }
 
 /// The smallest first; of equal ones the older.
-pub const GPU_TYPES: [GpuType; 13] = [
+pub const GPU_TYPES: [GpuType; 14] = [
     without_mig("T4-16GB", "Tesla-T4", 15_360),
     without_mig("A10-24GB", "NVIDIA-A10", 23_028),
     without_mig("A10G-24GB", "NVIDIA-A10G", 23_028),
     without_mig("L4-24GB", "NVIDIA-L4", 23_034),
+    without_mig("RTX-4090-24GB", "NVIDIA-GeForce-RTX-4090", 24_564),
     with_mig(
         "A30-24GB",
         "NVIDIA-A30",

@@ -51,7 +51,15 @@ enum LayerKind {
 impl ModelArchitecture {
     /// The model that a file describes.
     pub fn read(config: &Config) -> Result<Self, ConfigError> {
-        let whole = config.fields();
+        Self::read_in(config, None)
+    }
+
+    /// The same, with its weights in this precision whatever the file says of them.
+    pub fn read_in(config: &Config, precision: Option<Precision>) -> Result<Self, ConfigError> {
+        Self::of_fields(config.fields(), precision).map_err(|error| config.placed(error))
+    }
+
+    fn of_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
         let mut notes = Vec::new();
         // The language model of one that also sees or hears.
         let text = whole.object("text_config")?.or(whole.object("llm_config")?);
@@ -63,12 +71,13 @@ impl ModelArchitecture {
             notes.push("encoders of images and sound are not counted".into());
         }
         let named = fields.text("model_type")?;
-        let model_type = match (named, &text) {
-            (Some(name), _) => name,
-            (None, Some(_)) => whole.text("model_type")?.unwrap_or_default(),
+        let named = named.map(|name| (name, fields.place("model_type")));
+        let (model_type, place) = match (named, &text) {
+            (Some(named), _) => named,
+            (None, Some(_)) => (whole.text("model_type")?.unwrap_or_default(), whole.place("model_type")),
             (None, None) => return Err(fields.refuse("model_type", "the name of an architecture")),
         };
-        let family = family(model_type)?;
+        let family = family(model_type, place)?;
         let fields = fields.of_family(family.names, family.defaults);
         let max_context = fields.number_at("max_position_embeddings")?;
         if fields.count_at("num_nextn_predict_layers")?.is_some_and(|layers| layers > 0) {
@@ -83,8 +92,8 @@ impl ModelArchitecture {
             Some(text) if text.has("quantization_config") => text,
             _ => &whole,
         };
-        let quantization = Quantization::read(quantized)?;
-        notes.extend(quantization.note());
+        let quantization = Quantization::read(quantized, precision)?;
+        notes.extend(quantization.notes());
         Ok(Self {
             model_type: model_type.to_owned(),
             hidden: fields.number("hidden_size")?,
@@ -99,11 +108,6 @@ impl ModelArchitecture {
             quantization,
             notes,
         })
-    }
-
-    /// The same model, with its weights stored in another way than its file says.
-    pub fn with_precision(self, precision: Precision) -> Self {
-        Self { quantization: Quantization::uniform(precision), ..self }
     }
 
     /// Whether all heads can be split equally over so many GPUs.
@@ -289,7 +293,7 @@ fn ordered(fields: &Fields<'_>, family: &Family) -> Result<Box<dyn Fn(u64) -> La
         LayerOrder::AllSliding => Box::new(move |_| either(has_window, LayerKind::Sliding, LayerKind::Full)),
         LayerOrder::SlidingLast => {
             let is_used = has_window && fields.flag("use_sliding_window", false)?;
-            let first = fields.count_at("max_window_layers")?.unwrap_or(0);
+            let first = fields.count_at("max_window_layers")?.unwrap_or_default();
             Box::new(move |index| either(is_used && index >= first, LayerKind::Sliding, LayerKind::Full))
         }
         LayerOrder::FullEvery(otherwise) => {

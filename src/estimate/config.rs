@@ -2,6 +2,8 @@
 //!
 //! What a field means for a model is not known here.
 
+use super::json_lines;
+use crate::policy_file::diagnostic::{quoted, shown};
 use crate::policy_file::nearest::nearest;
 use serde_json::{Map, Value};
 
@@ -10,23 +12,28 @@ use serde_json::{Map, Value};
 pub enum ConfigError {
     #[error("{line}:{column}: this is not JSON: {problem}")]
     Syntax { line: usize, column: usize, problem: String },
+    /// Another error with the line that it is about.
+    #[error("{line}: {error}")]
+    At { line: usize, error: Box<Self> },
     #[error("this is a JSON {found}, not an object; a model's config.json begins with `{{`")]
     NotAnObject { found: &'static str },
     #[error("`{field}` is missing{}", .near.as_ref().map_or(
         "; add it, or take config.json from the model's repository".to_owned(),
-        |near| format!("; there is `{near}`: is that it?"),
+        |near| format!("; there is {}: is that it?", quoted(near)),
     ))]
     Missing { field: String, near: Option<String> },
     #[error("`{field}` is {found}; write {expected}")]
     Invalid { field: String, found: String, expected: String },
     #[error(
-        "model_type `{found}` is not known{}; known are {}",
+        "{} {} is not known{}; known are {}",
+        .field,
+        quoted(.found),
         .near.as_ref().map_or(String::new(), |near| format!("; did you mean `{near}`?")),
         .known.join(", ")
     )]
-    UnknownArchitecture { found: String, near: Option<String>, known: Vec<&'static str> },
+    UnknownArchitecture { field: String, found: String, near: Option<String>, known: Vec<&'static str> },
     #[error("models of the type `{model_type}` cannot be estimated: {reason}")]
-    Unsupported { model_type: String, reason: &'static str },
+    Unsupported { field: String, model_type: &'static str, reason: &'static str },
 }
 
 /// More than any model has of anything that a file counts. Products of a few stay within 128 bits.
@@ -34,28 +41,53 @@ const LARGEST: u64 = 1 << 32;
 /// Enough of a value to recognize it.
 const SHOWN: usize = 60;
 
+impl ConfigError {
+    /// The field that it is about, with the objects that it is in before dots.
+    fn field(&self) -> Option<&str> {
+        match self {
+            Self::Missing { field, .. }
+            | Self::Invalid { field, .. }
+            | Self::UnknownArchitecture { field, .. }
+            | Self::Unsupported { field, .. } => Some(field),
+            Self::Syntax { .. } | Self::NotAnObject { .. } | Self::At { .. } => None,
+        }
+    }
+}
+
 /// A whole file.
 #[derive(Debug, Clone)]
 pub struct Config {
+    text: String,
     fields: Map<String, Value>,
 }
 
 impl Config {
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let text = without_non_finite(text);
+        // Editors on Windows begin a file with a mark of its encoding.
+        let text = without_non_finite(text.strip_prefix('\u{feff}').unwrap_or(text));
         let value: Value = serde_json::from_str(&text).map_err(|error| {
             let problem = error.to_string();
             let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
             ConfigError::Syntax { line: error.line(), column: error.column(), problem }
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { fields }),
+            Value::Object(fields) => Ok(Self { text, fields }),
             other => Err(ConfigError::NotAnObject { found: kind(&other) }),
         }
     }
 
     pub fn fields(&self) -> Fields<'_> {
         Fields { map: &self.fields, path: String::new(), names: &[], defaults: &[] }
+    }
+
+    /// The error with the line of its field; of one that is missing, of the object that lacks it.
+    pub fn placed(&self, error: ConfigError) -> ConfigError {
+        match error.field() {
+            Some(field) => {
+                ConfigError::At { line: json_lines::line_of(&self.text, field), error: Box::new(error) }
+            }
+            None => error,
+        }
     }
 }
 
@@ -70,22 +102,25 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The text with `null` in place of `NaN` and `Infinity`, which Python writes and JSON does not have. Places stay as they are.
+/// What Python writes and JSON does not have, and the text that stands for it here: as long, so that places stay as they are, and
+/// with a character that no field has.
+const NON_FINITE: [(&str, &str); 3] =
+    [("NaN", "\"\u{7f}\""), ("Infinity", "\"\u{7f}     \""), ("-Infinity", "\"\u{7f}      \"")];
+
+fn is_non_finite(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.starts_with('\u{7f}'))
+}
+
+/// The text with texts in place of `NaN` and `Infinity`.
 fn without_non_finite(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(['"', 'N', 'I', '-']) {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
-        let word = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| rest.starts_with(word));
-        let taken = match word {
-            // Three characters have no room for `null`; a zero is a number, too.
-            Some("NaN") => {
-                out.push_str("0  ");
-                3
-            }
-            Some(word) => {
-                out.push_str(&format!("{:<1$}", "null", word.len()));
+        let taken = match NON_FINITE.iter().find(|(word, _)| rest.starts_with(word)) {
+            Some((word, instead)) => {
+                out.push_str(instead);
                 word.len()
             }
             None => {
@@ -100,8 +135,14 @@ fn without_non_finite(text: &str) -> String {
     out
 }
 
+/// A value as its file has it.
+fn written(value: &Value) -> String {
+    let text = value.to_string();
+    NON_FINITE.iter().fold(text, |text, (word, instead)| text.replace(instead, word))
+}
+
 /// The length of the string at the start of a text, with its quotes; all of it, if it does not end.
-fn string_length(text: &str) -> usize {
+pub(super) fn string_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {
         match byte {
@@ -149,18 +190,26 @@ impl<'a> Fields<'a> {
     }
 
     fn invalid(&self, name: &str, value: &Value, expected: impl Into<String>) -> ConfigError {
-        let text = value.to_string();
+        let text = written(value);
         let found = match text.char_indices().nth(SHOWN) {
-            Some((end, _)) => format!("{}…", &text[..end]),
-            None => text,
+            Some((end, _)) => shown(&text[..end]) + "…",
+            None => shown(&text),
         };
-        ConfigError::Invalid { field: format!("{}{name}", self.path), found, expected: expected.into() }
+        ConfigError::Invalid { field: self.place(name), found, expected: expected.into() }
     }
 
     fn missing(&self, name: &str) -> ConfigError {
+        if let Some(null) = self.map.get(name).filter(|value| value.is_null()) {
+            return self.invalid(name, null, "a value, or take config.json from the model's repository");
+        }
         let names: Vec<&String> = self.map.keys().collect();
         let near = nearest(name, &names).map(str::to_owned);
-        ConfigError::Missing { field: format!("{}{name}", self.path), near }
+        ConfigError::Missing { field: self.place(name), near }
+    }
+
+    /// A field's name with the objects that it is in.
+    pub fn place(&self, name: &str) -> String {
+        format!("{}{name}", self.path)
     }
 
     /// An error about this field's value.
@@ -227,7 +276,8 @@ impl<'a> Fields<'a> {
 
     pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.invalid(name, value, "a text in quotes"))
+        let text = value.as_str().filter(|_| !is_non_finite(value));
+        text.map(Some).ok_or_else(|| self.invalid(name, value, "a text in quotes"))
     }
 
     pub fn list(&self, name: &'static str) -> Result<Option<&'a [Value]>, ConfigError> {

@@ -122,13 +122,20 @@ const LLAMA: Family = Family {
 };
 const MIXTRAL: Family =
     Family { name: "mixtral", experts: true, layers: LayerOrder::AllSliding, defaults: KV_HEADS_8, ..LLAMA };
-const QWEN2: Family =
-    Family { name: "qwen2", qkv_bias: true, out_bias: false, layers: LayerOrder::SlidingLast, ..LLAMA };
+const QWEN2: Family = Family {
+    name: "qwen2",
+    qkv_bias: true,
+    out_bias: false,
+    layers: LayerOrder::SlidingLast,
+    defaults: &[("max_window_layers", 28)],
+    ..LLAMA
+};
+const QWEN2_VL: Family = Family { name: "qwen2_vl", defaults: &[("max_window_layers", 80)], ..QWEN2 };
 const QWEN3: Family = Family {
     name: "qwen3",
     head_norms: HeadNorms::OfHead,
     layers: LayerOrder::SlidingLast,
-    defaults: &[("head_dim", 128)],
+    defaults: &[("head_dim", 128), ("max_window_layers", 28)],
     ..LLAMA
 };
 const GEMMA: Family = Family { name: "gemma", tied: true, defaults: &[("head_dim", 256)], ..LLAMA };
@@ -260,14 +267,15 @@ pub const FAMILIES: &[Family] = &[
     },
     Family { name: "phi3", layers: LayerOrder::AllSliding, ..LLAMA },
     QWEN2,
-    Family { name: "qwen2_5_vl", ..QWEN2 },
-    Family { name: "qwen2_5_vl_text", ..QWEN2 },
+    Family { name: "qwen2_5_vl", ..QWEN2_VL },
+    Family { name: "qwen2_5_vl_text", ..QWEN2_VL },
     Family { name: "qwen2_moe", experts: true, ..QWEN2 },
-    Family { name: "qwen2_vl", ..QWEN2 },
+    QWEN2_VL,
     QWEN3,
     Family { name: "qwen3_5_moe_text", ..QWEN3_NEXT },
     Family { name: "qwen3_5_text", experts: false, ..QWEN3_NEXT },
-    Family { name: "qwen3_moe", experts: true, ..QWEN3 },
+    // All its layers have the window, unless the file says something else.
+    Family { name: "qwen3_moe", experts: true, defaults: &[("head_dim", 128)], ..QWEN3 },
     QWEN3_NEXT,
     Family { name: "qwen3_vl_moe_text", experts: true, ..QWEN3 },
     Family { name: "qwen3_vl_text", ..QWEN3 },
@@ -306,15 +314,15 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("zamba2", "its layers share attention blocks"),
 ];
 
-/// The family of this name.
-pub fn family(model_type: &str) -> Result<&'static Family, ConfigError> {
+/// The family of this name, which is in that field.
+pub fn family(model_type: &str, field: String) -> Result<&'static Family, ConfigError> {
     if let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) {
         return Ok(family);
     }
-    if let Some((_, reason)) = UNSUPPORTED.iter().find(|(name, _)| *name == model_type) {
-        return Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason });
+    if let Some((model_type, reason)) = UNSUPPORTED.iter().find(|(name, _)| *name == model_type) {
+        return Err(ConfigError::Unsupported { field, model_type, reason });
     }
     let known: Vec<&'static str> = FAMILIES.iter().map(|family| family.name).collect();
     let near = nearest(model_type, &known).map(str::to_owned);
-    Err(ConfigError::UnknownArchitecture { found: model_type.to_owned(), near, known })
+    Err(ConfigError::UnknownArchitecture { field, found: model_type.to_owned(), near, known })
 }

@@ -1,6 +1,7 @@
 //! GPUs by their memory as NVML reports it, and whether an estimate fits on one beside Stowage's headroom.
 
 use super::{Estimate, PartName, pod};
+use crate::capacity_plan::gpu_types::{GPU_TYPES, GpuType};
 use crate::units::Bytes;
 use serde::Serialize;
 
@@ -12,26 +13,18 @@ pub struct GpuSize {
     pub memory_bytes: Bytes,
 }
 
-/// Name and MiB, as `nvidia-smi --query-gpu=name,memory.total` prints them; with ECC on where a GPU has it. In order of memory.
-const KNOWN: [(&str, u64); 11] = [
-    ("T4", 15_360),
-    ("A10", 23_028),
-    ("L4", 23_034),
-    ("RTX-4090", 24_564),
-    ("A100-40GB", 40_960),
-    ("L40S", 46_068),
-    ("H100-80GB", 81_559),
-    ("A100-80GB", 81_920),
-    ("H100-NVL", 95_830),
-    ("H200", 143_771),
-    ("B200", 183_359),
-];
-
 /// What is allocatable of a GPU by default: all but a tenth.
 const ALLOCATABLE_PERCENT: u64 = 90;
 
+impl GpuSize {
+    pub fn of(gpu: &GpuType) -> Self {
+        Self { name: gpu.name.into(), memory_bytes: gpu.total() }
+    }
+}
+
+/// Those that a capacity plan knows by name, too. In order of memory.
 pub fn known() -> impl Iterator<Item = GpuSize> {
-    KNOWN.into_iter().map(|(name, mib)| GpuSize { name: name.into(), memory_bytes: Bytes::mib(mib) })
+    GPU_TYPES.iter().map(GpuSize::of)
 }
 
 /// An estimate on a GPU.

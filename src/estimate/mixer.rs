@@ -147,7 +147,7 @@ impl Attention {
         let out_bias = if self.out_bias { hidden } else { 0 };
         Parameters {
             linear: wide.saturating_mul(hidden.into()),
-            plain: biases.saturating_add((out_bias + self.norms).into()),
+            plain: biases.saturating_add(out_bias.into()).saturating_add(self.norms.into()),
         }
     }
 }

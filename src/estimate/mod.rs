@@ -3,7 +3,7 @@
 //! Nothing else is known of the model: no weights are read, no GPU is asked. What cannot be told from the file (the engine's own
 //! memory) comes from constants that name the measurement they are from. `docs/estimate.md` has the formulas and their sources.
 //!
-//! The steps: [`config`] reads the file; [`family`] is the table of known architectures; [`architecture`] makes layers of both
+//! The steps: [`config`] reads the file, with lines from `json_lines`; [`family`] is the table of known architectures; [`architecture`] makes layers of both
 //! ([`mixer`], [`feed_forward`]); [`weights`] with [`quantization`], [`kv_cache`] and [`overhead`] count bytes; here they are summed.
 //! [`pod`] makes a pod's lines of the sum, and [`right_size`] compares it with what a running engine shows. [`shipped`] has well-known
 //! models, [`gpus`] known GPUs.
@@ -16,6 +16,7 @@ pub mod config;
 pub mod family;
 pub mod feed_forward;
 pub mod gpus;
+mod json_lines;
 pub mod kv_cache;
 pub mod mixer;
 pub mod overhead;
@@ -133,6 +134,10 @@ pub enum WorkloadError {
         listed(.possible)
     )]
     HeadsNotSplit { what: &'static str, heads: u64, tensor_parallel: u64, possible: Vec<u64> },
+    #[error(
+        "that is more than 1 EiB, which no machine has: check --context and --sequences, and the sizes in the model's config.json"
+    )]
+    TooLarge,
 }
 
 fn listed(numbers: &[u64]) -> String {
@@ -141,6 +146,9 @@ fn listed(numbers: &[u64]) -> String {
 
 /// GPUs of one node, at most; the pod contract's limit.
 pub const MOST_GPUS: u64 = 64;
+
+/// 1 EiB: more than any machine has, and so little that sums and roundings of it are exact.
+const MOST_BYTES: Bytes = Bytes(1 << 60);
 
 impl Estimate {
     /// The VRAM of `model` with this workload.
@@ -156,12 +164,16 @@ impl Estimate {
             overhead::cuda_context(),
         ];
         let per_gpu = parts.iter().map(|part| part.bytes).sum::<Bytes>();
+        let total = per_gpu.times(workload.tensor_parallel);
+        if total > MOST_BYTES || bytes(model.parameters()) > MOST_BYTES {
+            return Err(WorkloadError::TooLarge);
+        }
         Ok(Self {
             parameters: bytes(model.parameters()).0,
             active_parameters: bytes(model.active_parameters()).0,
             parts: parts.into(),
             per_gpu_bytes: per_gpu,
-            total_bytes: per_gpu.times(workload.tensor_parallel),
+            total_bytes: total,
             kv_cache: cache.size(workload),
             notes: model.notes.clone(),
         })

@@ -1,5 +1,7 @@
 //! What a pod has to say so that it gets what was estimated: its limit, its annotations and the engine's arguments.
 
+use super::architecture::ModelArchitecture;
+use super::kv_cache::KvCacheDtype;
 use super::{Estimate, PartName, Workload};
 use crate::units::Bytes;
 use crate::units::text::quantity_text;
@@ -33,14 +35,14 @@ pub fn per_gpu(estimate: &Estimate) -> Bytes {
 
 impl PodLines {
     /// For so much on each GPU: [`per_gpu`], or what certain GPUs ask for.
-    pub fn of(estimate: &Estimate, workload: &Workload, per_gpu: Bytes) -> Self {
+    pub fn of(model: &ModelArchitecture, estimate: &Estimate, workload: &Workload, per_gpu: Bytes) -> Self {
         let gpus = workload.tensor_parallel;
         let kv_cache = whole_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
-        Self::with(per_gpu.times(gpus), kv_cache, workload)
+        Self::with(per_gpu.times(gpus), kv_cache, model, workload)
     }
 
     /// For these amounts, over all GPUs.
-    pub fn with(vram: Bytes, kv_cache: Bytes, workload: &Workload) -> Self {
+    pub fn with(vram: Bytes, kv_cache: Bytes, model: &ModelArchitecture, workload: &Workload) -> Self {
         let gpus = workload.tensor_parallel;
         let mut args = vec![
             "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)".to_owned(),
@@ -51,8 +53,15 @@ impl PodLines {
         if gpus > 1 {
             args.push(format!("--tensor-parallel-size={gpus}"));
         }
-        if workload.kv_cache_dtype == super::kv_cache::KvCacheDtype::Fp8 {
-            args.push("--kv-cache-dtype=fp8".into());
+        if model.quantization.is_made_on_load() {
+            args.push(format!("--quantization={}", model.quantization.precision.name));
+        }
+        match workload.kv_cache_dtype {
+            KvCacheDtype::Fp8 => args.push("--kv-cache-dtype=fp8".into()),
+            KvCacheDtype::Bf16 if model.quantization.fp8_kv_cache => {
+                args.push("--kv-cache-dtype=bfloat16".into());
+            }
+            KvCacheDtype::Auto | KvCacheDtype::Bf16 => {}
         }
         if !workload.cuda_graphs {
             args.push("--enforce-eager".into());

@@ -107,13 +107,17 @@ fn any_workload() -> impl Strategy<Value = Workload> {
 }
 
 /// A sound file of a dense model, by its sizes.
-fn dense(layers: u64, heads: u64, kv_heads: u64, head_dim: u64, inner: u64) -> ModelArchitecture {
+fn dense(layers: u64, heads: u64, kv_heads: u64, head_dim: u64, inner: u64) -> String {
     let file = json!({
         "model_type": "llama", "vocab_size": 32_000, "hidden_size": heads * head_dim, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": heads * kv_heads, "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     });
-    ModelArchitecture::read(&Config::parse(&file.to_string()).unwrap()).unwrap()
+    file.to_string()
+}
+
+fn model(file: &str, precision: Option<Precision>) -> ModelArchitecture {
+    ModelArchitecture::read_in(&Config::parse(file).unwrap(), precision).unwrap()
 }
 
 proptest! {
@@ -153,7 +157,7 @@ proptest! {
         prop_assert_eq!(sum, estimate.per_gpu_bytes);
         for gpu in known() {
             let fit = GpuFit::of(&estimate, gpu);
-            let _ = PodLines::of(&estimate, &workload, fit.vram_per_gpu_bytes);
+            let _ = PodLines::of(&model, &estimate, &workload, fit.vram_per_gpu_bytes);
         }
         let seen = Observation {
             reserved: reserved.map(Bytes),
@@ -166,6 +170,27 @@ proptest! {
         }
     }
 
+    /// Sizes that are each allowed, and together are more than 64 bits count.
+    #[test]
+    fn sizes_at_their_limit_are_counted_or_refused(
+        family in prop::sample::select(FAMILIES),
+        at_limit in prop::collection::vec(any::<bool>(), sound().as_object().unwrap().len()),
+        limit in prop::sample::select(&[1u64 << 16, 1 << 31, 1 << 32][..]),
+    ) {
+        let mut file = sound();
+        let numbers = file.as_object_mut().unwrap().iter_mut().filter(|(_, value)| value.is_u64());
+        for ((name, value), is_at_limit) in numbers.zip(at_limit) {
+            if is_at_limit && !["num_hidden_layers", "n_layer"].contains(&name.as_str()) {
+                *value = limit.into();
+            }
+        }
+        file["model_type"] = family.name.into();
+        let Ok(model) = ModelArchitecture::read(&Config::parse(&file.to_string()).unwrap()) else { return Ok(()) };
+        if let Ok(estimate) = Estimate::of(&model, &Workload::default()) {
+            prop_assert!(estimate.total_bytes < Bytes(u64::MAX) && estimate.parameters < u64::MAX);
+        }
+    }
+
     #[test]
     fn more_of_anything_never_takes_less(
         (layers, heads, kv_heads) in (1u64..40, 1u64..12, 1u64..12),
@@ -173,20 +198,21 @@ proptest! {
         (context, sequences) in (1u64..100_000, 1u64..100),
     ) {
         let workload = Workload { context, sequences, ..Workload::default() };
-        let model = dense(layers, heads, kv_heads, head_dim, inner);
-        let bytes = |model: &ModelArchitecture, workload: &Workload| {
-            Estimate::of(model, workload).unwrap().per_gpu_bytes
+        let file = dense(layers, heads, kv_heads, head_dim, inner);
+        let bytes = |file: &str, workload: &Workload| {
+            Estimate::of(&model(file, None), workload).unwrap().per_gpu_bytes
         };
-        let least = bytes(&model, &workload);
+        let least = bytes(&file, &workload);
         prop_assert!(bytes(&dense(layers + 1, heads, kv_heads, head_dim, inner), &workload) > least);
         prop_assert!(bytes(&dense(layers, heads, kv_heads, head_dim, inner + 8), &workload) > least);
         let more = Workload { sequences: sequences + 1, ..workload };
-        prop_assert!(bytes(&model, &more) > least);
+        prop_assert!(bytes(&file, &more) > least);
         let longer = Workload { context: context + 16, ..workload };
-        prop_assert!(bytes(&model, &longer) > least);
-        prop_assert!(bytes(&model.clone().with_precision(Precision::INT4), &workload) < least);
+        prop_assert!(bytes(&file, &longer) > least);
+        let int4 = model(&file, Some(Precision::INT4));
+        prop_assert!(Estimate::of(&int4, &workload).unwrap().per_gpu_bytes < least);
         let halves = Workload { kv_cache_dtype: KvCacheDtype::Fp8, ..workload };
-        prop_assert!(bytes(&model, &halves) < least);
+        prop_assert!(bytes(&file, &halves) < least);
     }
 
     #[test]
@@ -194,7 +220,7 @@ proptest! {
         (layers, heads, head_dim, inner) in (1u64..20, 1u64..9, 8u64..200, 64u64..20_000),
     ) {
         // Eight KV heads can be split over 2, 4 and 8.
-        let model = dense(layers, heads, 8, head_dim, inner);
+        let model = model(&dense(layers, heads, 8, head_dim, inner), None);
         let whole = super::weights::on_each(&model, 1).0;
         for gpus in [2, 4, 8] {
             let shares = super::weights::on_each(&model, gpus).0 * gpus;

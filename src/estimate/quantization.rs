@@ -59,6 +59,17 @@ pub struct Quantization {
     kept_in: BTreeSet<(u64, LayerPart)>,
     /// The file asks for a KV cache of 8 bits.
     pub fp8_kv_cache: bool,
+    /// What was asked for in place of what the file has.
+    asked: Option<Asked>,
+}
+
+/// Weights that are not stored as they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// The engine makes fp8 of 16 bits while it loads the model.
+    OnLoad,
+    /// Another checkpoint than this file's has them so.
+    Checkpoint,
 }
 
 const METHODS: [&str; 9] = [
@@ -76,38 +87,32 @@ const METHODS: [&str; 9] = [
 impl Quantization {
     /// All weights alike; embeddings and norms have 16 bits either way.
     pub fn uniform(precision: Precision) -> Self {
-        Self { precision, kept: BTreeSet::new(), kept_in: BTreeSet::new(), fp8_kv_cache: false }
+        Self { precision, kept: BTreeSet::new(), kept_in: BTreeSet::new(), fp8_kv_cache: false, asked: None }
     }
 
-    /// From the object that has `quantization_config`.
-    pub fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+    /// From the object that has `quantization_config`. With `asked`, weights are in that, and the file's method is not looked at:
+    /// it may be one that is not known. What the file leaves out of a quantization another one leaves out, too.
+    pub fn read(fields: &Fields<'_>, asked: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
-            return Ok(Self::uniform(Precision::HALF));
+            let asked = asked.filter(|precision| *precision != Precision::HALF);
+            let how = if asked == Some(Precision::FP8) { Asked::OnLoad } else { Asked::Checkpoint };
+            let read = Self::uniform(asked.unwrap_or(Precision::HALF));
+            return Ok(Self { asked: asked.map(|_| how), ..read });
         };
-        let method = fields.text("quant_method")?.ok_or_else(|| fields.refuse("quant_method", "a method"))?;
-        let precision = match method {
-            "fp8" if fields.has("weight_block_size") => Precision::FP8_BLOCKS,
-            "fp8" | "fbgemm_fp8" => Precision::FP8,
-            "modelopt" | "modelopt_fp4" => modelopt(&fields)?,
-            "mxfp4" => Precision::MXFP4,
-            "awq" | "gptq" | "auto-round" => integers(&fields)?,
-            "compressed-tensors" => compressed_tensors(&fields)?,
-            "bitsandbytes"
-                if fields.flag("load_in_8bit", false)? || fields.flag("_load_in_8bit", false)? =>
-            {
-                Precision::INT8
-            }
-            "bitsandbytes" => Precision::NF4,
-            other => {
-                let near = nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
-                let expected = format!("one of {}{near}, or say --quantization", METHODS.join(", "));
-                return Err(fields.refuse("quant_method", expected));
-            }
+        if asked == Some(Precision::HALF) {
+            return Ok(Self { asked: Some(Asked::Checkpoint), ..Self::uniform(Precision::HALF) });
+        }
+        let own = Self::precision(&fields);
+        let (precision, asked) = match (own, asked) {
+            (own, None) => (own.map_err(or_another)?, None),
+            // The file's own has its groups and scales.
+            (Ok(own), Some(asked)) if own.name == asked.name => (own, None),
+            (_, Some(asked)) => (asked, Some(Asked::Checkpoint)),
         };
         let scheme = fields.object("kv_cache_scheme")?;
         let of_scheme = scheme.map(|scheme| scheme.count_at("num_bits")).transpose()?.flatten();
         let of_modelopt = fields.text("kv_cache_quant_algo").unwrap_or_default();
-        let mut read = Self::uniform(precision);
+        let mut read = Self { asked, ..Self::uniform(precision) };
         read.fp8_kv_cache =
             of_scheme == Some(8) || of_modelopt.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
         for list in ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"] {
@@ -116,9 +121,35 @@ impl Quantization {
         Ok(read)
     }
 
+    fn precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+        let method = fields.text("quant_method")?.ok_or_else(|| fields.refuse("quant_method", "a method"))?;
+        Ok(match method {
+            "fp8" if fields.has("weight_block_size") => Precision::FP8_BLOCKS,
+            "fp8" | "fbgemm_fp8" => Precision::FP8,
+            "modelopt" | "modelopt_fp4" => modelopt(fields)?,
+            "mxfp4" => Precision::MXFP4,
+            "awq" | "gptq" | "auto-round" => integers(fields)?,
+            "compressed-tensors" => compressed_tensors(fields)?,
+            "bitsandbytes"
+                if fields.flag("load_in_8bit", false)? || fields.flag("_load_in_8bit", false)? =>
+            {
+                Precision::INT8
+            }
+            "bitsandbytes" => Precision::NF4,
+            other => {
+                let near = nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
+                let expected = format!("one of {}{near}", METHODS.join(", "));
+                return Err(fields.refuse("quant_method", expected));
+            }
+        })
+    }
+
     /// A module that keeps 16 bits: one of one layer, or, by a pattern, of all.
     fn keep(&mut self, module: &str) {
         let module = module.trim_start_matches("re:").replace("\\.", ".").to_ascii_lowercase();
+        if NOT_COUNTED.iter().any(|word| module.contains(word)) {
+            return;
+        }
         let layer = module.split_once("layers.").map(|(_, rest)| rest);
         let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
         let index = layer.and_then(|rest| digits(rest).parse::<u64>().ok());
@@ -136,17 +167,55 @@ impl Quantization {
         if is_kept { Precision::HALF } else { self.precision }
     }
 
+    /// Whether an engine has to be told: it loads what a file has without.
+    pub fn is_made_on_load(&self) -> bool {
+        self.asked == Some(Asked::OnLoad)
+    }
+
     /// What a table says of it.
-    pub fn note(&self) -> Option<String> {
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        let name = self.precision.name;
         let is_kept = !self.kept.is_empty() || !self.kept_in.is_empty();
-        is_kept.then(|| format!("some modules are not in {}: the file names them", self.precision.name))
+        let kept = is_kept.then(|| format!("some modules are not in {name}: the file names them"));
+        let other = (self.asked == Some(Asked::Checkpoint)).then(|| {
+            format!("the file's weights are not in {name}: give the engine a checkpoint whose weights are")
+        });
+        other.into_iter().chain(kept)
     }
 }
 
-/// The parts of a layer that a module's name means. Routers and what is outside of layers keep 16 bits either way.
+/// Words in the names of modules that are no layers of the language model, though theirs have layers and attention, too.
+const NOT_COUNTED: [&str; 10] = [
+    "visual",
+    "vision",
+    "image",
+    "audio",
+    "speech",
+    "sound",
+    "multi_modal",
+    "multimodal",
+    "projector",
+    "mtp",
+];
+
+/// Modules of a layer that keep 16 bits either way, or are so small beside its matrices that the rest does not follow them.
+const SMALL: [&str; 9] = [
+    "gate",
+    "router",
+    "shared_expert_gate",
+    "conv1d",
+    "in_proj_a",
+    "in_proj_b",
+    "in_proj_ba",
+    "x_proj",
+    "dt_proj",
+];
+
+/// The parts of a layer that a module's name means. What is outside of layers keeps 16 bits either way.
 fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
-    let last = module.rsplit('.').next().unwrap_or_default().trim_matches(['*', '$', '^']);
-    if ["gate", "router", "shared_expert_gate"].contains(&last) {
+    let mut names = module.split('.').map(|name| name.trim_matches(['*', '$', '^']));
+    let last = names.rfind(|name| !name.is_empty()).unwrap_or_default();
+    if SMALL.contains(&last) || last.ends_with("norm") {
         return &[];
     }
     let is_whole =
@@ -164,6 +233,16 @@ fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
         &LAYER_PARTS
     } else {
         &[]
+    }
+}
+
+/// The way out of a file that stores its weights in a way that is not known.
+fn or_another(error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::Invalid { field, found, expected } => {
+            ConfigError::Invalid { field, found, expected: format!("{expected}, or say --quantization") }
+        }
+        other => other,
     }
 }
 

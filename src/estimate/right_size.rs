@@ -6,7 +6,7 @@
 use super::architecture::ModelArchitecture;
 use super::kv_cache::KvCache;
 use super::pod::{PodLines, whole_gib};
-use super::{Estimate, PartName, Workload, bytes};
+use super::{Estimate, PartName, Workload, bytes, grouped};
 use crate::units::Bytes;
 use serde::Serialize;
 
@@ -102,15 +102,16 @@ impl RightSize {
         let wanted = match is_full {
             // How much more it needs cannot be seen: what was asked for, or the margin.
             true => with_margin(holds).max(estimate.bytes_of(PartName::KvCache).times(gpus)),
-            false => with_margin(used).max(one),
-        };
+            false => with_margin(used),
+        }
+        .max(one);
         let needed = fixed + used;
         let per_gpu = whole_gib((fixed + wanted).split(gpus.clamp(1, 64) as u32));
         let asks = per_gpu.times(gpus);
         let reserved = seen.reserved.or(seen.used).unwrap_or(fixed + holds);
         let advice = advice(reserved, asks, is_full);
-        let reason = reason(advice, usage, is_full, wanted == one && !is_full, seen);
-        let pod = (advice != Advice::Keep).then(|| PodLines::with(asks, whole_gib(wanted), workload));
+        let reason = reason(advice, usage, is_full, (wanted == one).then_some(workload.context), seen);
+        let pod = (advice != Advice::Keep).then(|| PodLines::with(asks, whole_gib(wanted), model, workload));
         Ok(Self {
             advice,
             reserved_bytes: seen.reserved,
@@ -158,10 +159,11 @@ fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
     }
 }
 
-fn reason(advice: Advice, usage: f64, is_full: bool, is_one_sequence: bool, seen: &Observation) -> String {
+/// With `least`, what is advised is room for one sequence of so many tokens.
+fn reason(advice: Advice, usage: f64, is_full: bool, least: Option<u64>, seen: &Observation) -> String {
     let percent = (usage * 100.0).round();
     let cache = format!("its KV cache is {percent} % full");
-    match advice {
+    match (advice, least) {
         _ if is_full => {
             let waiting = seen.waiting.unwrap_or(0);
             let what = if seen.preempting {
@@ -171,12 +173,13 @@ fn reason(advice: Advice, usage: f64, is_full: bool, is_one_sequence: bool, seen
             };
             format!("{cache} and {what}: how much more it needs cannot be seen")
         }
-        Advice::Shrink if is_one_sequence => {
-            format!("{cache}; the least is room for one sequence of full length")
-        }
-        Advice::Shrink => format!("{cache}, and a quarter more than it uses is left to it"),
-        Advice::Grow => format!("{cache}, and it has less than a quarter more than that"),
-        Advice::Keep => format!("{cache}, and a change would be less than a tenth"),
+        (Advice::Keep, _) => format!("{cache}, and a change would be less than a tenth"),
+        (Advice::Shrink | Advice::Grow, Some(tokens)) => format!(
+            "{cache}; the least is room for one sequence of {} tokens, without which an engine does not start",
+            grouped(tokens.into())
+        ),
+        (Advice::Shrink, None) => format!("{cache}, and a quarter more than it uses is left to it"),
+        (Advice::Grow, None) => format!("{cache}, and it has less than a quarter more than that"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::architecture::ModelArchitecture;
 use super::config::{Config, ConfigError};
+use super::quantization::Precision;
 use crate::policy_file::nearest::nearest;
 
 /// A model by its name on the command line.
@@ -76,6 +77,11 @@ impl ShippedModel {
     }
 
     pub fn read(&self) -> Result<ModelArchitecture, ConfigError> {
-        ModelArchitecture::read(&Config::parse(self.text)?)
+        self.read_in(None)
+    }
+
+    /// With its weights in this precision whatever the file says of them.
+    pub fn read_in(&self, precision: Option<Precision>) -> Result<ModelArchitecture, ConfigError> {
+        ModelArchitecture::read_in(&Config::parse(self.text)?, precision)
     }
 }

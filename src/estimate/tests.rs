@@ -34,6 +34,15 @@ fn shipped(name: &str) -> ModelArchitecture {
     ShippedModel::named(name).unwrap().read().unwrap()
 }
 
+fn in_precision(text: &str, precision: Precision) -> ModelArchitecture {
+    ModelArchitecture::read_in(&Config::parse(text).unwrap(), Some(precision)).unwrap()
+}
+
+/// Llama-3.1-8B's file with this `quantization_config`.
+fn quantized(config: &str) -> String {
+    LLAMA_8B.replace("\"model_type\"", &format!("\"quantization_config\": {config}, \"model_type\""))
+}
+
 fn on(gpus: u64) -> Workload {
     Workload { tensor_parallel: gpus, ..Workload::default() }
 }
@@ -262,12 +271,109 @@ fn modules_that_are_not_quantized_keep_16_bits() {
 }
 
 #[test]
+fn modules_beside_the_language_models_layers_and_small_ones_keep_nothing_in_16_bits() {
+    let names = [
+        "model.visual.blocks.0.attn.qkv",
+        "model.visual.blocks.0.mlp.linear_fc1",
+        "vision_tower.transformer.layers.0.attention.q_proj",
+        "model.vision_tower.vision_model.encoder.layers.7.mlp.fc1",
+        "re:.*vision_model.*",
+        "audio_tower.layers.3.self_attn.q_proj",
+        "multi_modal_projector.linear_1",
+        "mtp.layers.0.self_attn.q_proj",
+        "model.layers.1.linear_attn.conv1d",
+        "model.layers.1.linear_attn.in_proj_ba",
+        "model.layers.1.linear_attn.in_proj_a",
+        "re:.*linear_attn.conv1d$",
+        "re:.*mlp.gate.*",
+        "model.layers.2.post_attention_layernorm",
+        "model.layers.2.self_attn.q_norm",
+        "lm_head",
+    ];
+    let all = read(&quantized(r#"{"quant_method": "fp8"}"#)).unwrap();
+    for name in names {
+        let file = quantized(&format!(r#"{{"quant_method": "fp8", "modules_to_not_convert": ["{name}"]}}"#));
+        let model = read(&file).unwrap();
+        assert_eq!(weights::on_each(&model, 1), weights::on_each(&all, 1), "{name}");
+        assert!(model.notes.is_empty(), "{name}: {:?}", model.notes);
+    }
+}
+
+#[test]
 fn another_quantization_than_the_files_can_be_asked_for() {
-    let model = read(LLAMA_8B).unwrap();
-    let halves = weights::on_each(&model, 1).0;
-    let eighths = weights::on_each(&model.with_precision(Precision::FP8), 1).0;
-    let quantized = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096;
-    assert_eq!(halves - eighths, quantized, "embeddings and norms keep 16 bits");
+    let halves = weights::on_each(&read(LLAMA_8B).unwrap(), 1).0;
+    let eighths = weights::on_each(&in_precision(LLAMA_8B, Precision::FP8), 1).0;
+    let smaller = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096;
+    assert_eq!(halves - eighths, smaller, "embeddings and norms keep 16 bits");
+}
+
+#[test]
+fn a_quantization_that_is_not_known_has_a_way_out() {
+    for (config, problem) in [
+        (r#"{"quant_method": "hqq"}"#, "`quantization_config.quant_method` is \"hqq\""),
+        (r#"{"quant_method": "gptq", "bits": 3}"#, "`quantization_config.bits` is 3; write 4 or 8"),
+    ] {
+        let file = quantized(config);
+        let text = message(read(&file));
+        assert!(text.contains(problem) && text.ends_with("or say --quantization"), "{text}");
+        let model = in_precision(&file, Precision::INT4);
+        assert_eq!(
+            weights::on_each(&model, 1),
+            weights::on_each(&in_precision(LLAMA_8B, Precision::INT4), 1)
+        );
+        assert!(model.notes[0].contains("not in int4: give the engine a checkpoint"), "{:?}", model.notes);
+    }
+}
+
+#[test]
+fn asking_for_the_files_own_quantization_changes_nothing_and_for_none_leaves_nothing_of_it() {
+    let gpt = ShippedModel::named("gpt-oss-20b").unwrap();
+    let own = gpt.read().unwrap();
+    assert_eq!(gpt.read_in(Some(Precision::MXFP4)).unwrap(), own);
+    assert!(own.notes.iter().any(|note| note.contains("not in mxfp4")), "{:?}", own.notes);
+    let halves = gpt.read_in(Some(Precision::HALF)).unwrap();
+    assert!(halves.notes.iter().all(|note| !note.contains("mxfp4")), "{:?}", halves.notes);
+    assert!(halves.notes.iter().any(|note| note.contains("not in 16-bit")), "{:?}", halves.notes);
+    // Blocks have scales, which plain fp8 has not.
+    let blocks = quantized(r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#);
+    assert_eq!(in_precision(&blocks, Precision::FP8).quantization.precision, Precision::FP8_BLOCKS);
+}
+
+#[test]
+fn a_pods_lines_make_the_engine_load_what_was_counted() {
+    let lines = |model: &ModelArchitecture, kv_cache_dtype| {
+        let workload = Workload { kv_cache_dtype, ..Workload::default() };
+        let estimate = estimate(model, &workload);
+        PodLines::of(model, &estimate, &workload, pod::per_gpu(&estimate)).args.join(" ")
+    };
+    let plain = read(LLAMA_8B).unwrap();
+    let fp8 = in_precision(LLAMA_8B, Precision::FP8);
+    assert!(lines(&fp8, KvCacheDtype::Auto).contains("--quantization=fp8"));
+    assert!(fp8.notes.is_empty(), "{:?}", fp8.notes);
+    for model in [&plain, &in_precision(LLAMA_8B, Precision::INT4), &in_precision(LLAMA_8B, Precision::HALF)]
+    {
+        assert!(!lines(model, KvCacheDtype::Auto).contains("--quantization"));
+    }
+    let own = read(&quantized(r#"{"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}"#)).unwrap();
+    assert!(!lines(&own, KvCacheDtype::Auto).contains("--quantization"), "the file says it");
+    assert!(lines(&own, KvCacheDtype::Bf16).contains("--kv-cache-dtype=bfloat16"));
+    assert!(!lines(&plain, KvCacheDtype::Bf16).contains("--kv-cache-dtype"), "16 bits are its own");
+}
+
+#[test]
+fn layers_without_a_window_are_as_many_as_the_familys_default_says() {
+    let windows = |name: &str, layers: u64| {
+        let file = format!(
+            r#"{{"model_type": "{name}", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 512,
+                "num_hidden_layers": {layers}, "num_attention_heads": 8, "num_key_value_heads": 8,
+                "sliding_window": 128, "use_sliding_window": true}}"#
+        );
+        let model = read(&file).unwrap();
+        let has_window = |layer: &&architecture::Layer| matches!(layer.mixer, mixer::Mixer::Attention(one) if one.window.is_some());
+        model.layers.iter().filter(has_window).count()
+    };
+    assert_eq!((windows("qwen2", 32), windows("qwen3", 32), windows("qwen2_5_vl_text", 84)), (4, 4, 4));
+    assert_eq!(windows("qwen2", 24), 0);
 }
 
 #[test]
@@ -276,12 +382,14 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
     assert!(syntax.starts_with("3:18: this is not JSON"), "{syntax}");
     assert!(message(read("[1]")).contains("a JSON array"));
     assert!(message(read("")).contains("1:0: this is not JSON"));
+    assert!(read(&format!("\u{feff}{LLAMA_8B}")).is_ok(), "a mark of the encoding is no mistake");
     let missing = message(changed("num_hidden_layers", "num_hidden_layer"));
-    assert_eq!(missing, "`num_hidden_layers` is missing; there is `num_hidden_layer`: is that it?");
+    assert_eq!(missing, "1: `num_hidden_layers` is missing; there is `num_hidden_layer`: is that it?");
     let missing = message(changed("\"vocab_size\": 128256, ", ""));
     assert!(missing.contains("`vocab_size` is missing; add it"), "{missing}");
     let unknown = message(changed("\"llama\"", "\"lama\""));
     assert!(unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"), "{unknown}");
+    assert!(unknown.starts_with("2: model_type"), "{unknown}");
     let unsupported = message(changed("\"llama\"", "\"gemma4_text\""));
     assert!(unsupported.contains("heads of different sizes"), "{unsupported}");
     let method =
@@ -293,6 +401,16 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
 }
 
 #[test]
+fn what_a_file_says_reaches_a_message_short_and_without_commands_for_a_terminal() {
+    let hostile = |text: String| text.chars().any(|c| c.is_control());
+    let long = message(changed("\"llama\"", &format!("\"{}\"", "x".repeat(200_000))));
+    assert!(long.len() < 2000, "{}", long.len());
+    assert!(!hostile(message(changed("\"llama\"", r#""\u001b[31mred\u0007""#))));
+    assert!(!hostile(message(changed("4096", r#""\u009b31m\u007f""#))));
+    assert!(!hostile(message(changed("vocab_size", r"vocab_siz\u001b"))));
+}
+
+#[test]
 fn numbers_that_no_model_has_are_refused_with_their_field() {
     for (value, why) in [
         ("-4096", "a whole number from 0"),
@@ -301,11 +419,14 @@ fn numbers_that_no_model_has_are_refused_with_their_field() {
         ("1e300", "a whole number"),
         ("18446744073709551616", "a whole number"),
         ("\"4096\"", "is \"4096\""),
-        ("NaN", "is 0"),
+        ("NaN", "is NaN"),
+        ("Infinity", "is Infinity"),
+        ("-Infinity", "is -Infinity"),
+        ("null", "is null; write a value"),
         ("true", "is true"),
     ] {
         let text = message(changed("\"hidden_size\": 4096", &format!("\"hidden_size\": {value}")));
-        assert!(text.contains("`hidden_size`") && text.contains(why), "{value}: {text}");
+        assert!(text.starts_with("2: `hidden_size` is ") && text.contains(why), "{value}: {text}");
     }
     assert!(changed("4096", "4096.0").is_ok(), "some files write whole numbers so");
     let text = message(changed("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4000000"));
@@ -329,7 +450,7 @@ fn python_s_infinity_is_no_mistake() {
 fn the_language_model_of_a_larger_one_is_read_and_the_rest_is_noted() {
     let inner = LLAMA_8B.replace("128256", "1.5");
     let text = message(read(&format!(r#"{{"model_type": "mistral3", "text_config": {inner}}}"#)));
-    assert!(text.contains("`text_config.vocab_size` is 1.5"), "{text}");
+    assert!(text.starts_with("2: `text_config.vocab_size` is 1.5"), "{text}");
     let whole = read(&format!(r#"{{"model_type": "mistral3", "text_config": {LLAMA_8B}}}"#)).unwrap();
     assert_eq!(whole.parameters(), 8_030_261_248);
     assert!(whole.notes.iter().any(|note| note.contains("images and sound")), "{:?}", whole.notes);
@@ -356,7 +477,7 @@ fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
     let model = shipped("llama-3.1-70b");
     let workload = on(4);
     let estimate = estimate(&model, &workload);
-    let lines = PodLines::of(&estimate, &workload, pod::per_gpu(&estimate));
+    let lines = PodLines::of(&model, &estimate, &workload, pod::per_gpu(&estimate));
     let gib = estimate.per_gpu_bytes.0.div_ceil(1 << 30) * 4;
     assert_eq!((lines.vram, lines.gpus), (format!("{gib}Gi"), 4));
     assert_eq!(lines.kv_cache, "40Gi", "16 × 8192 × 320 KiB");
@@ -419,7 +540,7 @@ fn a_pod_whose_cache_is_mostly_free_is_told_what_it_could_ask_for() {
 fn an_empty_cache_keeps_room_for_one_sequence() {
     let size = right_size(&seen(0.0)).unwrap();
     assert_eq!((size.advice, size.needed_with_margin_bytes), (Advice::Shrink, Bytes::gib(20)));
-    assert!(size.reason.contains("one sequence"), "{}", size.reason);
+    assert!(size.reason.contains("one sequence of 8,192 tokens"), "{}", size.reason);
 }
 
 #[test]
@@ -461,6 +582,20 @@ fn every_shipped_model_is_read_and_found_by_either_name() {
     }
     let error = ShippedModel::named("lama-3.1-8b").unwrap_err().to_string();
     assert!(error.contains("did you mean `llama-3.1-8b`?"), "{error}");
+}
+
+#[test]
+fn more_than_any_machine_has_is_refused() {
+    let huge = read(&LLAMA_8B.replace("14336", "4294967296").replace("4096", "4294967296")).unwrap();
+    assert_eq!(Estimate::of(&huge, &on(1)), Err(WorkloadError::TooLarge));
+    let norms = r#"{"model_type": "olmo2", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4294967296, "num_key_value_heads": 4294967296,
+        "head_dim": 4294967296, "attention_bias": true}"#;
+    assert_eq!(Estimate::of(&read(norms).unwrap(), &on(1)), Err(WorkloadError::TooLarge));
+    let model = read(LLAMA_8B).unwrap();
+    let long = Workload { context: u64::MAX, sequences: u64::MAX, ..Workload::default() };
+    let refused = Estimate::of(&model, &long).unwrap_err().to_string();
+    assert!(refused.contains("no machine has: check --context"), "{refused}");
 }
 
 #[test]

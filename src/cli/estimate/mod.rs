@@ -11,17 +11,17 @@ mod render;
 use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::{is_of_broken_pipe, standard_input};
+use crate::capacity_plan::gpu_types::{GpuType, UnknownGpuType};
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::gpus::{GpuFit, GpuSize, known};
 use crate::estimate::kv_cache::KvCacheDtype;
 use crate::estimate::pod::{PodLines, per_gpu};
 use crate::estimate::quantization::Precision;
 use crate::estimate::right_size::{Observation, RightSize};
-use crate::estimate::{Estimate, MOST_GPUS, Workload};
+use crate::estimate::{Estimate, MOST_GPUS, Workload, WorkloadError};
 use crate::policy_file::format;
-use crate::policy_file::nearest::nearest;
 use crate::units::{Bytes, Percent};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::io::Write;
@@ -62,13 +62,13 @@ pub struct EstimateArgs {
 
 #[derive(Debug, Args)]
 struct WorkloadArgs {
-    /// Tokens of one sequence, prompt and answer [default: the model's, at most 8192]
+    /// Tokens of one sequence, prompt and answer [default: the model's, at most 8192; all of the model's with --observe]
     #[arg(long, value_name = "TOKENS", alias = "max-model-len", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     context: Option<u64>,
 
-    /// Sequences of that length whose KV cache is to be held at once
-    #[arg(long, value_name = "NUMBER", default_value_t = Workload::default().sequences, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    sequences: u64,
+    /// Sequences of that length whose KV cache is to be held at once [default: 16; 1 with --observe]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    sequences: Option<u64>,
 
     /// GPUs that share each layer
     #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
@@ -169,20 +169,20 @@ fn percent(text: &str) -> Result<Percent, String> {
     format::percent(text, 100).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
 }
 
-/// A known GPU's name, or an amount of memory.
+/// An amount of memory, or a known GPU's name.
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
-    if let Some(gpu) = known().find(|gpu| gpu.name.eq_ignore_ascii_case(text)) {
-        return Ok(gpu);
-    }
-    match format::quantity(text) {
-        Ok(Bytes::ZERO) => Err("no GPU has no memory: write an amount such as 80Gi".into()),
-        Ok(memory_bytes) => Ok(GpuSize { name: text.to_owned(), memory_bytes }),
-        Err(malformed) => {
+    let help = match format::quantity(text) {
+        Ok(Bytes::ZERO) => return Err("no GPU has no memory: write an amount such as 80Gi".into()),
+        Ok(memory_bytes) => return Ok(GpuSize { name: text.to_owned(), memory_bytes }),
+        Err(malformed) => malformed.help,
+    };
+    GpuType::find(text).map(GpuSize::of).map_err(|error| match error {
+        UnknownGpuType::Unknown { .. } => {
             let names: Vec<String> = known().map(|gpu| gpu.name).collect();
-            let near = nearest(text, &names).map_or(String::new(), |near| format!("; did you mean {near}?"));
-            Err(format!("neither a GPU among {} nor memory: {}{near}", names.join(", "), malformed.help))
+            format!("neither a GPU among {} nor memory: {help}", names.join(", "))
         }
-    }
+        one => one.to_string(),
+    })
 }
 
 /// Everything that is printed for programs.
@@ -230,13 +230,13 @@ impl EstimateArgs {
         let observed = self.observe.observe.as_deref().map(Path::new);
         let config = self.config.as_deref().map(|path| ("CONFIG", path));
         standard_input::once(config.into_iter().chain(observed.map(|path| ("--observe", path))))?;
-        let (name, model) = model::find(self.config.as_deref(), self.model.as_deref())?;
-        let model = match self.workload.quantization {
-            Some(weights) => model.with_precision(weights.precision()),
-            None => model,
-        };
-        let workload = self.workload.workload(&model);
-        let mut estimate = Estimate::of(&model, &workload).context("--tensor-parallel")?;
+        let precision = self.workload.quantization.map(Weights::precision);
+        let (name, model) = model::find(self.config.as_deref(), self.model.as_deref(), precision)?;
+        let workload = self.workload.workload(&model, observed.is_some()).with_context(|| name.clone())?;
+        let mut estimate = Estimate::of(&model, &workload).map_err(|error| match error {
+            WorkloadError::HeadsNotSplit { .. } => anyhow::Error::new(error).context("--tensor-parallel"),
+            WorkloadError::TooLarge => anyhow::Error::new(error).context(name.clone()),
+        })?;
         estimate.notes.extend(too_long(&model, &workload));
         let observed = self.observed(&model, &workload, &estimate).await?;
         let is_asked = !self.gpu_memory.is_empty();
@@ -246,9 +246,9 @@ impl EstimateArgs {
         let per_gpu = fitting.max().unwrap_or(per_gpu(&estimate));
         let answer = Answer {
             model: name,
+            pod: PodLines::of(&model, &estimate, &workload, per_gpu),
             model_type: model.model_type,
             workload,
-            pod: PodLines::of(&estimate, &workload, per_gpu),
             gpus,
             estimate,
             observed,
@@ -288,13 +288,25 @@ impl EstimateArgs {
 }
 
 impl WorkloadArgs {
-    fn workload(&self, model: &ModelArchitecture) -> Workload {
-        let usual = model.max_context.unwrap_or(USUAL_CONTEXT).min(USUAL_CONTEXT);
-        Workload {
-            context: self.context.unwrap_or(usual),
-            sequences: self.sequences,
+    /// An engine that runs has room for one sequence of its full length, or has not started: its length is the model's unless it was
+    /// told another one.
+    fn workload(&self, model: &ModelArchitecture, is_observed: bool) -> Result<Workload> {
+        let usual = Workload::default();
+        let context = match (self.context, model.max_context) {
+            (Some(context), _) => context,
+            (None, Some(most)) if is_observed => most,
+            (None, None) if is_observed => bail!(
+                "it has no max_position_embeddings: say with --context what the engine has for --max-model-len, for without room \
+                 for one such sequence it does not start"
+            ),
+            (None, most) => most.unwrap_or(USUAL_CONTEXT).min(USUAL_CONTEXT),
+        };
+        let sequences = self.sequences.unwrap_or(if is_observed { 1 } else { usual.sequences });
+        Ok(Workload {
+            context,
+            sequences,
             tensor_parallel: self.tensor_parallel,
-            max_num_seqs: self.max_num_seqs.unwrap_or(Workload::default().max_num_seqs.max(self.sequences)),
+            max_num_seqs: self.max_num_seqs.unwrap_or(usual.max_num_seqs.max(sequences)),
             max_num_batched_tokens: self.max_num_batched_tokens,
             kv_cache_dtype: match self.kv_cache_dtype {
                 KvDtype::Auto => KvCacheDtype::Auto,
@@ -302,7 +314,7 @@ impl WorkloadArgs {
                 KvDtype::Fp8 => KvCacheDtype::Fp8,
             },
             cuda_graphs: !self.enforce_eager,
-        }
+        })
     }
 }
 

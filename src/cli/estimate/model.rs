@@ -3,6 +3,7 @@
 use crate::cli::standard_input::is_standard_input;
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::config::Config;
+use crate::estimate::quantization::Precision;
 use crate::estimate::shipped::{MODELS, ShippedModel};
 use crate::estimate::{Estimate, PartName, Workload};
 use crate::units::Bytes;
@@ -16,13 +17,17 @@ const CONFIG: &str = "config.json";
 /// The largest known one has a few hundred KiB; a file of weights is refused before it is read.
 const LARGEST: u64 = 16 << 20;
 
-/// The model and what it is called.
-pub fn find(config: Option<&Path>, model: Option<&str>) -> Result<(String, ModelArchitecture)> {
+/// The model and what it is called. With a precision, its weights are in that one.
+pub fn find(
+    config: Option<&Path>,
+    model: Option<&str>,
+    precision: Option<Precision>,
+) -> Result<(String, ModelArchitecture)> {
     match (config, model) {
         (Some(path), _) => {
             let (name, text) = read(path)?;
-            let read = Config::parse(&text).and_then(|config| ModelArchitecture::read(&config));
-            // A line and a column stand behind the file without a blank.
+            let read = Config::parse(&text).and_then(|config| ModelArchitecture::read_in(&config, precision));
+            // A line stands behind the file without a blank.
             read.map(|model| (name.clone(), model)).map_err(|error| {
                 let place = error.to_string();
                 let between =
@@ -32,7 +37,7 @@ pub fn find(config: Option<&Path>, model: Option<&str>) -> Result<(String, Model
         }
         (None, Some(name)) => {
             let shipped = ShippedModel::named(name).context("--model")?;
-            Ok((shipped.name.to_owned(), shipped.read().with_context(|| shipped.name)?))
+            Ok((shipped.name.to_owned(), shipped.read_in(precision).with_context(|| shipped.name)?))
         }
         (None, None) => unreachable!("clap asks for one of them"),
     }

@@ -17,7 +17,7 @@ pub fn text(answer: &Answer) -> String {
         text += &format!("\nNot counted, or assumed:\n{}", notes.collect::<String>());
     }
     match &answer.observed {
-        Some(observed) => text += &format!("\n{}", observed_text(observed)),
+        Some(observed) => text += &format!("\n{}", observed_text(observed, answer.workload.context)),
         None => text += &format!("\nIn a pod:\n\n{}\n{}", pod(&answer.pod), fits(&answer.gpus)),
     }
     text
@@ -30,16 +30,19 @@ fn heading(answer: &Answer) -> String {
         active => format!(", {} active", billions(active)),
     };
     let parameters = billions(estimate.parameters);
+    let sequences = match workload.sequences {
+        1 => "1 sequence".to_owned(),
+        sequences => format!("{sequences} sequences"),
+    };
     let gpus = if workload.tensor_parallel == 1 {
         "1 GPU".to_owned()
     } else {
         format!("{} GPUs, of which each has this", workload.tensor_parallel)
     };
     format!(
-        "{} ({}): {parameters} parameters{active}\n{} sequences of {} tokens on {gpus}:\n",
+        "{} ({}): {parameters} parameters{active}\n{sequences} of {} tokens on {gpus}:\n",
         answer.model,
         answer.model_type,
-        workload.sequences,
         grouped(workload.context.into()),
     )
 }
@@ -116,7 +119,8 @@ fn fits(gpus: &[GpuFit]) -> String {
     if off.is_empty() { table } else { format!("{table}\nNot on {}.\n", names(&off)) }
 }
 
-fn observed_text(observed: &Observed) -> String {
+/// Of an engine whose longest sequence has `context` tokens.
+fn observed_text(observed: &Observed, context: u64) -> String {
     let size = &observed.size;
     let reserved = match (size.reserved_bytes, size.used_bytes) {
         (Some(reserved), Some(used)) => format!("{reserved} reserved, its processes have {used}, "),
@@ -148,8 +152,9 @@ fn observed_text(observed: &Observed) -> String {
     if let Some(lines) = &size.pod {
         text += &format!(
             "\nLines to change:\n\nmetadata:\n  annotations:\n    stowage.dev/kv-cache: {}\nspec:\n  containers:\n    - \
-             resources:\n        limits:\n          stowage.dev/vram: {}\n\nThis is one moment; give the highest usage of a week \
-             with --peak-usage before you change a pod.\n",
+             args:\n        - --max-model-len={context}\n      resources:\n        limits:\n          stowage.dev/vram: {}\n\n\
+             This is one moment; give the highest usage of a week with --peak-usage before you change a pod. If the engine's \
+             --max-model-len is another one, give it with --context.\n",
             lines.kv_cache, lines.vram
         );
     }

@@ -137,12 +137,24 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
     let lacking = folder(&LLAMA_8B.replace("num_hidden_layers", "num_hiden_layers"));
     refused(
         &[path(lacking.path())],
-        &["config.json: `num_hidden_layers` is missing", "`num_hiden_layers`: is that it?"],
+        &["config.json:1: `num_hidden_layers` is missing", "`num_hiden_layers`: is that it?"],
     );
     let unknown = folder(&LLAMA_8B.replace("\"llama\"", "\"qwen3_mo\""));
     refused(&[path(unknown.path())], &["model_type `qwen3_mo` is not known", "did you mean `qwen3_moe`?"]);
     let other = folder(&LLAMA_8B.replace("\"llama\"", "\"mamba2\""));
     refused(&[path(other.path())], &["`mamba2` cannot be estimated: it has no attention"]);
+    let wrong = folder(&LLAMA_8B.replace("14336", "\"14336\""));
+    refused(
+        &[path(wrong.path())],
+        &["config.json:2: `intermediate_size` is \"14336\"; write a whole number"],
+    );
+    let huge = folder(&LLAMA_8B.replace("4096", "4294967296").replace("14336", "4294967296"));
+    refused(&[path(huge.path())], &["config.json: that is more than 1 EiB", "check --context"]);
+    let short = folder(LLAMA_8B);
+    refused(
+        &[path(short.path()), "--observe", PAGE],
+        &["config.json: it has no max_position_embeddings", "--context"],
+    );
     let binary = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(binary.path(), [0xff_u8, 0xfe, 0x00]).unwrap();
     refused(&[path(binary.path())], &["is not text"]);
@@ -156,6 +168,7 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
     assert!(neither.code == 2 && neither.err.contains("CONFIG"), "{}", neither.err);
     for slip in [
         &["--model", "phi-4", "--gpu-memory", "80GB"][..],
+        &["--model", "phi-4", "--gpu-memory", "A100"],
         &["--model", "phi-4", "--gpu-memory", "H100-80BG"],
         &["--model", "phi-4", "--context", "0"],
         &["--model", "phi-4", "--tensor-parallel", "65"],
@@ -173,10 +186,10 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
 fn gpus_that_are_named_decide_the_exit_code() {
     let fits = stowage(&["--model", "llama-3.1-8b", "--gpu-memory", "t4,80Gi"]);
     assert_eq!(fits.code, 0, "{}", fits.err);
-    assert!(fits.out.contains("Not on T4.") && fits.out.contains("80Gi"), "{}", fits.out);
+    assert!(fits.out.contains("Not on T4-16GB.") && fits.out.contains("80Gi"), "{}", fits.out);
     let none = stowage(&["--model", "llama-3.1-70b", "--gpu-memory", "T4,L4"]);
     assert_eq!(none.code, 1, "{}", none.err);
-    assert!(none.out.contains("It fits on none of T4, L4"), "{}", none.out);
+    assert!(none.out.contains("It fits on none of T4-16GB, L4-24GB"), "{}", none.out);
 }
 
 #[test]
@@ -218,6 +231,30 @@ fn a_metrics_page_shows_how_much_of_the_cache_is_free() {
     let page = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
     let piped = reading(&page, &["--model", "qwen3-32b", "--observe", "-", "-o", "json"]);
     assert_eq!(piped.code, 0, "{}", piped.err);
+}
+
+#[test]
+fn the_least_that_is_advised_is_room_for_one_sequence_of_the_engines_full_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.txt");
+    let metrics = "vllm:kv_cache_usage_perc{engine=\"0\"} 0.01\n\
+                   vllm:cache_config_info{engine=\"0\",kv_cache_size_tokens=\"327680\"} 1.0\n";
+    std::fs::write(&page, metrics).unwrap();
+    let advised = |more: &[&str]| {
+        let base = ["--model", "llama-3.1-8b", "--observe", path(&page), "--reserved", "60Gi"];
+        let said = stowage(&[&base, more].concat());
+        assert_eq!(said.code, 0, "{}", said.err);
+        said.out
+    };
+    // 131,072 tokens of 128 KiB; nothing says that the engine was told less.
+    let full = advised(&[]);
+    for text in ["one sequence of 131,072 tokens", "stowage.dev/kv-cache: 16Gi", "--max-model-len=131072"] {
+        assert!(full.contains(text), "no {text}: {full}");
+    }
+    let told = advised(&["--context", "8192"]);
+    for text in ["one sequence of 8,192 tokens", "stowage.dev/kv-cache: 1Gi", "--max-model-len=8192"] {
+        assert!(told.contains(text), "no {text}: {told}");
+    }
 }
 
 /// Answers one request with this.

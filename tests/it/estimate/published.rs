@@ -44,7 +44,7 @@ enum Kind {
     Activations,
     /// Weights, activations and the engine's buffers, as vLLM measures them before it takes its KV cache.
     WithoutKvCache,
-    /// The same with the KV cache that it took: what it asked of the GPU.
+    /// The same with the KV cache that it took: the share of the GPU that it was told, and no measurement.
     Total,
 }
 
@@ -78,7 +78,7 @@ impl Kind {
             Self::Weights => "Weights",
             Self::Activations => "Activations",
             Self::WithoutKvCache => "All but the KV cache",
-            Self::Total => "All, with a KV cache as large as the measured one",
+            Self::Total => "vLLM's budget, against all parts with the measured KV cache",
         }
     }
 
@@ -90,11 +90,14 @@ impl Kind {
         }
     }
 
-    /// Whether it is VRAM as a whole, or all of it that the model decides.
+    /// Whether it is VRAM as a whole, or all of it beside the KV cache.
     fn is_of_all(self) -> bool {
-        matches!(self, Self::Weights | Self::WithoutKvCache | Self::Total)
+        matches!(self, Self::WithoutKvCache | Self::Total)
     }
 }
+
+/// The measurements that the constants of `overhead` were chosen by.
+const FITTED_TO: &str = "planner";
 
 impl Figure {
     fn workload(&self) -> Workload {
@@ -122,6 +125,12 @@ impl Figure {
             Kind::WithoutKvCache => sum(&[PartName::Weights, PartName::Activations, PartName::EngineBuffers]),
             Kind::Total => estimate.fixed_bytes().0 + self.setting.kv_cache_bytes.unwrap(),
         }
+    }
+
+    /// Whether a constant of the estimate was chosen by this very figure.
+    fn is_fitted(&self) -> bool {
+        let has_constants = matches!(self.figure, Kind::Activations | Kind::WithoutKvCache | Kind::Total);
+        has_constants && self.source == FITTED_TO
     }
 
     /// In per cent of the published figure.
@@ -218,13 +227,14 @@ fn comparison(published: &Published) -> String {
         for figure in figures {
             let source = &published.sources[&figure.source];
             text += &format!(
-                "| `{}` | {} | {} | {} | {:+.1} % | [{}][{}] |\n",
+                "| `{}` | {} | {} | {} | {:+.1} %{} | [{}][{}] |\n",
                 figure.model,
                 figure.setting_text(),
                 figure.shown,
                 figure.estimated_text(),
                 // A minus before a zero says nothing.
                 figure.difference() + 0.0,
+                if figure.is_fitted() { ", fitted" } else { "" },
                 source.title,
                 figure.source,
             );
@@ -239,7 +249,7 @@ fn comparison(published: &Published) -> String {
     let links = published.sources.iter().map(|(name, source)| format!("[{name}]: {}\n", source.url));
     text + &links.fold("\n".to_owned(), |links, link| links + &link)
         + &format!(
-            "\nNo published figure of their VRAM was found for {}: of these only parameters and KV cache are compared.\n",
+            "\nNo published figure of their VRAM beyond weights was found for {}.\n",
             without.join(", ")
         )
 }

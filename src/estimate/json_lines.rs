@@ -1,0 +1,139 @@
+//! The line of a file that has a field, for messages. What the file says is read elsewhere.
+
+/// The line of the field behind these names with dots between them, counted from 1; if there is none, of the object that lacks it.
+/// The text is sound JSON: what is not ends the search.
+pub fn line_of(text: &str, path: &str) -> usize {
+    let mut scan = Scan { text, at: 0, line: 1, found: 1 };
+    scan.blanks();
+    scan.found = scan.line;
+    scan.value(Some(path));
+    scan.found
+}
+
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+    line: usize,
+    /// The line of the innermost part of the path so far. Of equal names the last counts, as it does to the reader.
+    found: usize,
+}
+
+impl Scan<'_> {
+    fn next(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn blanks(&mut self) {
+        while let Some(byte) = self.next().filter(u8::is_ascii_whitespace) {
+            self.line += usize::from(byte == b'\n');
+            self.at += 1;
+        }
+    }
+
+    /// Skips a value; within one that is on the path, `wanted` is the rest of it. Whether there was one.
+    fn value(&mut self, wanted: Option<&str>) -> bool {
+        self.blanks();
+        match self.next() {
+            Some(b'{') => self.items(b'}', |scan| scan.field(wanted)),
+            Some(b'[') => self.items(b']', |scan| scan.value(None)),
+            Some(b'"') => self.string().is_some(),
+            _ => {
+                let rest = &self.text[self.at..];
+                let length = rest.find([',', ']', '}', ' ', '\t', '\r', '\n']).unwrap_or(rest.len());
+                self.at += length;
+                length > 0
+            }
+        }
+    }
+
+    fn items(&mut self, end: u8, mut item: impl FnMut(&mut Self) -> bool) -> bool {
+        loop {
+            // The bracket, or a comma.
+            self.at += 1;
+            self.blanks();
+            if self.next() == Some(end) {
+                self.at += 1;
+                return true;
+            }
+            if !item(self) {
+                return false;
+            }
+            self.blanks();
+            match self.next() {
+                Some(b',') => {}
+                Some(byte) if byte == end => {
+                    self.at += 1;
+                    return true;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    fn field(&mut self, wanted: Option<&str>) -> bool {
+        let line = self.line;
+        let Some(name) = self.string() else { return false };
+        self.blanks();
+        if self.next() != Some(b':') {
+            return false;
+        }
+        self.at += 1;
+        let rest = wanted.and_then(|wanted| wanted.strip_prefix(name.as_str()));
+        let within = rest.and_then(|rest| rest.strip_prefix('.'));
+        if within.is_some() || rest == Some("") {
+            self.found = line;
+        }
+        self.value(within)
+    }
+
+    fn string(&mut self) -> Option<String> {
+        let rest = &self.text[self.at..];
+        let length = super::config::string_length(rest);
+        self.at += length;
+        serde_json::from_str(&rest[..length]).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+{
+  "a": [1, {"b": "}\n\"{"}, []],
+  "c": {
+    "d": true, "e": null,
+    "f.g": {"\u0068": 1},
+    "c": 3
+  },
+  "b": -1.5e3, "last": {}
+}
+"#;
+
+    #[test]
+    fn a_field_is_found_by_its_path_and_a_missing_one_by_its_object() {
+        for (path, line) in [
+            ("a", 3),
+            ("b", 9),
+            ("last", 9),
+            ("c", 4),
+            ("c.d", 5),
+            ("c.c", 7),
+            ("c.f.g.h", 6),
+            ("c.missing", 4),
+            ("c.last", 4),
+            ("missing", 2),
+            ("a.b", 3),
+        ] {
+            assert_eq!(line_of(TEXT, path), line, "{path}");
+        }
+    }
+
+    #[test]
+    fn of_equal_names_the_last_counts_and_a_broken_text_ends() {
+        assert_eq!(line_of("{\"a\": 1,\n\"a\": 2}", "a"), 2);
+        for text in ["", "{", "{\"a", "{\"a\"", "{\"a\":", "{\"a\":}", "[1,", "{\"a\":1 \"b\":2}", "}"] {
+            assert_eq!(line_of(text, "b"), 1, "{text}");
+        }
+    }
+}
