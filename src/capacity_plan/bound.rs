@@ -2,8 +2,9 @@
 //!
 //! For pods that ask for VRAM it is the bound L2 of Martello and Toth for bin packing (Knapsack Problems, 1990, chapter 8): of
 //! pods over half a GPU no two share one, and what they leave holds only so much of the rest. Classes that share no GPU are
-//! bounded apart, exclusive GPUs are counted. For device plugins slices are counted by memory, by compute and by profile. Nodes
-//! are bounded by CPU, by memory, and by pods that take several GPUs of one node.
+//! bounded apart, exclusive GPUs are counted; slices of several sizes are bounded by the pods that fit on none below a size. For
+//! device plugins slices are counted by memory, by compute and by profile. Nodes are
+//! bounded by CPU, memory and other resources, and by pods that take several GPUs of one node.
 
 use super::device_plugin::{PluginDevice, asked};
 use super::geometry::most_of;
@@ -29,9 +30,13 @@ pub struct LowerBound {
 
 /// The bound for these pods of the question, by their places.
 pub fn lower_bound(question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
+    bound_with(&question.node_kinds, question, pods)
+}
+
+/// The same with these kinds of nodes in place of the question's.
+pub fn bound_with(kinds: &[NodeTemplate], question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
     let pods = pods.iter().map(|place| &question.pods[*place]);
     let (plugin, vram): (Vec<&PodToPlace>, Vec<&PodToPlace>) = pods.partition(|pod| pod.demand.asks_plugin());
-    let kinds = &question.node_kinds;
     if kinds.is_empty() {
         return LowerBound::default();
     }
@@ -48,38 +53,79 @@ fn vram_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate], headroom: &Headroom)
     if pods.is_empty() {
         return LowerBound::default();
     }
-    let capacity = kinds.iter().map(|kind| largest(kind, headroom)).max().unwrap_or_default();
-    let slices = kinds.iter().map(NodeTemplate::slices_per_gpu).max().unwrap_or(1);
-    let whole: u32 = of(pods, Sharing::Exclusive).map(|pod| pod.demand.gpus).sum();
-    let shared: Vec<(u32, Bytes)> = groups(pods).iter().map(|group| group_bound(group, capacity)).collect();
-    let needed = whole + shared.iter().map(|(gpus, _)| gpus).sum::<u32>();
-    let gpus = needed.div_ceil(slices);
+    let sizes: Vec<Vec<Bytes>> = kinds.iter().map(|kind| slices(kind, headroom)).collect();
+    let each: BTreeSet<Bytes> = sizes.iter().flatten().copied().collect();
+    let tier = |size: &Bytes| tier_bound(pods, &sizes, *size, each.range(..*size).next_back().copied());
+    // Of equal ones that of all pods, which is the first.
+    let by_tiers = each.iter().rev().map(tier).max_by_key(|(gpus, _)| *gpus);
+    let (mut gpus, mut because) = by_tiers.unwrap_or_default();
+    let (by_sum, total) = sum_bound(pods, &sizes);
+    if by_sum > gpus {
+        (gpus, because) = (by_sum, vec![format!("{total} shared need {}", plural(by_sum, "GPU"))]);
+    }
     let nodes = node_bound(pods, kinds).max(gpus.div_ceil(most_gpus(kinds)));
-    let mut because = Vec::new();
-    if whole > 0 {
-        because.push(format!("{} asked for exclusively", plural(whole, "GPU")));
-    }
-    for (gpus, vram) in shared {
-        because.push(format!("{vram} shared need {}", plural(gpus, "GPU")));
-    }
-    if slices > 1 {
-        because.push(format!("a GPU is cut into {slices}"));
-    }
-    // Of one kind all nodes are full but one.
-    let by_nodes = match kinds {
-        [only] => (nodes.max(1) - 1) * only.gpus + 1,
-        _ => nodes,
-    };
+    let by_nodes = gpus_of_nodes(nodes, kinds);
     if by_nodes > gpus {
-        because.push(format!("CPU, memory or pods over several GPUs need {}", plural(nodes, "node")));
+        because.push(of_nodes(nodes));
     }
     LowerBound { gpus: gpus.max(by_nodes), nodes, because }
 }
 
-/// What pods may be allocated on the largest GPU of such a node, or on its largest slice.
-fn largest(kind: &NodeTemplate, headroom: &Headroom) -> Bytes {
+/// GPUs for the pods that fit on no slice below that size, by the slices of a GPU that they fit on; and why.
+fn tier_bound(
+    pods: &[&PodToPlace],
+    kinds: &[Vec<Bytes>],
+    size: Bytes,
+    smaller: Option<Bytes>,
+) -> (u32, Vec<String>) {
+    let is_tight = |pod: &&&PodToPlace| smaller.is_none_or(|smaller| pod.demand.per_gpu > smaller);
+    let pods: Vec<&PodToPlace> = pods.iter().filter(is_tight).copied().collect();
+    let capacity = kinds.iter().flatten().max().copied().unwrap_or_default();
+    let slices = kinds.iter().map(|sizes| sizes.iter().filter(|other| **other >= size).count()).max();
+    let slices = slices.unwrap_or(1).max(1) as u32;
+    let whole: u32 = of(&pods, Sharing::Exclusive).map(|pod| pod.demand.gpus).sum();
+    let shared: Vec<(u32, Bytes)> = groups(&pods).iter().map(|group| group_bound(group, capacity)).collect();
+    let needed = whole + shared.iter().map(|(gpus, _)| gpus).sum::<u32>();
+    let is_cut = kinds.iter().any(|sizes| sizes.len() > 1);
+    let what = if is_cut { "slice" } else { "GPU" };
+    let mut because = Vec::new();
+    if whole > 0 {
+        because.push(format!("{} asked for exclusively", plural(whole, what)));
+    }
+    for (gpus, vram) in shared {
+        because.push(format!("{vram} shared need {}", plural(gpus, what)));
+    }
+    if is_cut {
+        let of = if smaller.is_some() { format!(" of {size} or more") } else { String::new() };
+        because.push(format!("a GPU has {}{of}", plural(slices, "slice")));
+    }
+    (needed.div_ceil(slices), because)
+}
+
+/// GPUs by the sum of what pods share, as if it could be split at will; and that sum.
+fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
+    let of_gpu: u128 =
+        kinds.iter().map(|sizes| sizes.iter().map(|size| u128::from(size.0)).sum()).max().unwrap_or(0);
+    let total: Bytes = of(pods, Sharing::Shared).map(|pod| pod.demand.vram()).sum();
+    (u128::from(total.0).div_ceil(of_gpu.max(1)).try_into().unwrap_or(u32::MAX), total)
+}
+
+/// What pods may be allocated on each slice of a GPU of such a node, or on the whole GPU.
+fn slices(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
     let name = crate::ids::NodeName::parse("any").expect("it is a plain word");
-    kind.devices(&name, 1).iter().map(|device| device.capacity(headroom)).max().unwrap_or_default()
+    kind.devices(&name, 1).iter().map(|device| device.capacity(headroom)).collect()
+}
+
+/// Of one kind all nodes are full but one.
+fn gpus_of_nodes(nodes: u32, kinds: &[NodeTemplate]) -> u32 {
+    match (nodes, kinds) {
+        (1.., [only]) => (nodes - 1) * only.gpus + 1,
+        _ => nodes,
+    }
+}
+
+fn of_nodes(nodes: u32) -> String {
+    format!("CPU, memory and the like, or pods over several GPUs, need {}", plural(nodes, "node"))
 }
 
 fn most_gpus(kinds: &[NodeTemplate]) -> u32 {
@@ -133,7 +179,8 @@ fn group_bound(group: &Group, capacity: Bytes) -> (u32, Bytes) {
     (gpus, group.parts.iter().copied().sum())
 }
 
-/// The bound L2: how many bins of that capacity hold these items at least. An item larger than a bin counts as a bin.
+/// How many bins of that capacity hold these items at least: the bound L2, and that no bin has more than `n` items of over an
+/// `n + 1`th of it. An item larger than a bin counts as a bin.
 pub(super) fn l2(items: &[u64], capacity: u64) -> u32 {
     if capacity == 0 {
         return items.len() as u32;
@@ -160,26 +207,48 @@ pub(super) fn l2(items: &[u64], capacity: u64) -> u32 {
         let rest = sum(from.min(above_half), above_half).saturating_sub(room);
         large as u64 + rest.div_ceil(u128::from(capacity)) as u64
     };
-    thresholds.map(bound).max().unwrap_or(0).try_into().unwrap_or(u32::MAX)
+    let by_l2 = thresholds.map(bound).max().unwrap_or(0);
+    by_l2.max(by_number(&sorted, capacity)).try_into().unwrap_or(u32::MAX)
 }
 
-/// Nodes by CPU and memory, where all kinds say what they have, and by pods that take several GPUs of one node exclusively.
+/// Of items in order of size: more of them in a bin than `n` are not all over an `n + 1`th of it.
+fn by_number(sorted: &[u64], capacity: u64) -> u64 {
+    let bound = |most: u64| {
+        let is_small = |item: &u64| u128::from(*item) * u128::from(most + 1) <= u128::from(capacity);
+        let large = (sorted.len() - sorted.partition_point(is_small)) as u64;
+        (large.div_ceil(most), large)
+    };
+    // With all items counted, more to a bin only lowers it.
+    let mut best = 0;
+    for (bins, large) in (1..=sorted.len() as u64).map(bound) {
+        best = best.max(bins);
+        if large == sorted.len() as u64 {
+            break;
+        }
+    }
+    best
+}
+
+/// Nodes by pods that take several GPUs of one node exclusively, and by what pods ask for beside GPUs.
 fn node_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
     let counts: Vec<u64> = of(pods, Sharing::Exclusive).map(|pod| u64::from(pod.demand.gpus)).collect();
     let slices = kinds.iter().map(NodeTemplate::slices_per_gpu).max().unwrap_or(1);
-    let by_gpus = l2(&counts, u64::from(most_gpus(kinds) * slices));
-    let amount = |pod: &PodToPlace, name: &str| match name {
-        "CPU" => pod.requirements.amounts.cpu.0,
-        _ => pod.requirements.amounts.memory.0,
+    l2(&counts, u64::from(most_gpus(kinds) * slices)).max(host_bound(pods, kinds))
+}
+
+/// Nodes by CPU, memory and other resources, and by the number of pods, where all kinds say what they have.
+fn host_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
+    let most = |limit: &dyn Fn(&NodeTemplate) -> Option<u64>| {
+        kinds.iter().map(limit).collect::<Option<Vec<u64>>>()?.into_iter().max()
     };
-    let by_host = ["CPU", "memory"].into_iter().filter_map(|name| {
-        let limits: Option<Vec<u64>> =
-            kinds.iter().map(|kind| kind.host_limits().get(name).copied()).collect();
-        let most = limits?.into_iter().max()?;
-        let asked: Vec<u64> = pods.iter().map(|pod| amount(pod, name)).filter(|amount| *amount > 0).collect();
-        Some(l2(&asked, most))
-    });
-    by_host.chain([by_gpus]).max().unwrap_or(0)
+    let mut asked: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for (name, amount) in pods.iter().flat_map(|pod| pod.requirements.amounts.named()) {
+        asked.entry(name).or_default().push(amount);
+    }
+    let by_resource =
+        asked.iter().filter_map(|(name, amounts)| Some(l2(amounts, most(&|kind| kind.has_of(name))?)));
+    let by_number = most(&|kind| kind.host.pods()).map(|most| l2(&vec![1; pods.len()], most));
+    by_resource.chain(by_number).max().unwrap_or(0)
 }
 
 fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
@@ -197,7 +266,13 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     // The kinds may differ in what they are cut into: the one that needs the fewest bounds all.
     let cut = kinds.iter().map(|kind| slice_bound(&slices, kind)).min().unwrap_or(0);
     let gpus = whole + cut;
-    let nodes = gpus.div_ceil(most_gpus(kinds)).max(u32::from(!pods.is_empty()));
+    let counts = pods.iter().filter_map(|pod| match asked(pod)? {
+        (_, PluginDevice::WholeGpu, count) => Some(u64::from(count)),
+        _ => None,
+    });
+    let by_gpus = l2(&counts.collect::<Vec<_>>(), most_gpus(kinds).into());
+    let nodes = gpus.div_ceil(most_gpus(kinds)).max(by_gpus).max(host_bound(pods, kinds));
+    let nodes = nodes.max(u32::from(!pods.is_empty()));
     let mut because = Vec::new();
     if whole > 0 {
         because.push(format!("{} asked of a device plugin", plural(whole, "GPU")));
@@ -207,7 +282,11 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
             slices.iter().map(|(profile, count)| format!("{profile} × {count}")).collect();
         because.push(format!("{} need {}", names.join(" + "), plural(cut, "GPU")));
     }
-    LowerBound { gpus, nodes, because }
+    let by_nodes = gpus_of_nodes(nodes, kinds);
+    if by_nodes > gpus {
+        because.push(of_nodes(nodes));
+    }
+    LowerBound { gpus: gpus.max(by_nodes), nodes, because }
 }
 
 /// Nodes by what each offers of every resource: an observed plugin may offer a GPU several times over.
@@ -224,9 +303,13 @@ fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     let most = |resource| kinds.iter().map(|kind| u64::from(offers(kind, resource))).max().unwrap_or(0);
     let of_each = wanted.iter().filter(|(resource, _)| most(resource) > 0);
     let nodes = of_each.map(|(resource, count)| count.div_ceil(most(resource))).max().unwrap_or(0);
-    let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+    let by_devices = u32::try_from(nodes).unwrap_or(u32::MAX);
+    let nodes = by_devices.max(host_bound(pods, kinds));
     let least = kinds.iter().map(|kind| if kind.plugin_devices.is_some() { kind.gpus } else { 1 }).min();
-    let because = (nodes > 0).then(|| format!("devices of a plugin need {}", plural(nodes, "node")));
+    let because = (nodes > 0).then(|| match nodes > by_devices {
+        true => of_nodes(nodes),
+        false => format!("devices of a plugin need {}", plural(nodes, "node")),
+    });
     LowerBound { gpus: nodes * least.unwrap_or(1), nodes, because: because.into_iter().collect() }
 }
 

@@ -1,18 +1,22 @@
 //! Pods that ask a device plugin for whole GPUs or MIG slices: onto how many GPUs they go, and how those are cut.
 //!
 //! The kubelet picks the device, so what is found here is a node for each pod and a geometry for each GPU that together hold
-//! all; the pods are then placed through the core's door on nodes that offer just these devices. First fit, in two orders.
+//! all. First fit, in two orders: each pod goes to the first node with such devices on which the core's door takes it. In the end
+//! all are placed once more on nodes that offer just these devices.
 
 use super::order::PlacingOrder;
 use super::question::{NodeTemplate, PodToPlace};
 use super::trial::{Obstacle, Offer, Trial, TrialSetting};
 use crate::scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginResource};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The whole GPU, as a device plugin offers it.
 const WHOLE: &str = "nvidia.com/gpu";
 /// What a MIG profile's resource begins with.
 const MIG: &str = "nvidia.com/mig-";
+/// More devices than a node has.
+const PLENTY: u32 = 1 << 20;
 
 /// One device that a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +41,6 @@ pub struct PluginNode {
     /// Its pods, by their places in the question.
     pub pods: Vec<usize>,
     left: PluginDevices,
-    host: BTreeMap<&'static str, u64>,
 }
 
 /// Where pods of device plugins go.
@@ -99,7 +102,7 @@ pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
     let fitting = Fitting::of(setting, pods);
     let orders =
         [PlacingOrder::DecreasingSize, PlacingOrder::Given].map(|order| arranged(setting, pods, order));
-    let plans = orders.into_iter().map(|order| packed(setting, &order, &fitting));
+    let plans = orders.into_iter().map(|order| Packing::new(setting, pods).packed(&order, &fitting));
     let best = plans.min_by_key(|plan| (plan.not_held.len(), plan.gpus(setting)));
     best.map(|plan| plan.confirmed(setting)).unwrap_or_default()
 }
@@ -109,7 +112,7 @@ fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> 
     let mut places = pods.to_vec();
     if order == PlacingOrder::DecreasingSize {
         places.sort_by_key(|place| {
-            std::cmp::Reverse(
+            Reverse(
                 asked(setting.pod(*place)).map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
             )
         });
@@ -151,75 +154,112 @@ fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<()
     })?;
     let mut trial = Trial::new(setting);
     node.add_to(&mut trial, setting, 0);
-    match trial.place(place, Offer::Node(0)) {
-        Err(obstacles) => match obstacles.into_values().next() {
-            Some(obstacle) if obstacle.is_lasting() => Err(PluginObstacle::Placing(obstacle)),
-            _ => Ok(()),
-        },
-        Ok(()) => Ok(()),
+    let refused = trial.place(place, Offer::FirstOf(&[0])).err();
+    match refused.and_then(|obstacles| obstacles.into_values().find(Obstacle::is_lasting)) {
+        Some(obstacle) => Err(PluginObstacle::Placing(obstacle)),
+        None => Ok(()),
     }
 }
 
-fn packed(setting: &TrialSetting<'_>, order: &[usize], fitting: &Fitting) -> PluginPlan {
-    let mut plan = PluginPlan::default();
-    for place in order {
-        let pod = setting.pod(*place);
-        let fits = fitting.of_pod(pod);
-        let mut obstacles: Vec<(usize, PluginObstacle)> = Vec::new();
-        let is_held = fits.iter().enumerate().any(|(template, fits)| match fits {
-            Ok(()) => {
-                plan.take(setting, *place, template).map_err(|why| obstacles.push((template, why))).is_ok()
-            }
-            Err(why) => {
-                obstacles.push((template, why.clone()));
-                false
-            }
-        });
-        if !is_held {
-            plan.not_held.push((*place, obstacles));
-        }
+/// Nodes that are filled one pod after the other. A trial beside them knows what pods ask for beside devices, and who repels
+/// whom; which device is on which GPU is known here.
+struct Packing<'q> {
+    setting: &'q TrialSetting<'q>,
+    /// Its nodes are those of the plan, in their order.
+    trial: Trial<'q>,
+    /// More than any node has of each device, so that the trial leaves them to the cards.
+    plenty: PluginDevices,
+    plan: PluginPlan,
+}
+
+impl<'q> Packing<'q> {
+    fn new(setting: &'q TrialSetting<'q>, pods: &[usize]) -> Self {
+        let resources = pods.iter().filter_map(|place| Some(asked(setting.pod(*place))?.0.clone()));
+        let plenty = resources.map(|resource| (resource, PLENTY)).collect();
+        Self { setting, trial: Trial::new(setting), plenty, plan: PluginPlan::default() }
     }
-    plan
+
+    fn packed(mut self, order: &[usize], fitting: &Fitting) -> PluginPlan {
+        for place in order {
+            let mut obstacles: Vec<(usize, PluginObstacle)> = Vec::new();
+            for (template, fits) in fitting.of_pod(self.setting.pod(*place)).iter().enumerate() {
+                match fits.clone().and_then(|()| self.take(*place, template)) {
+                    Ok(()) => {
+                        obstacles.clear();
+                        break;
+                    }
+                    Err(why) => obstacles.push((template, why)),
+                }
+            }
+            if !obstacles.is_empty() || self.setting.question.node_kinds.is_empty() {
+                self.plan.not_held.push((*place, obstacles));
+            }
+        }
+        self.plan.nodes.retain(|node| !node.pods.is_empty());
+        self.plan
+    }
+
+    /// On the first node of that kind that takes it, or on another one.
+    fn take(&mut self, place: usize, template: usize) -> Result<(), PluginObstacle> {
+        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+        let has_devices =
+            |node: &PluginNode| node.template == template && node.clone().take(place, pod, kind).is_ok();
+        let nodes = self.plan.nodes.iter().enumerate();
+        let mut open: Vec<usize> =
+            nodes.filter(|(_, node)| has_devices(node)).map(|(number, _)| number).collect();
+        let there = self.plan.nodes.iter().filter(|node| node.template == template).count() as u32;
+        let refused = match self.place(place, template, &open) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        if let Some(nodes) = kind.at_most.filter(|most| there >= *most) {
+            return Err(PluginObstacle::AllInUse { nodes });
+        }
+        open.retain(|number| self.plan.nodes[*number].pods.is_empty());
+        if !open.is_empty() {
+            // An empty node has just refused it.
+            return Err(refused);
+        }
+        let number = self.plan.nodes.len();
+        let name = format!("{}-plugin-{}", kind.name, number + 1);
+        let devices = kind.plugin_devices.clone().unwrap_or_else(|| self.plenty.clone());
+        self.trial.add_plugin_node(template, &name, kind.gpus, devices);
+        self.plan.nodes.push(PluginNode::new(template, kind));
+        self.place(place, template, &[number])
+    }
+
+    /// On the first of these nodes that takes it; all have its devices.
+    fn place(&mut self, place: usize, template: usize, nodes: &[usize]) -> Result<(), PluginObstacle> {
+        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+        let number = self.trial.place(place, Offer::FirstOf(nodes)).map_err(|obstacles| {
+            match obstacles.into_values().next() {
+                Some(obstacle) => PluginObstacle::Placing(obstacle),
+                None => PluginObstacle::AllInUse { nodes: nodes.len() as u32 },
+            }
+        })?;
+        // The caller has seen that it has them.
+        let _ = self.plan.nodes[number].take(place, pod, kind);
+        Ok(())
+    }
 }
 
 impl PluginPlan {
-    /// On the first node of that kind with such devices, CPU and memory, or on another one.
-    fn take(
-        &mut self,
-        setting: &TrialSetting<'_>,
-        place: usize,
-        template: usize,
-    ) -> Result<(), PluginObstacle> {
-        let (pod, kind) = (setting.pod(place), setting.template(template));
-        let mut there = self.nodes.iter_mut().filter(|node| node.template == template);
-        if there.any(|node| node.take(place, pod, kind).is_ok()) {
-            return Ok(());
-        }
-        let count = self.nodes.iter().filter(|node| node.template == template).count() as u32;
-        if let Some(nodes) = kind.at_most.filter(|most| count >= *most) {
-            return Err(PluginObstacle::AllInUse { nodes });
-        }
-        let mut node = PluginNode::new(template, kind);
-        // It fits on an empty one.
-        let _ = node.take(place, pod, kind);
-        self.nodes.push(node);
-        Ok(())
-    }
-
     /// GPUs in all: of each kind full nodes, and one with as many as are in use there.
     pub fn gpus(&self, setting: &TrialSetting<'_>) -> u32 {
         (0..setting.question.node_kinds.len()).map(|template| self.gpus_of(setting, template)).sum()
     }
 
-    /// The same of one kind of node.
+    /// The same of one kind of node: which of them is not full may be chosen, so it is the one with the fewest in use.
     pub fn gpus_of(&self, setting: &TrialSetting<'_>, template: usize) -> u32 {
-        let each = setting.template(template).gpus;
-        let there: Vec<&PluginNode> = self.nodes.iter().filter(|node| node.template == template).collect();
-        let Some((last, full)) = there.split_last() else { return 0 };
-        full.len() as u32 * each + last.gpus_in_use(setting.template(template))
+        let kind = setting.template(template);
+        let there = self.nodes.iter().filter(|node| node.template == template);
+        let in_use: Vec<u32> = there.map(|node| node.gpus_in_use(kind)).collect();
+        let Some(fewest) = in_use.iter().min() else { return 0 };
+        (in_use.len() as u32 - 1) * kind.gpus + fewest
     }
 
-    /// Without the pods that the core's door does not take on the nodes found for them.
+    /// Without the pods that the core's door does not take on the nodes found for them. Of each kind the node that is not full
+    /// comes last.
     fn confirmed(mut self, setting: &TrialSetting<'_>) -> Self {
         let mut trial = Trial::new(setting);
         let refused = self.place_all(&mut trial, setting);
@@ -228,6 +268,8 @@ impl PluginPlan {
             self.not_held.push((place, vec![(template, PluginObstacle::Placing(obstacle))]));
         }
         self.nodes.retain(|node| !node.pods.is_empty());
+        self.nodes
+            .sort_by_key(|node| (node.template, Reverse(node.gpus_in_use(setting.template(node.template)))));
         self
     }
 
@@ -238,11 +280,13 @@ impl PluginPlan {
         setting: &TrialSetting<'_>,
     ) -> Vec<(usize, usize, Obstacle)> {
         let mut refused = Vec::new();
+        let first = trial.nodes().len();
         for (number, node) in self.nodes.iter().enumerate() {
-            let there = trial.nodes().len();
             node.add_to(trial, setting, number);
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
             for place in &node.pods {
-                let placed = trial.place(*place, Offer::Node(there));
+                let placed = trial.place(*place, Offer::FirstOf(&[first + number]));
                 let why = placed.err().and_then(|obstacles| obstacles.into_values().next());
                 refused.extend(why.map(|obstacle| (*place, node.template, obstacle)));
             }
@@ -258,25 +302,15 @@ impl PluginNode {
             cards: Vec::new(),
             pods: Vec::new(),
             left: kind.plugin_devices.clone().unwrap_or_default(),
-            host: kind.host_limits(),
         }
     }
 
-    /// Takes the pod if it fits; otherwise changes nothing and says how many such devices there could be.
+    /// Takes the pod's devices if they are there; otherwise changes nothing and says how many there could be.
     fn take(&mut self, place: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
         let Some((resource, device, count)) = asked(pod) else { return Err(0) };
-        let amounts =
-            [("CPU", pod.requirements.amounts.cpu.0), ("memory", pod.requirements.amounts.memory.0)];
-        let is_short = |(name, amount): &(&str, u64)| self.host.get(name).is_some_and(|left| amount > left);
-        if !self.pods.is_empty() && amounts.iter().any(is_short) {
-            return Err(count);
-        }
         match &kind.plugin_devices {
             Some(_) => self.count_off(resource, count)?,
             None => self.cut(place, &device, count, kind)?,
-        }
-        for (name, amount) in amounts {
-            self.host.entry(name).and_modify(|left| *left = left.saturating_sub(amount));
         }
         self.pods.push(place);
         Ok(())
@@ -315,6 +349,7 @@ impl PluginNode {
     fn forget(&mut self, place: usize) {
         self.pods.retain(|pod| *pod != place);
         self.cards.iter_mut().for_each(|card| card.0.retain(|(_, pod)| *pod != place));
+        self.cards.retain(|card| !card.0.is_empty());
     }
 
     /// Of an observed node all count: it does not show which of them are in use.

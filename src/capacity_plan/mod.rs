@@ -31,7 +31,7 @@ use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, plural};
 use device_plugin::{PluginObstacle, PluginPlan};
 use question::{CapacityQuestion, PodToPlace};
-use report::{CapacityPlan, NodeKindPlan, NodePlan, NotHeldReason, PodNotHeld};
+use report::{CapacityPlan, FewerAlone, NodeKindPlan, NodePlan, NotHeldReason, PodNotHeld};
 use search::{Fleet, Found, Search};
 use std::collections::{BTreeMap, BTreeSet};
 use trial::{Obstacle, Obstacles, Offer, Trial, TrialSetting};
@@ -54,7 +54,11 @@ pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
     let mut search = Search::new(&setting, &plugin, &possible, caps(&setting, &plugin, &possible));
     let found = search.run(least);
     not_held.extend(found.not_held.iter().map(|(place, why)| refused(&setting, *place, why)));
-    answer(&setting, &plugin, &search, &found, not_held)
+    let mut plan = answer(&setting, &plugin, &search, &found, not_held);
+    if plan.not_held.is_empty() && !plan.is_optimal && !possible.is_empty() {
+        plan.fewer_alone = fewer_alone(&setting, &search, &found.fleet, &possible);
+    }
+    plan
 }
 
 fn answer(
@@ -78,7 +82,8 @@ fn answer(
         held: held.len(),
         gpus,
         nodes,
-        is_optimal: gpus == lower_bound.gpus,
+        is_optimal: !held.is_empty() && gpus == lower_bound.gpus,
+        fewer_alone: None,
         lower_bound,
         order: asks_vram.then_some(found.order),
         one_more: layout::one_more(setting, &layout, gpus),
@@ -86,6 +91,31 @@ fn answer(
         layout,
         not_held,
     }
+}
+
+/// The kind of node of which the fewest GPUs hold all pods that ask for VRAM by themselves, if they are fewer than with all
+/// kinds in the order given.
+fn fewer_alone(
+    setting: &TrialSetting<'_>,
+    search: &Search<'_>,
+    fleet: &Fleet,
+    pods: &[usize],
+) -> Option<FewerAlone> {
+    let kinds = 0..setting.question.node_kinds.len();
+    let mut fewest = kinds.clone().map(|kind| fleet.gpus(kind)).sum();
+    let mut found = None;
+    if kinds.len() < 2 {
+        return None;
+    }
+    for kind in kinds {
+        let only = [setting.template(kind).clone()];
+        let least = bound::bound_with(&only, setting.question, pods).gpus;
+        if let Some(gpus) = search.alone(kind, least, fewest) {
+            fewest = gpus;
+            found = Some(FewerAlone { name: setting.template(kind).name.clone(), gpus });
+        }
+    }
+    found
 }
 
 /// Of these pods such as some kind of node takes when it is empty; and why the others fit on none.

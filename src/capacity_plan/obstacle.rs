@@ -18,7 +18,7 @@ impl Obstacle {
                     | FilterReason::TooManyPods { .. }
                     | FilterReason::HostPortInUse { .. }
             ),
-            Self::Rule(rule) => *rule != UnsupportedRule::AntiAffinityOfAnotherPod,
+            Self::Rule(rule) => !is_repulsion(*rule),
             // A tenant's limit and the GPUs that are kept free depend on how many nodes there are.
             Self::Gpus(misfit) => !matches!(
                 misfit,
@@ -47,13 +47,17 @@ impl Obstacle {
     pub fn remedy(&self, pod: &PodToPlace, kind: &NodeTemplate, policy: &Policy) -> String {
         match self {
             Self::Filter(reason) => of_filter(reason, pod, kind),
-            Self::Rule(UnsupportedRule::AntiAffinityOfAnotherPod) => {
+            Self::Rule(rule) if is_repulsion(*rule) => {
                 "a required anti-affinity keeps such pods on nodes of their own: it needs more nodes".into()
             }
             Self::Rule(_) => "write the quantity or rule so that Kubernetes reads it".into(),
             Self::Gpus(misfit) => of_gpus(misfit, pod, kind, policy),
         }
     }
+}
+
+fn is_repulsion(rule: UnsupportedRule) -> bool {
+    matches!(rule, UnsupportedRule::AntiAffinityOfAnotherPod | UnsupportedRule::InterPodAffinity)
 }
 
 fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> String {

@@ -159,6 +159,29 @@ mod slices {
         (1..=wanted.len()).find(|gpus| holds(wanted, &mut vec![0u8; *gpus])).unwrap()
     }
 
+    /// GPUs of which each is cut into slices of 39, 19 and 9 whole GiB, for pods of so many GiB, alone on their slice or not.
+    pub fn fewest_cut(pods: &[(u64, bool)]) -> usize {
+        let holds = |gpus: &usize| fill(pods, &mut [39, 19, 9].repeat(*gpus), &mut vec![false; 3 * gpus]);
+        (1..=pods.len()).find(holds).unwrap()
+    }
+
+    fn fill(pods: &[(u64, bool)], left: &mut [u64], is_used: &mut [bool]) -> bool {
+        let Some(((gib, is_exclusive), rest)) = pods.split_first() else { return true };
+        for slice in 0..left.len() {
+            if *gib > left[slice] || (*is_exclusive && is_used[slice]) {
+                continue;
+            }
+            let before = (left[slice], is_used[slice]);
+            left[slice] = if *is_exclusive { 0 } else { left[slice] - gib };
+            is_used[slice] = true;
+            if fill(rest, left, is_used) {
+                return true;
+            }
+            (left[slice], is_used[slice]) = before;
+        }
+        false
+    }
+
     fn holds(wanted: &[usize], taken: &mut Vec<u8>) -> bool {
         let Some((next, rest)) = wanted.split_first() else { return true };
         let (_, starts, size) = PROFILES[*next];
@@ -227,6 +250,38 @@ proptest! {
     }
 
     #[test]
+    fn whole_gpus_of_a_plugin_are_bounded_and_found_alike((shape, pods) in case()) {
+        prop_assume!(pods.iter().all(|pod| shape.cores.is_none_or(|most| pod.cores <= most)));
+        let pods: Vec<Asked> = pods.into_iter().map(|pod| Asked { is_exclusive: true, ..pod }).collect();
+        let to_place = pods.iter().enumerate().map(|(place, asked)| {
+            with_cpu(plugin(&format!("pod-{place}"), "nvidia.com/gpu", asked.gpus), asked.cores)
+        });
+        let host = TemplateHost::Described { cpu: shape.cores.map(|cores| MilliCpu(cores * 1000)), memory: None };
+        let kind = NodeTemplate { host, ..nodes(shape.gpus, SIZE) };
+        let plan = plan(&question(policy(&[]), to_place.collect::<Vec<_>>(), [kind]));
+        let optimum = Oracle::optimum(shape, &pods);
+        prop_assert_eq!(plan.held, pods.len());
+        prop_assert!(plan.lower_bound.gpus as usize <= optimum && optimum <= plan.gpus as usize,
+            "{:?} {} {}", plan.lower_bound, optimum, plan.gpus);
+    }
+
+    #[test]
+    fn slices_of_several_sizes_are_bounded_and_filled_alike(
+        sizes in proptest::collection::vec((1..=39u64, proptest::bool::weighted(0.2)), 1..6)
+    ) {
+        let pods = sizes.iter().enumerate().map(|(place, (gib, is_exclusive))| {
+            let sharing = if *is_exclusive { Sharing::Exclusive } else { Sharing::Shared };
+            pod(&format!("pod-{place}"), *gib, 1, sharing)
+        });
+        let kind = nodes_of(1, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
+        let plan = plan(&question(policy(&[]), pods.collect::<Vec<_>>(), [kind]));
+        let optimum = slices::fewest_cut(&sizes);
+        prop_assert_eq!(plan.held, sizes.len());
+        prop_assert!(plan.lower_bound.gpus as usize <= optimum && optimum <= plan.gpus as usize,
+            "{:?} {} {}", plan.lower_bound, optimum, plan.gpus);
+    }
+
+    #[test]
     fn l2_is_at_least_the_sum_and_at_most_the_optimum(items in proptest::collection::vec(1..=SIZE, 0..7)) {
         let pods: Vec<Asked> = items
             .iter()
@@ -247,4 +302,9 @@ fn l2_sees_that_pods_over_half_a_gpu_share_none_with_each_other() {
     // By their sum 3 would do; what the large ones leave is too small for the rest.
     assert_eq!(l2(&[8, 8, 8, 5, 5], 12), 4);
     assert_eq!((l2(&[], 12), l2(&[5], 0)), (0, 1));
+}
+
+#[test]
+fn items_of_over_a_third_of_a_bin_are_at_most_two_to_a_bin() {
+    assert_eq!((l2(&[5; 10], 12), l2(&[4; 9], 12), l2(&[3, 3, 3, 3, 5], 12)), (5, 3, 2));
 }

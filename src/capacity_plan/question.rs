@@ -4,13 +4,13 @@ use super::geometry::Geometry;
 use super::gpu_types::GpuType;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey};
 use crate::scheduling::kube_filters::node::{FilterNode, ObjectLabels, Taint};
+use crate::scheduling::kube_filters::resources::{CPU, MEMORY};
 use crate::scheduling::kube_filters::{Amounts, Requirements};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
 use crate::scheduling::vocabulary::gpu::{Device, Health};
 use crate::units::{Bytes, MilliCpu};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Pods, and the nodes that they may be placed on.
@@ -78,6 +78,24 @@ pub enum TemplateHost {
 /// More than pods of one node ask for together, and far from where sums of it would not fit 64 bits.
 const PLENTY: u64 = 1 << 50;
 
+impl TemplateHost {
+    /// Of a node that was observed.
+    pub fn allocatable(&self) -> Option<&Amounts> {
+        match self {
+            Self::Observed { allocatable, .. } => Some(allocatable),
+            Self::Described { .. } => None,
+        }
+    }
+
+    /// How many pods it allows, if it is known.
+    pub fn pods(&self) -> Option<u64> {
+        match self {
+            Self::Observed { pods, .. } => Some(*pods),
+            Self::Described { .. } => None,
+        }
+    }
+}
+
 impl NodeTemplate {
     /// The node as kube-scheduler's filters see it. `resources` are the names of all that pods ask for beside GPUs.
     pub(super) fn machine(&self, name: &NodeName, resources: &[Arc<str>]) -> FilterNode {
@@ -135,14 +153,14 @@ impl NodeTemplate {
         self.gpu.known?.slice(profile)
     }
 
-    /// CPU and memory, as far as they are known.
-    pub(super) fn host_limits(&self) -> BTreeMap<&'static str, u64> {
-        let (cpu, memory) = match &self.host {
-            TemplateHost::Described { cpu, memory } => (*cpu, *memory),
-            TemplateHost::Observed { allocatable, .. } => (Some(allocatable.cpu), Some(allocatable.memory)),
-        };
-        let known = [("CPU", cpu.map(|cpu| cpu.0)), ("memory", memory.map(|memory| memory.0))];
-        known.into_iter().filter_map(|(name, amount)| Some((name, amount?))).collect()
+    /// How much a node has of a resource beside GPUs, if it is known.
+    pub(super) fn has_of(&self, resource: &str) -> Option<u64> {
+        match (&self.host, resource) {
+            (TemplateHost::Observed { allocatable, .. }, _) => Some(allocatable.of_resource(resource)),
+            (TemplateHost::Described { cpu, .. }, CPU) => cpu.map(|cpu| cpu.0),
+            (TemplateHost::Described { memory, .. }, MEMORY) => memory.map(|memory| memory.0),
+            (TemplateHost::Described { .. }, _) => None,
+        }
     }
 
     fn device(
@@ -167,4 +185,4 @@ impl NodeTemplate {
 }
 
 /// The label by which pods that repel each other keep to nodes of their own.
-const HOSTNAME: &str = "kubernetes.io/hostname";
+pub const HOSTNAME: &str = "kubernetes.io/hostname";

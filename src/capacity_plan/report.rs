@@ -23,6 +23,9 @@ pub struct CapacityPlan {
     pub lower_bound: LowerBound,
     /// The number found is the lower bound.
     pub is_optimal: bool,
+    /// A kind of node that needs fewer GPUs by itself than all kinds do in the order given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fewer_alone: Option<FewerAlone>,
     /// The order in which the pods were placed; none if no pod asks for VRAM.
     pub order: Option<PlacingOrder>,
     pub node_kinds: Vec<NodeKindPlan>,
@@ -30,6 +33,15 @@ pub struct CapacityPlan {
     /// None without a GPU.
     pub one_more: Option<OneMore>,
     pub not_held: Vec<PodNotHeld>,
+}
+
+/// A kind of node that holds all pods which ask for VRAM by itself.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FewerAlone {
+    pub name: String,
+    /// For these pods.
+    pub gpus: u32,
 }
 
 /// How many nodes of one kind are needed.

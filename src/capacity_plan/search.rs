@@ -46,6 +46,11 @@ impl Fleet {
     }
 }
 
+/// Pods of one workload, which are equal in all but name.
+fn are_alike(setting: &TrialSetting<'_>, one: usize, other: usize) -> bool {
+    one == other || setting.pod(one).workload == setting.pod(other).workload
+}
+
 impl<'q> Search<'q> {
     /// For these pods, by their places in the question. `caps` are the most GPUs of each kind of node.
     pub fn new(
@@ -54,8 +59,18 @@ impl<'q> Search<'q> {
         pods: &[usize],
         caps: Vec<u32>,
     ) -> Self {
-        let arrange = |order: PlacingOrder| (order, order.arrange(&setting.question.pods, pods));
-        Self { setting, plugin, caps, orders: PlacingOrder::ALL.map(arrange).into() }
+        let mut orders: Vec<(PlacingOrder, Vec<usize>)> = Vec::new();
+        for order in PlacingOrder::ALL {
+            let places = order.arrange(&setting.question.pods, pods);
+            // Replicas come in one order, whatever it is called: one trial says what three would.
+            let is_same = |known: &[usize]| {
+                known.iter().zip(&places).all(|(one, other)| are_alike(setting, *one, *other))
+            };
+            if !orders.iter().any(|(_, known)| is_same(known)) {
+                orders.push((order, places));
+            }
+        }
+        Self { setting, plugin, caps, orders }
     }
 
     /// The fewest GPUs that hold all, or as many pods as all nodes hold. No fewer than `least` of them are tried where there is
@@ -71,6 +86,20 @@ impl<'q> Search<'q> {
             Some((fleet, order)) => Found { fleet, order, not_held },
             // Fewer pods are held in no order: as it is with all nodes.
             None => Found { fleet: Fleet(self.caps.clone()), order, not_held },
+        }
+    }
+
+    /// Less than `below` GPUs of one kind of node that hold all by themselves, if that many are found.
+    pub fn alone(&self, kind: usize, least: u32, below: u32) -> Option<u32> {
+        let most = self.caps[kind].min(below.checked_sub(1)?);
+        let mut fleet = Fleet(vec![0; self.caps.len()]);
+        fleet.0[kind] = most;
+        // Most often they are too few, and one trial says so.
+        self.holds(&fleet)?;
+        let mut only = fleet.clone();
+        match self.least_of(&mut only, kind, least.min(most)) {
+            Some(_) => Some(only.gpus(kind).min(most)),
+            None => Some(most),
         }
     }
 
@@ -157,5 +186,22 @@ impl<'q> Search<'q> {
             }
         }
         (trial, not_held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity_plan::testkit::{nodes, policy, question, shared};
+
+    #[test]
+    fn orders_that_differ_in_nothing_are_tried_once() {
+        let orders = |gib: [u64; 3]| {
+            let pods = gib.map(|gib| shared("p", gib));
+            let asked = question(policy(&[]), pods, [nodes(8, 80)]);
+            let setting = TrialSetting::new(&asked);
+            Search::new(&setting, &PluginPlan::default(), &[0, 1, 2], vec![3]).orders.len()
+        };
+        assert_eq!((orders([30, 30, 30]), orders([10, 20, 30])), (1, 2));
     }
 }

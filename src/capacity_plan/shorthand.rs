@@ -55,6 +55,15 @@ pub enum BadNodes {
         "--mig: where GPU {gpu:?} can be cut is not known; name a known GPU, such as A100-80GB, or leave --mig out"
     )]
     UnknownGeometry { gpu: String },
+    #[error(
+        "--mig: how much memory a slice {profile} of {gpu} has is not known here; leave --mig out, which pods that ask a device plugin for slices do \
+         not need, or describe a slice as a GPU, with the memory that nvidia-smi mig -lgip prints as vram="
+    )]
+    UnknownSlice { gpu: String, profile: String },
+    #[error(
+        "--mig: {geometry} has {slices} of memory, and vram= says that the GPU has {vram}; leave vram= out, or name the GPU that has that much"
+    )]
+    SlicesTooLarge { geometry: String, slices: Bytes, vram: Bytes },
 }
 
 fn meant(key: &str) -> String {
@@ -95,10 +104,7 @@ impl NodeShorthand {
     /// The kind of node, each of its GPUs cut as `mig` says.
     pub fn template(&self, mig: Option<&str>) -> Result<NodeTemplate, BadNodes> {
         let gpu = self.template_gpu()?;
-        let geometry = mig.map(|mig| match gpu.known {
-            Some(known) => Ok(Geometry::parse(mig, known)?),
-            None => Err(BadNodes::UnknownGeometry { gpu: gpu.name.clone() }),
-        });
+        let geometry = mig.map(|mig| geometry(mig, &gpu));
         let labels = self.labels_with(&gpu);
         Ok(NodeTemplate {
             name: self.name.clone().unwrap_or_else(|| node_name(&gpu.name)),
@@ -179,6 +185,24 @@ impl NodeShorthand {
     }
 }
 
+/// What that GPU is cut into: slices of which the memory is known, and no more than the GPU has.
+fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
+    let known = gpu.known.ok_or_else(|| BadNodes::UnknownGeometry { gpu: gpu.name.clone() })?;
+    let geometry = Geometry::parse(mig, known)?;
+    let slice = |profile: &str| {
+        let unknown = || BadNodes::UnknownSlice { gpu: gpu.name.clone(), profile: profile.into() };
+        known.slice(profile).ok_or_else(unknown)
+    };
+    let slices: Bytes = geometry.profiles().map(slice).collect::<Result<Vec<Bytes>, _>>()?.into_iter().sum();
+    match slices > gpu.total {
+        true => {
+            let geometry = geometry.to_string();
+            Err(BadNodes::SlicesTooLarge { geometry, slices, vram: gpu.total })
+        }
+        false => Ok(geometry),
+    }
+}
+
 /// `a100-80gb`: a name that Kubernetes would take.
 pub fn node_name(gpu: &str) -> String {
     let plain = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
@@ -215,6 +239,27 @@ mod tests {
         assert_eq!((&*found.gpu.name, found.gpu.total, &*found.name), ("my-gpu", Bytes::gib(24), "my-gpu"));
         let cut = NodeShorthand::parse("gpus=1,vram=24Gi").unwrap().template(Some("1g.6gb"));
         assert!(cut.unwrap_err().to_string().contains("such as A100-80GB"));
+    }
+
+    #[test]
+    fn slices_of_unknown_memory_or_with_more_than_the_gpu_are_refused() {
+        let refused = |nodes: &str, mig: &str| {
+            NodeShorthand::parse(nodes).unwrap().template(Some(mig)).unwrap_err().to_string()
+        };
+        let unknown = refused("gpus=8,gpu=B200", "1g.23gb,1g.23gb");
+        assert!(
+            unknown.contains("a slice 1g.23gb of B200-180GB") && unknown.contains("leave --mig out"),
+            "{unknown}"
+        );
+        assert!(refused("gpus=8,gpu=H100-94GB", "3g.47gb").contains("describe a slice as a GPU"));
+        let large = refused("gpus=8,gpu=A100-80GB,vram=40Gi", "3g.40gb,3g.40gb");
+        assert!(
+            large.contains("3g.40gb × 2 has 78.5 GiB of memory") && large.contains("leave vram= out"),
+            "{large}"
+        );
+        assert!(
+            NodeShorthand::parse("gpus=8,gpu=A100-80GB,vram=40Gi").unwrap().template(Some("3g.40gb")).is_ok()
+        );
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! Plans for cases whose answer is known.
 
 use super::plan;
-use super::question::{NodeTemplate, TemplateHost};
+use super::question::{NodeTemplate, PodToPlace, TemplateHost};
 use super::report::{CapacityPlan, GpuSharing, OneMore};
 use super::testkit::{nodes, nodes_of, of_class, plugin, pod, policy, question, shared, with_cpu};
+use crate::scheduling::kube_filters::Amounts;
+use crate::scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use crate::scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope};
 use crate::scheduling::policy::{Policy, Pool};
 use crate::scheduling::vocabulary::demand::Sharing;
+use crate::scheduling::vocabulary::device_plugin::PluginResource;
 use crate::scheduling::vocabulary::label_selector::Selector;
 use crate::scheduling::vocabulary::node::NodeKind;
 use crate::units::{Bytes, MilliCpu};
@@ -125,20 +128,127 @@ fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing
     assert!(reason.remedy.contains("label=gpu-pool=bank (pool bank)"), "{}", reason.remedy);
 }
 
-#[test]
-fn pods_that_repel_each_other_get_nodes_of_their_own() {
-    let selector = Selector::of_labels(&BTreeMap::from([("app".into(), "x".into())]));
+/// The pod under the label `app`, and repelling pods of that label on its host.
+fn repelling(mut pod: PodToPlace, app: &str, repelled: &str) -> PodToPlace {
     let repels = AntiAffinity {
         scope: NamespaceScope::Of(BTreeSet::from(["default".into()])),
-        selector,
+        selector: Selector::of_labels(&BTreeMap::from([("app".into(), repelled.into())])),
         topology: "kubernetes.io/hostname".into(),
     };
-    let pods = ["a", "b"].map(|name| {
-        let mut pod = shared(name, 10);
-        pod.requirements.labels = BTreeMap::from([("app".into(), "x".into())]);
-        pod.requirements.repels = Arc::new([Arc::new(repels.clone())]);
+    pod.requirements.labels = BTreeMap::from([("app".into(), app.into())]);
+    pod.requirements.repels = Arc::new([Arc::new(repels)]);
+    pod
+}
+
+/// The pod with another amount of a resource beside GPUs.
+fn with_resource(mut pod: PodToPlace, resource: &str, amount: u64) -> PodToPlace {
+    pod.requirements.amounts = Amounts::of(&BTreeMap::from([(resource, amount)]));
+    pod
+}
+
+#[test]
+fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
+    let gpu = |name: &str| plugin(name, "nvidia.com/gpu", 1);
+    let repelling = ["a", "b", "c"].map(|name| repelling(gpu(name), "x", "x"));
+    let on_port = ["a", "b", "c"].map(|name| {
+        let mut pod = gpu(name);
+        let port = HostPort { ip: EVERY_ADDRESS.into(), protocol: "TCP".into(), port: 8000 };
+        pod.requirements.ports = vec![port];
         pod
     });
+    for pods in [repelling, on_port] {
+        let found = plan(&question(policy(&[]), pods.clone(), [nodes_of(8, "A100-80GB", None)]));
+        // Two full nodes, and one GPU of the last.
+        assert_eq!((found.held, found.nodes, found.gpus), (3, 3, 17), "{found:#?}");
+        let two = NodeTemplate { at_most: Some(2), ..nodes_of(8, "A100-80GB", None) };
+        let found = plan(&question(policy(&[]), pods, [two]));
+        assert_eq!((found.held, found.nodes, &*found.not_held[0].reasons[0].code), (2, 2, "all-in-use"));
+    }
+}
+
+#[test]
+fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them() {
+    let allocatable = Amounts {
+        cpu: MilliCpu(96_000),
+        ephemeral_storage: Bytes::gib(100),
+        ..Amounts::of(&BTreeMap::from([("rdma/ib", 1)]))
+    };
+    let kind = || NodeTemplate {
+        plugin_devices: Some(BTreeMap::from([(PluginResource::parse("nvidia.com/gpu").unwrap(), 8)])),
+        host: TemplateHost::Observed { allocatable: allocatable.clone(), pods: 110 },
+        ..nodes_of(8, "A100-80GB", None)
+    };
+    for (resource, amount) in [("rdma/ib", 1), ("ephemeral-storage", 60 << 30)] {
+        let pods =
+            ["a", "b", "c"].map(|name| with_resource(plugin(name, "nvidia.com/gpu", 1), resource, amount));
+        let found = plan(&question(policy(&[]), pods, [kind()]));
+        let numbers = (found.held, found.nodes, found.gpus, found.lower_bound.nodes, found.is_optimal);
+        assert_eq!(numbers, (3, 3, 24, 3, true), "{found:#?}");
+    }
+}
+
+#[test]
+fn of_several_plugin_nodes_the_one_with_the_fewest_gpus_is_not_full() {
+    let mut pods = vec![with_cpu(plugin("wide", "nvidia.com/gpu", 3), 32)];
+    pods.push(with_cpu(plugin("two", "nvidia.com/gpu", 2), 1));
+    pods.extend((0..6).map(|number| with_cpu(plugin(&format!("one-{number}"), "nvidia.com/gpu", 1), 1)));
+    let host = TemplateHost::Described { cpu: Some(MilliCpu(32_000)), memory: None };
+    let found = plan(&question(policy(&[]), pods, [NodeTemplate { host, ..nodes_of(8, "A100-80GB", None) }]));
+    assert_eq!((found.held, found.nodes, found.gpus, found.is_optimal), (8, 2, 11, true), "{found:#?}");
+    assert_eq!(found.layout.iter().map(|node| node.gpus.len()).collect::<Vec<_>>(), [8, 3]);
+}
+
+#[test]
+fn a_pod_keeps_away_from_those_that_it_repels_in_either_order() {
+    let mut repelled = shared("repelled", 10);
+    repelled.requirements.labels = BTreeMap::from([("app".into(), "y".into())]);
+    let picky = repelling(shared("picky", 10), "x", "y");
+    for pods in [[picky.clone(), repelled.clone()], [repelled, picky]] {
+        let found = plan(&question(policy(&[]), pods, [nodes(4, 80)]));
+        assert_eq!((found.held, found.nodes), (2, 2), "{found:#?}");
+    }
+}
+
+#[test]
+fn a_kind_that_needs_fewer_gpus_by_itself_is_named() {
+    let pods = || (0..6).map(|number| shared(&format!("p-{number}"), 30));
+    let both = plan(&question(policy(&[]), pods(), [nodes(2, 45), nodes(2, 80)]));
+    assert_eq!(
+        (both.gpus, both.fewer_alone.map(|alone| (alone.name, alone.gpus))),
+        (6, Some(("node-1".into(), 3)))
+    );
+    let other_way = plan(&question(policy(&[]), pods(), [nodes(2, 80), nodes(2, 45)]));
+    assert_eq!((other_way.gpus, other_way.fewer_alone), (3, None));
+}
+
+#[test]
+fn replicas_of_over_a_third_of_a_gpu_are_bounded_by_their_number() {
+    let pods = (0..10).map(|number| shared(&format!("p-{number}"), 30));
+    let found = plan(&question(policy(&[]), pods, [nodes(8, 80)]));
+    assert_eq!((found.gpus, found.lower_bound.gpus, found.is_optimal), (5, 5, true));
+}
+
+#[test]
+fn pods_that_only_the_largest_slice_holds_are_bounded_by_it() {
+    let pods = ["a", "b", "c"].map(|name| shared(name, 30));
+    let kind = nodes_of(8, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
+    let found = plan(&question(policy(&[]), pods, [kind]));
+    assert_eq!((found.gpus, found.lower_bound.gpus), (3, 3), "{found:#?}");
+    assert!(
+        found.lower_bound.because.join("; ").ends_with("a GPU has 1 slice of 39.2 GiB or more"),
+        "{found:#?}"
+    );
+}
+
+#[test]
+fn a_plan_that_holds_no_pod_is_not_called_optimal() {
+    let found = plan(&question(policy(&[]), [shared("huge", 100)], [nodes(1, 80)]));
+    assert_eq!((found.held, found.gpus, found.is_optimal), (0, 0, false));
+}
+
+#[test]
+fn pods_that_repel_each_other_get_nodes_of_their_own() {
+    let pods = ["a", "b"].map(|name| repelling(shared(name, 10), "x", "x"));
     assert_eq!(plan(&question(policy(&[]), pods, [nodes(2, 80)])).nodes, 2);
 }
 

@@ -4,7 +4,7 @@
 //! Pods in a trial run as soon as they are placed: no engine keeps another from starting. Every agent has just reported an idle
 //! node.
 
-use super::question::{CapacityQuestion, NodeTemplate, PodToPlace};
+use super::question::{CapacityQuestion, HOSTNAME, NodeTemplate, PodToPlace};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::kube_filters::AssumedNodeChange;
 use crate::scheduling::kube_filters::filters::{FilterReason, FilterVerdict};
@@ -50,11 +50,11 @@ pub struct TrialNode {
 
 /// Nodes that a pod may go to.
 #[derive(Debug, Clone, Copy)]
-pub enum Offer {
-    /// All on which Stowage hands out the GPUs.
+pub enum Offer<'n> {
+    /// The best of all on which Stowage hands out the GPUs.
     Any,
-    /// The one at this place.
-    Node(usize),
+    /// The first of these, by their places, that takes it.
+    FirstOf(&'n [usize]),
 }
 
 /// Why a pod has no place on a node.
@@ -77,6 +77,8 @@ pub struct Trial<'q> {
     nodes: Vec<TrialNode>,
     /// By the pod's place in the question.
     placements: BTreeMap<usize, Placement>,
+    /// By workload, one of its pods and the nodes that have some.
+    workloads: BTreeMap<usize, (usize, BTreeSet<usize>)>,
 }
 
 impl<'q> TrialSetting<'q> {
@@ -98,7 +100,7 @@ impl<'q> TrialSetting<'q> {
 impl<'q> Trial<'q> {
     pub fn new(setting: &'q TrialSetting<'q>) -> Self {
         let cluster = Cluster::new(setting.question.policy.clone());
-        Self { setting, cluster, nodes: Vec::new(), placements: BTreeMap::new() }
+        Self { setting, cluster, nodes: Vec::new(), placements: BTreeMap::new(), workloads: BTreeMap::new() }
     }
 
     /// Nodes of a kind with so many GPUs in all, which Stowage hands out: full nodes, and one with the rest.
@@ -131,13 +133,14 @@ impl<'q> Trial<'q> {
         &self.placements
     }
 
-    /// Places a pod, by its place in the question; or says why each kind of the offered nodes does not take it.
-    pub fn place(&mut self, place: usize, offer: Offer) -> Result<(), Obstacles> {
+    /// Places a pod, by its place in the question, and says on which node; or why each kind of the offered nodes does not take
+    /// it.
+    pub fn place(&mut self, place: usize, offer: Offer<'_>) -> Result<usize, Obstacles> {
         let pod = self.setting.pod(place);
         let uid = uid(place);
         self.see(place, &uid, ObservedPhase::Waiting(ObservedWaiting::default()));
         match self.choose(pod, &uid, offer) {
-            Ok(node) if self.bind(place, &uid, node) => Ok(()),
+            Ok(node) if self.bind(place, &uid, node) => Ok(node),
             Ok(_) => Err(Obstacles::new()),
             Err(obstacles) => {
                 self.cluster.apply(PodReleased(uid));
@@ -166,7 +169,7 @@ impl<'q> Trial<'q> {
     }
 
     /// The node that is best for the pod.
-    fn choose(&mut self, pod: &PodToPlace, uid: &PodUid, offer: Offer) -> Result<usize, Obstacles> {
+    fn choose(&mut self, pod: &PodToPlace, uid: &PodUid, offer: Offer<'_>) -> Result<usize, Obstacles> {
         let offered = self.offered(offer);
         let request = VerbRequest {
             uid: uid.clone(),
@@ -177,22 +180,29 @@ impl<'q> Trial<'q> {
         let view = DecisionView::take(&mut self.cluster, request);
         let (accepted, mut obstacles) = self.by_filters(pod, offered);
         let attempt = ScheduleAttempt { limit: 1, ..view.attempt() };
-        let names = accepted.iter().map(|node| self.nodes[*node].name.as_str());
-        let list = shortlist(&view.snapshot, &view.request.demand, names, attempt);
-        if let Some(best) = list.best.first() {
-            return Ok(accepted[best.asked]);
+        // All at once, or one after the other.
+        let together = match offer {
+            Offer::Any => accepted.len().max(1),
+            Offer::FirstOf(_) => 1,
+        };
+        for some in accepted.chunks(together) {
+            let names = some.iter().map(|node| self.nodes[*node].name.as_str());
+            let list = shortlist(&view.snapshot, &view.request.demand, names, attempt);
+            if let Some(best) = list.best.first() {
+                return Ok(some[best.asked]);
+            }
+            let refused = list.refused.iter();
+            obstacles.extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
         }
-        obstacles
-            .extend(list.refused.iter().map(|(asked, misfit)| (accepted[*asked], Obstacle::Gpus(*misfit))));
         // What GPUs lack says more than what a filter of another node refuses, so it comes last and counts.
         Err(obstacles.into_iter().map(|(node, why)| (self.nodes[node].template, why)).collect())
     }
 
     /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one that
     /// would be chosen of them.
-    fn offered(&self, offer: Offer) -> Vec<usize> {
-        if let Offer::Node(node) = offer {
-            return vec![node];
+    fn offered(&self, offer: Offer<'_>) -> Vec<usize> {
+        if let Offer::FirstOf(nodes) = offer {
+            return nodes.to_vec();
         }
         let mut empty = BTreeSet::new();
         let mut differs = |node: &TrialNode| !node.is_empty || empty.insert((node.template, node.gpus));
@@ -206,15 +216,47 @@ impl<'q> Trial<'q> {
     /// The nodes that kube-scheduler's filters accept, and why they refuse the others.
     fn by_filters(&self, pod: &PodToPlace, offered: Vec<usize>) -> (Vec<usize>, Vec<(usize, Obstacle)>) {
         let query = self.cluster.kube_filters().ask(None, &pod.requirements);
+        let repelled = self.repelled(pod);
         let (mut accepted, mut refused) = (Vec::with_capacity(offered.len()), Vec::new());
         for node in offered {
             match query.verdict(&self.nodes[node].name, &AssumedNodeChange::default()) {
-                FilterVerdict::Accepts => accepted.push(node),
+                FilterVerdict::Accepts if self.is_far_from(node, &repelled) => accepted.push(node),
+                FilterVerdict::Accepts => {
+                    refused.push((node, Obstacle::Rule(UnsupportedRule::InterPodAffinity)));
+                }
                 FilterVerdict::Rejects(reason) => refused.push((node, Obstacle::Filter(reason))),
                 FilterVerdict::Unsupported(rule) => refused.push((node, Obstacle::Rule(rule))),
             }
         }
         (accepted, refused)
+    }
+
+    /// By topology of the pod's own anti-affinities, the values at which there are pods that it repels. The filters know only the
+    /// anti-affinities of pods that are placed.
+    fn repelled<'p>(&'p self, pod: &'p PodToPlace) -> BTreeMap<&'p str, BTreeSet<&'p str>> {
+        let mut repelled: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for term in pod.requirements.repels.iter() {
+            let takes = |place: usize| term.may_take(&self.setting.pod(place).requirements);
+            let there = self.workloads.values().filter(|(any, _)| takes(*any)).flat_map(|(_, nodes)| nodes);
+            let values = there.filter_map(|node| self.topology_value(*node, &term.topology));
+            repelled.entry(&term.topology).or_default().extend(values);
+        }
+        repelled
+    }
+
+    fn is_far_from(&self, node: usize, repelled: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
+        let is_near = |topology, values: &BTreeSet<&str>| {
+            self.topology_value(node, topology).is_some_and(|value| values.contains(value))
+        };
+        !repelled.iter().any(|(topology, values)| is_near(topology, values))
+    }
+
+    fn topology_value(&self, node: usize, topology: &str) -> Option<&str> {
+        let TrialNode { name, template, .. } = &self.nodes[node];
+        match topology {
+            HOSTNAME => Some(name.as_str()),
+            _ => self.setting.template(*template).labels.get(topology).map(String::as_str),
+        }
     }
 
     /// The pod runs there from now on.
@@ -235,6 +277,8 @@ impl<'q> Trial<'q> {
         self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod });
         self.nodes[node].is_empty = false;
         self.placements.insert(place, placement);
+        let workload = self.workloads.entry(self.setting.pod(place).workload);
+        workload.or_insert_with(|| (place, BTreeSet::new())).1.insert(node);
         true
     }
 

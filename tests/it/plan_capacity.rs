@@ -174,6 +174,70 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
 }
 
 #[test]
+fn a_pod_without_a_place_is_found_by_its_line_and_its_amounts_have_units() {
+    let mut first = pod("first", json!({"stowage.dev/vram": "10Gi", "cpu": "64"}));
+    first["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "64"});
+    let said = fed(&["--pods", "-", "--nodes", "gpus=2,gpu=A100-80GB,cpu=32"], &format!("\n\n{first}\n"));
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(said.out.contains("standard input:3: Pod team-a/first"), "{}", said.out);
+    assert!(said.out.contains("the pod asks for 64 CPU, and the node has 32 in all"), "{}", said.out);
+}
+
+#[test]
+fn a_pod_whose_name_is_none_has_no_place() {
+    let odd = pod("Bad Name!", json!({"stowage.dev/vram": "1Gi"}));
+    let said = fed(
+        &["--pods", "-", "--nodes", A100],
+        &list(vec![odd, pod("ok", json!({"stowage.dev/vram": "1Gi"}))]),
+    );
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(said.out.starts_with("1 GPU holds 1 of 2 pods"), "{}", said.out);
+    assert!(said.out.contains("Pod team-a/Bad Name!"), "{}", said.out);
+}
+
+#[test]
+fn nodes_that_differ_by_little_memory_are_one_kind_and_pods_bound_to_one_of_them_may_go_to_any() {
+    let node = |number: u64| {
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": format!("n{number}"), "labels": {
+                "kubernetes.io/hostname": format!("n{number}"), "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "81920",
+                "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+            }},
+            "status": {"allocatable": {"cpu": "96", "memory": format!("{}Ki", 1_056_000_000 + 4 * number), "pods": "110"}},
+        })
+    };
+    let mut pinned = pod("pinned", json!({"stowage.dev/vram": "30Gi"}));
+    pinned["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "n3"});
+    let mut items: Vec<Value> = (0..40).map(node).collect();
+    items.push(pinned);
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = file(&folder, "cluster.json", &list(items));
+    let said = capacity(&["--cluster", path(&cluster)]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(said.out.starts_with("1 GPU holds the pod: 1 node a100-80gb"), "{}", said.out);
+    assert!(
+        said.err.contains("1 pod: a selector of one node by its name; the plan does not take that"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn a_kind_of_node_that_needs_fewer_gpus_alone_is_named() {
+    let pods = (0..6).map(|n| pod(&format!("p{n}"), json!({"stowage.dev/vram": "30Gi"}))).collect();
+    let said =
+        fed(&["--pods", "-", "--nodes", "gpus=8,gpu=L40S", "--nodes", "gpus=8,gpu=A100-80GB"], &list(pods));
+    assert!(said.out.starts_with("6 GPUs hold all 6 pods"), "{}", said.out);
+    assert!(
+        said.out.contains("found to hold them with the kinds of nodes in the order given."),
+        "{}",
+        said.out
+    );
+    assert!(said.out.contains("3 GPUs of a100-80gb alone hold all of them."), "{}", said.out);
+}
+
+#[test]
 fn a_slip_says_what_was_meant() {
     let error = |arguments: &[&str]| {
         let said = capacity(arguments);
@@ -193,6 +257,11 @@ fn a_slip_says_what_was_meant() {
     assert!(error(&["--pods", MODELS]).contains("--nodes"));
     assert!(error(&["--pods", "-", "--cluster", "-", "--nodes", A100]).contains("--pods are both -"));
     assert!(error(&["--pods", MODELS, "--nodes", A100, "--policy", "nope"]).contains("nope"));
+    assert!(
+        error(&["--pods", MODELS, "--nodes", A100, "--gpu-types", "L4"]).contains("leave gpu= and vram= out")
+    );
+    let cut = ["--pods", MODELS, "--nodes", "gpus=8,gpu=B200", "--mig", "1g.23gb,1g.23gb"];
+    assert!(error(&cut).contains("how much memory a slice 1g.23gb of B200-180GB has is not known here"));
 }
 
 #[test]
@@ -271,6 +340,14 @@ fn gpu_types_are_compared_and_the_smallest_that_holds_all_is_named() {
     let gpus: Vec<&Value> =
         json["types"].as_array().unwrap().iter().map(|one| &one["plan"]["gpus"]).collect();
     assert_eq!(gpus, [&json!(0), &json!(3), &json!(2), &json!(2)]);
+    let cut = ["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4,A100-80GB", "--mig", "7g.80gb"];
+    let said = capacity(&cut);
+    let line = |name: &str| said.out.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(line("L4-24GB").contains("cannot be cut into MIG slices"), "{}{}", said.out, said.err);
+    assert!(line("A100-80GB").ends_with("all"), "{}", said.out);
+    let by_none =
+        capacity(&["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4,L40S", "--mig", "3g.40gb"]);
+    assert!(by_none.code == 2 && by_none.err.contains("L4-24GB cannot be cut"), "{}", by_none.err);
     let none = capacity(&["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4"]);
     assert!(none.code == 1 && none.out.contains("No type holds every pod"), "{}", none.out);
 }

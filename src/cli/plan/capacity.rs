@@ -79,7 +79,10 @@ pub struct CapacityAnswer {
 #[serde(rename_all = "camelCase")]
 pub struct TypeAnswer {
     pub gpu_type: &'static str,
-    pub plan: CapacityPlan,
+    /// None for a type that cannot be cut as asked.
+    pub plan: Option<CapacityPlan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -152,12 +155,24 @@ impl CapacityArgs {
             bail!("--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8");
         };
         let shorthand = NodeShorthand::parse(nodes).map_err(|error| of_nodes(nodes, &error))?;
+        if shorthand.names_gpu() {
+            bail!("--nodes {nodes:?}: --gpu-types says which GPU the nodes have; leave gpu= and vram= out");
+        }
         let policy = Arc::new(policy);
         let mut types = Vec::new();
         for name in &self.gpu_types {
             let gpu = GpuType::find(name.trim()).context("--gpu-types")?;
             let template = shorthand.clone().with_gpu(gpu).template(self.mig.as_deref());
-            let template = template.map_err(|error| of_nodes(nodes, &error))?;
+            let template = match template {
+                Ok(template) => template,
+                // Another type may have the profile.
+                Err(error @ (BadNodes::Geometry(_) | BadNodes::UnknownSlice { .. })) => {
+                    let refused = Some(error.to_string());
+                    types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan: None, refused }));
+                    continue;
+                }
+                Err(error) => return Err(of_nodes(nodes, &error)),
+            };
             let question = CapacityQuestion {
                 policy: policy.clone(),
                 pods: found.pods.clone(),
@@ -166,9 +181,13 @@ impl CapacityArgs {
             let mut plan = plan(&question);
             plan.pods += found.invalid.len();
             plan.not_held.extend(found.invalid.iter().cloned());
-            types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan }));
+            types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan: Some(plan), refused: None }));
         }
-        let holding = types.iter().filter(|(_, answer)| answer.plan.not_held.is_empty());
+        if let Some(error) = refused_by_all(&types) {
+            bail!("--nodes {nodes:?}: {error}");
+        }
+        let holds = |answer: &TypeAnswer| answer.plan.as_ref().is_some_and(|plan| plan.not_held.is_empty());
+        let holding = types.iter().filter(|(_, answer)| holds(answer));
         let smallest = holding.min_by_key(|(gpu, _)| gpu.total()).map(|(gpu, _)| gpu.name);
         let types = types.into_iter().map(|(_, answer)| answer).collect();
         let answer = TypesAnswer { types, smallest, left_out: found.left_out.clone() };
@@ -226,6 +245,12 @@ impl CapacityArgs {
         }
         Ok(std::io::stdout().write_all(text.as_bytes())?)
     }
+}
+
+/// Why the first type cannot be cut as asked, if none can.
+fn refused_by_all(types: &[(&GpuType, TypeAnswer)]) -> Option<String> {
+    let all = types.iter().all(|(_, answer)| answer.plan.is_none());
+    types.first().filter(|_| all).and_then(|(_, answer)| answer.refused.clone())
 }
 
 /// A line, unless there is a file of that name.

@@ -1,16 +1,19 @@
 //! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from Node
 //! objects. Nothing is decided here; what cannot be part of a plan is named.
 
-use crate::capacity_plan::question::{NodeTemplate, PodToPlace};
+use crate::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
 use crate::capacity_plan::report::{NotHeldReason, PodNotHeld};
 use crate::cli::policy::policy_at;
 use crate::ids::PodKey;
 use crate::kubernetes::dump::DumpContents;
 use crate::kubernetes::manifests::Manifests;
-use crate::kubernetes::objects::capacity_plan::{NoTemplate, PlannedPod, node_template, pod_to_place};
+use crate::kubernetes::objects::capacity_plan::{
+    DroppedRule, NoTemplate, PlannedPod, node_template, pod_to_place,
+};
 use crate::policy_watch;
+use crate::scheduling::kube_filters::Amounts;
 use crate::scheduling::policy::{Mode, Policy};
-use crate::units::plural;
+use crate::units::{Bytes, MilliCpu, plural};
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +39,7 @@ struct Counted {
     irrelevant: usize,
     by_claims: usize,
     /// By the rule that no plan knows, its pods.
-    unjudged: BTreeMap<String, usize>,
+    dropped: BTreeMap<DroppedRule, usize>,
 }
 
 /// The policy in force, with what its selectors say of the dump's namespaces; `None` for one with problems, which are printed.
@@ -94,12 +97,15 @@ pub fn kinds_from_objects(
     policy: &Policy,
 ) -> Result<Vec<NodeTemplate>> {
     let labels = labels_that_matter(pods, policy);
-    let mut kinds: Vec<NodeTemplate> = Vec::new();
+    let mut kinds: Vec<AlikeNodes> = Vec::new();
     let mut refused: Option<(&str, NoTemplate)> = None;
     for (source, node) in nodes {
         match node_template(node, &labels) {
-            Ok(kind) if kinds.contains(&kind) => {}
-            Ok(kind) => kinds.push(kind),
+            Ok(kind) => {
+                if !kinds.iter_mut().any(|known| known.join(&kind)) {
+                    kinds.push(AlikeNodes::of(kind));
+                }
+            }
             Err(error) => refused = refused.or(Some((source, error))),
         }
     }
@@ -107,10 +113,66 @@ pub fn kinds_from_objects(
         (0, Some((source, error))) => bail!("{source}: {error}"),
         (0, None) => bail!("there is no Node with GPUs"),
         (count, _) if count > MAX_KINDS => bail!(
-            "these are {count} kinds of GPU nodes, and {MAX_KINDS} are the most: nodes differ by their GPUs, CPU, memory, taints, and the labels \
+            "these are {count} kinds of GPU nodes, and {MAX_KINDS} are the most: nodes differ by their GPUs, CPU and memory of more than {ALIKE_PERCENT} %, taints, and the labels \
              that pods or the policy select by; name one node of each kind that you want"
         ),
-        _ => Ok(kinds),
+        _ => Ok(kinds.into_iter().map(|kind| kind.least).collect()),
+    }
+}
+
+/// Nodes of one kind: machines of one model differ by what their firmware and kernel keep for themselves.
+struct AlikeNodes {
+    /// With the least CPU, memory and disk of them all.
+    least: NodeTemplate,
+    /// The most of each.
+    most: Amounts,
+}
+
+/// In per cent of the larger one.
+const ALIKE_PERCENT: u64 = 2;
+
+impl AlikeNodes {
+    fn of(kind: NodeTemplate) -> Self {
+        let most = kind.host.allocatable().cloned().unwrap_or_default();
+        Self { least: kind, most }
+    }
+
+    /// Takes another node in, if it is of the same kind.
+    fn join(&mut self, other: &NodeTemplate) -> bool {
+        let of = |kind: &NodeTemplate| Some(kind.host.allocatable()?.clone());
+        let (Some(mine), Some(its)) = (of(&self.least), of(other)) else { return self.least == *other };
+        let least = amounts_of(&mine, &its, Ord::min);
+        let most = amounts_of(&self.most, &its, Ord::max);
+        let in_least_place = NodeTemplate { host: self.least.host.clone(), ..other.clone() };
+        let allows = |kind: &NodeTemplate| kind.host.pods();
+        if in_least_place != self.least || allows(other) != allows(&self.least) || mine.others != its.others {
+            return false;
+        }
+        let is_alike =
+            |least: u64, most: u64| (most - least).saturating_mul(100) <= most.saturating_mul(ALIKE_PERCENT);
+        let pairs = [
+            (least.cpu.0, most.cpu.0),
+            (least.memory.0, most.memory.0),
+            (least.ephemeral_storage.0, most.ephemeral_storage.0),
+        ];
+        if !pairs.into_iter().all(|(least, most)| is_alike(least, most)) {
+            return false;
+        }
+        self.most = most;
+        if let TemplateHost::Observed { allocatable, .. } = &mut self.least.host {
+            *allocatable = least;
+        }
+        true
+    }
+}
+
+/// Each of CPU, memory and disk by itself.
+fn amounts_of(one: &Amounts, other: &Amounts, pick: fn(u64, u64) -> u64) -> Amounts {
+    Amounts {
+        cpu: MilliCpu(pick(one.cpu.0, other.cpu.0)),
+        memory: Bytes(pick(one.memory.0, other.memory.0)),
+        ephemeral_storage: Bytes(pick(one.ephemeral_storage.0, other.ephemeral_storage.0)),
+        others: one.others.clone(),
     }
 }
 
@@ -122,23 +184,29 @@ fn labels_that_matter<'a>(pods: &'a [PodToPlace], policy: &'a Policy) -> BTreeSe
     let topologies =
         pods.iter().flat_map(|pod| pod.requirements.repels.iter().map(|repels| &repels.topology));
     let pools = policy.pools().iter().flat_map(|pool| pool.selector.keys());
-    selected.chain(required).chain(topologies).chain(pools).map(String::as_str).collect()
+    let keys = selected.chain(required).chain(topologies).chain(pools).map(String::as_str);
+    // Every node has its own, and those of a plan are given theirs.
+    keys.filter(|key| *key != HOSTNAME).collect()
 }
 
 impl Gathered {
     fn add(&mut self, pod: &Pod, workload: usize, source: Arc<str>, policy: &Policy, counted: &mut Counted) {
         match pod_to_place(pod, workload, source.clone(), policy) {
-            PlannedPod::ToPlace { pod, unjudged } => {
-                if let Some(rule) = unjudged {
-                    *counted.unjudged.entry(rule.to_string()).or_default() += 1;
+            PlannedPod::ToPlace { pod, dropped } => {
+                for rule in dropped {
+                    *counted.dropped.entry(rule).or_default() += 1;
                 }
                 self.pods.push(*pod);
             }
             PlannedPod::Irrelevant => counted.irrelevant += 1,
             PlannedPod::ByClaims => counted.by_claims += 1,
-            PlannedPod::Unidentified(error) => self.left_out.push(format!("{source}: {error}")),
+            PlannedPod::Unidentified(error) => {
+                let remedy = "give it a name and a namespace that Kubernetes takes";
+                self.invalid.push(invalid(pod, &source, "unidentified", &error.to_string(), remedy));
+            }
             PlannedPod::Invalid(error) => {
-                self.invalid.push(invalid(pod, &source, error.code(), &error.to_string()))
+                let remedy = "write the request as the pod contract has it";
+                self.invalid.push(invalid(pod, &source, error.code(), &error.to_string(), remedy));
             }
         }
     }
@@ -150,14 +218,14 @@ impl Counted {
         let irrelevant =
             pods(self.irrelevant, "left out: no GPU is requested, or the pod has ended or is being deleted");
         let by_claims = pods(self.by_claims, "left out: kube-scheduler allocates devices to ResourceClaims");
-        let unjudged = self.unjudged.into_iter().map(|(rule, count)| {
+        let dropped = self.dropped.into_iter().map(|(rule, count)| {
             format!("{}: {rule}; the plan does not take that into account", plural(count, "pod"))
         });
-        irrelevant.into_iter().chain(by_claims).chain(unjudged).collect()
+        irrelevant.into_iter().chain(by_claims).chain(dropped).collect()
     }
 }
 
-fn invalid(pod: &Pod, source: &str, code: &str, why: &str) -> PodNotHeld {
+fn invalid(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodNotHeld {
     let unnamed = || PodKey { namespace: "?".into(), name: "?".into() };
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     let key =
@@ -170,7 +238,7 @@ fn invalid(pod: &Pod, source: &str, code: &str, why: &str) -> PodNotHeld {
             nodes: None,
             code: code.into(),
             text: why.into(),
-            remedy: "write the request as the pod contract has it".into(),
+            remedy: remedy.into(),
         }],
     }
 }

@@ -32,7 +32,10 @@ pub fn plan(answer: &CapacityAnswer) -> String {
 
 pub fn types(answer: &TypesAnswer) -> String {
     let rows = answer.types.iter().map(|one| {
-        let plan = &one.plan;
+        let Some(plan) = &one.plan else {
+            let why = one.refused.clone().unwrap_or_default();
+            return [vec![one.gpu_type.to_owned()], vec!["-".to_owned(); 4], vec![why]].concat();
+        };
         let holds = match plan.not_held.first() {
             None => "all".to_owned(),
             Some(first) => format!("{} of {}; {} has no place", plan.held, plan.pods, first.pod),
@@ -81,10 +84,23 @@ fn bound(plan: &CapacityPlan) -> String {
     let (least, because) = (plan.lower_bound.gpus, plan.lower_bound.because.join("; "));
     match plan.is_optimal {
         true => format!("That is optimal: no arrangement needs fewer ({because})."),
-        false => format!(
-            "The lower bound is {least} ({because}); {} is the smallest number that was found to hold them.",
-            plan.gpus
-        ),
+        false => {
+            let is_mixed = plan.node_kinds.windows(2).any(|two| two[0].name != two[1].name);
+            let in_order = if is_mixed || plan.fewer_alone.is_some() {
+                " with the kinds of nodes in the order given"
+            } else {
+                ""
+            };
+            let fewer = plan.fewer_alone.as_ref().map_or_else(String::new, |alone| {
+                let by_plugin = plan.node_kinds.iter().any(|kind| kind.allocator == NodeKind::DevicePlugin);
+                let which = if by_plugin { "all pods that ask for VRAM" } else { "all of them" };
+                format!("\n{} of {} alone hold {which}.", plural(alone.gpus, "GPU"), alone.name)
+            });
+            format!(
+                "The lower bound is {least} ({because}); {} is the smallest number that was found to hold them{in_order}.{fewer}",
+                plan.gpus
+            )
+        }
     }
 }
 

@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use workload::PodTemplate;
+use workload::{Made, PodTemplate};
 
 /// The path that stands for standard input on the command line.
 const STANDARD_INPUT: &str = "-";
 /// As for a dump: the file is the operator's own.
 const MAX_YAML_EVENTS: usize = 200_000_000;
-/// More than the largest clusters run: a number of replicas beyond it is a slip.
-const MAX_PODS: usize = 100_000;
+/// More GPU pods than the largest clusters run: a number of replicas beyond it is a slip. The time of a plan grows with its square.
+const MAX_PODS: usize = 20_000;
 /// Endings of manifests in a directory.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -55,7 +55,27 @@ pub struct Manifests(Vec<ManifestObject>);
 #[derive(Debug)]
 struct ManifestObject {
     file: Arc<str>,
+    /// Where its document begins; `None` in a list, whose items are not told apart by lines.
+    line: Option<usize>,
     kind: String,
+    value: Value,
+}
+
+/// Kind, namespace and name.
+type Identity = (String, String, String);
+
+/// With what an object is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    ByItself,
+    WithItsOwner,
+    /// How many pods it makes is not known, but what it made is there.
+    ByWhatItMade,
+}
+
+/// A document of a file.
+struct Document {
+    line: Option<usize>,
     value: Value,
 }
 
@@ -70,7 +90,7 @@ pub struct ManifestPods {
 /// One pod that a manifest makes.
 #[derive(Debug)]
 pub struct ManifestPod {
-    /// `FILE: KIND NAMESPACE/NAME`.
+    /// `FILE:LINE: KIND NAMESPACE/NAME`, without the line in a list.
     pub source: Arc<str>,
     /// Pods of the same number are equal in all but name.
     pub workload: usize,
@@ -113,10 +133,14 @@ impl Manifests {
             false => yaml(text, file),
         }?;
         let mut objects = Vec::new();
-        for (item, value) in documents.into_iter().flat_map(items).enumerate() {
+        let documents = documents.into_iter().flat_map(|Document { line, value }| {
+            let is_list = value.get("items").is_some_and(Value::is_array);
+            items(value).into_iter().map(move |item| (line.filter(|_| !is_list), item))
+        });
+        for (item, (line, value)) in documents.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
             let kind = kind.ok_or_else(|| ManifestError::NoKind { file: file.into(), item })?;
-            objects.push(ManifestObject { file: name.clone(), kind, value });
+            objects.push(ManifestObject { file: name.clone(), line, kind, value });
         }
         Ok(Self(objects))
     }
@@ -127,19 +151,24 @@ impl Manifests {
     }
 
     /// The pods that the objects make, as a cluster would have them: with the priorities of their PriorityClasses, as far as
-    /// those are among the objects. A pod whose workload is there too is counted with it.
+    /// those are among the objects. What a workload among them made is counted with that workload.
     pub fn pods(&self) -> Result<ManifestPods, ManifestError> {
-        let (priorities, owners) = (self.priorities(), self.owners());
+        let priorities = self.priorities();
+        let made =
+            |object: &ManifestObject| workload::templates(&object.kind, &object.value, &object.source());
+        let made: Vec<Made> = self.0.iter().map(made).collect::<Result<_, _>>()?;
+        let counted = self.counted(&made);
         let mut found = ManifestPods::default();
         let mut unknown = BTreeSet::new();
-        for object in &self.0 {
-            if object.owner().is_some_and(|owner| owners.contains(&owner)) {
-                continue;
-            }
-            match workload::templates(&object.kind, &object.value, &object.source())? {
-                workload::Made::Pods(templates) => found.add(object, templates, &priorities, &mut unknown)?,
-                workload::Made::Nothing => {}
-                workload::Made::Unknown(why) => found.warnings.push(format!("{}: {why}", object.source())),
+        for ((object, made), counted) in self.0.iter().zip(made).zip(counted) {
+            match made {
+                Made::Pods(templates) if counted == Counted::ByItself => {
+                    found.add(object, templates, &priorities, &mut unknown)?;
+                }
+                Made::LeftOut(why) if counted == Counted::ByItself => {
+                    found.warnings.push(format!("{}: {why}", object.source()));
+                }
+                Made::Pods(_) | Made::LeftOut(_) | Made::Nothing => {}
             }
         }
         let unknown = unknown.into_iter().map(|name| {
@@ -165,14 +194,32 @@ impl Manifests {
         own.into_iter().chain(named).collect()
     }
 
-    /// Kind, namespace and name of all objects that make pods.
-    fn owners(&self) -> BTreeSet<(String, String, String)> {
-        let makes_pods = |object: &&ManifestObject| object.kind != "Pod";
-        self.0
-            .iter()
-            .filter(makes_pods)
-            .map(|object| (object.kind.clone(), object.namespace(), object.name()))
-            .collect()
+    /// With what each object is counted. Owners are followed as far as they are there: the workers of a group belong to its leader's
+    /// Pod, that to a StatefulSet, and that to the LeaderWorkerSet.
+    fn counted(&self, made: &[Made]) -> Vec<Counted> {
+        let named = |(place, object): (usize, &ManifestObject)| (object.identity(), place);
+        let places: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();
+        let makes_pods = |place: usize| self.0[place].kind != "Pod" && matches!(made[place], Made::Pods(_));
+        let mut counted = vec![Counted::ByItself; self.0.len()];
+        for start in 0..self.0.len() {
+            let mut above: Vec<usize> = Vec::new();
+            let mut place = start;
+            while let Some(owner) = self.0[place].owners().iter().find_map(|owner| places.get(owner)) {
+                // Owners in a circle are nobody's.
+                if above.contains(owner) || *owner == start {
+                    break;
+                }
+                above.push(*owner);
+                place = *owner;
+            }
+            if above.iter().any(|owner| makes_pods(*owner)) {
+                counted[start] = Counted::WithItsOwner;
+            } else if matches!(made[start], Made::Pods(_)) {
+                let unknown = above.into_iter().filter(|owner| matches!(made[*owner], Made::LeftOut(_)));
+                unknown.for_each(|owner| counted[owner] = Counted::ByWhatItMade);
+            }
+        }
+        counted
     }
 }
 
@@ -212,7 +259,12 @@ impl ManifestPods {
 
 impl ManifestObject {
     fn source(&self) -> String {
-        format!("{}: {} {}/{}", self.file, self.kind, self.namespace(), self.name())
+        let line = self.line.map_or_else(String::new, |line| format!(":{line}"));
+        format!("{}{line}: {} {}/{}", self.file, self.kind, self.namespace(), self.name())
+    }
+
+    fn identity(&self) -> Identity {
+        (self.kind.clone(), self.namespace(), self.name())
     }
 
     fn text(&self, pointer: &str) -> Option<&str> {
@@ -228,18 +280,22 @@ impl ManifestObject {
         self.text("/metadata/namespace").unwrap_or("default").to_owned()
     }
 
-    /// What made it. The ReplicaSet between a pod and its Deployment is named after both: `NAME-HASH`.
-    fn owner(&self) -> Option<(String, String, String)> {
+    /// What made it; the nearest first. The ReplicaSet between a pod and its Deployment is named after both, `NAME-HASH`, and
+    /// often not there.
+    fn owners(&self) -> Vec<Identity> {
+        self.named_owners().unwrap_or_default()
+    }
+
+    fn named_owners(&self) -> Option<Vec<Identity>> {
         let owners = self.value.pointer("/metadata/ownerReferences")?.as_array()?;
         let owner =
             owners.iter().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))?;
         let (kind, name) = (owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?);
         let deployment = self.text("/metadata/labels/pod-template-hash").filter(|_| kind == "ReplicaSet");
         let deployment = deployment.and_then(|hash| name.strip_suffix(hash)?.strip_suffix('-'));
-        Some(match deployment {
-            Some(deployment) => ("Deployment".into(), self.namespace(), deployment.into()),
-            None => (kind.into(), self.namespace(), name.into()),
-        })
+        let owner = (kind.into(), self.namespace(), name.into());
+        let deployment = deployment.map(|name| ("Deployment".into(), self.namespace(), name.into()));
+        Some([Some(owner), deployment].into_iter().flatten().collect())
     }
 }
 
@@ -253,23 +309,69 @@ fn files_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn json(text: &str, file: &str) -> Result<Vec<Value>, ManifestError> {
-    let values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    values.collect::<Result<_, _>>().map_err(|error| ManifestError::Json { file: file.into(), error })
+fn json(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let (mut documents, mut line, mut counted) = (Vec::new(), 1, 0);
+    loop {
+        let rest = &text[values.byte_offset()..];
+        let start = text.len() - rest.trim_start().len();
+        line += text[counted..start].matches('\n').count();
+        counted = start;
+        match values.next() {
+            None => return Ok(documents),
+            Some(Ok(value)) => documents.push(Document { line: Some(line), value }),
+            Some(Err(error)) => return Err(ManifestError::Json { file: file.into(), error }),
+        }
+    }
 }
 
-fn yaml(text: &str, file: &str) -> Result<Vec<Value>, ManifestError> {
+fn yaml(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
     };
-    serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|error| ManifestError::Yaml { file: file.into(), error: Box::new(error) })
+    let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
+        .map_err(|error| ManifestError::Yaml { file: file.into(), error: Box::new(error) })?;
+    let values: Vec<Value> = values.into_iter().filter(|value| !value.is_null()).collect();
+    let lines = document_lines(text);
+    // A document such as `null` is nothing to the parser: no line is better than a wrong one.
+    let is_sure = lines.len() == values.len();
+    let line = |place: usize| lines.get(place).copied().filter(|_| is_sure);
+    Ok(values.into_iter().enumerate().map(|(place, value)| Document { line: line(place), value }).collect())
 }
 
-/// The objects of a list, or the object itself; none of an empty document.
+/// The lines on which documents of YAML begin that have more than comments.
+fn document_lines(text: &str) -> Vec<usize> {
+    let (mut lines, mut is_open) = (Vec::new(), false);
+    for (place, line) in text.lines().enumerate() {
+        let marker = line.strip_prefix("---").or_else(|| line.strip_prefix("..."));
+        let after = marker.filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        is_open &= after.is_none();
+        let content = after.unwrap_or(line).trim();
+        if !is_open && !content.is_empty() && !content.starts_with(['#', '%']) {
+            is_open = true;
+            lines.push(place + 1);
+        }
+    }
+    lines
+}
+
+/// The objects of a list and of lists in it, or the object itself; none of an empty document. An API server leaves the kind out of
+/// the items of a `PodList`.
 fn items(mut document: Value) -> Vec<Value> {
+    let kind = document.get("kind").and_then(Value::as_str).unwrap_or("List");
+    let of_items = kind.strip_suffix("List").map(str::to_owned);
     match document.get_mut("items").map(Value::take) {
-        Some(Value::Array(items)) => items,
+        Some(Value::Array(items)) => {
+            let with_kind = |mut item: Value| {
+                if let (Some(kind), Some(fields)) = (of_items.as_deref(), item.as_object_mut())
+                    && !kind.is_empty()
+                {
+                    fields.entry("kind").or_insert_with(|| kind.into());
+                }
+                item
+            };
+            items.into_iter().map(with_kind).flat_map(self::items).collect()
+        }
         _ if document.is_null() => Vec::new(),
         _ => vec![document],
     }

@@ -15,8 +15,8 @@ pub struct PodTemplate {
 pub enum Made {
     Pods(Vec<PodTemplate>),
     Nothing,
-    /// Perhaps pods, in a way that is not known here; why, for people.
-    Unknown(&'static str),
+    /// None that count, or in a way that is not known here; why, for people.
+    LeftOut(&'static str),
 }
 
 /// The pods that an object of this kind makes.
@@ -26,6 +26,9 @@ pub fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, Manif
         ["/metadata/name", "/metadata/generateName"].iter().find_map(|at| object.pointer(at)?.as_str());
     let name = name.unwrap_or("unnamed");
     let count = |from: &Value, field: &'static str| count(from, field, source);
+    if let ("Job" | "JobSet" | "CronJob", Some(why)) = (kind, at_rest(object, spec)) {
+        return Ok(if asks_for_gpu(object) { Made::LeftOut(why) } else { Made::Nothing });
+    }
     Ok(match kind {
         "Pod" => Made::Pods(vec![PodTemplate { pod: object.clone(), names: vec![name.into()] }]),
         "Job" => Made::Pods(vec![of_job(spec, name, source)?]),
@@ -35,7 +38,7 @@ pub fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, Manif
         }
         "JobSet" => Made::Pods(of_job_set(spec, name, source)?),
         "LeaderWorkerSet" => Made::Pods(of_groups(spec, name, source)?),
-        "DaemonSet" if asks_for_gpu(object) => Made::Unknown(
+        "DaemonSet" if asks_for_gpu(object) => Made::LeftOut(
             "a DaemonSet has a pod on each node, and is left out; count its GPUs out of the nodes",
         ),
         "DaemonSet" => Made::Nothing,
@@ -43,12 +46,28 @@ pub fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, Manif
             let replicas = count(spec, "replicas")?.unwrap_or(1);
             Made::Pods(vec![PodTemplate { pod: pod_of(&spec["template"]), names: numbered(name, replicas) }])
         }
-        _ if asks_for_gpu(object) => Made::Unknown(
+        _ if asks_for_gpu(object) => Made::LeftOut(
             "how many pods its controller makes is not known here, and it is left out; plan from a dump of a cluster where it runs \
              (--cluster), or write its pods as a Deployment",
         ),
         _ => Made::Nothing,
     })
+}
+
+/// Why a Job runs no pod.
+fn at_rest(object: &Value, spec: &Value) -> Option<&'static str> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let is_end = |condition: &Value| {
+        let of = |field: &str| condition.get(field).and_then(Value::as_str);
+        matches!(of("type"), Some("Complete" | "Completed" | "Failed")) && of("status") == Some("True")
+    };
+    if conditions.into_iter().flatten().any(is_end) {
+        Some("it has ended, and is left out")
+    } else if spec.get("suspend").and_then(Value::as_bool) == Some(true) {
+        Some("it is suspended, and is left out; take spec.suspend out to plan it")
+    } else {
+        None
+    }
 }
 
 /// As many as run at once.
@@ -112,13 +131,22 @@ fn check(field: &'static str, count: u64, source: &str) -> Result<usize, Manifes
     usize::try_from(count).ok().filter(|count| *count <= MAX_PODS).ok_or_else(bad)
 }
 
-/// Whether anything in it names a GPU's resource.
+/// Whether anything in it names a GPU's resource: one that is known by its name, or any of NVIDIA's where resources are listed.
+/// Elsewhere such names are those of labels.
 fn asks_for_gpu(value: &Value) -> bool {
     let is_gpu = |key: &str| {
         key == "stowage.dev/vram" || key == "nvidia.com/gpu" || key.starts_with("nvidia.com/mig-")
     };
+    let lists_gpu = |field: &str, value: &Value| {
+        matches!(field, "limits" | "requests" | "resources")
+            && value
+                .as_object()
+                .is_some_and(|amounts| amounts.keys().any(|key| key.starts_with("nvidia.com/")))
+    };
     match value {
-        Value::Object(fields) => fields.iter().any(|(key, value)| is_gpu(key) || asks_for_gpu(value)),
+        Value::Object(fields) => {
+            fields.iter().any(|(key, value)| is_gpu(key) || lists_gpu(key, value) || asks_for_gpu(value))
+        }
         Value::Array(items) => items.iter().any(asks_for_gpu),
         _ => false,
     }

@@ -5,10 +5,10 @@ use super::{
     asks_by_claims, asks_for_gpu, demand, devices_from_labels, identity_of_name, is_finished, kube_filters,
 };
 use crate::capacity_plan::gpu_types::GpuType;
-use crate::capacity_plan::question::{NodeTemplate, PodToPlace, TemplateGpu, TemplateHost};
+use crate::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateGpu, TemplateHost};
 use crate::capacity_plan::shorthand::node_name;
 use crate::ids::GpuModel;
-use crate::scheduling::kube_filters::UnsupportedRule;
+use crate::scheduling::kube_filters::{Requirements, UnsupportedRule};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::demand::{MAX_GPUS, RequestError};
 use crate::scheduling::vocabulary::device_plugin::PluginDevices;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 pub enum PlannedPod {
     ToPlace {
         pod: Box<PodToPlace>,
-        /// A rule of it that no plan knows.
-        unjudged: Option<UnsupportedRule>,
+        /// Rules of it that no plan knows.
+        dropped: Vec<DroppedRule>,
     },
     /// It requests no GPU, has ended, or is being deleted.
     Irrelevant,
@@ -32,6 +32,20 @@ pub enum PlannedPod {
     /// Its name or its request cannot be understood.
     Unidentified(Unidentified),
     Invalid(RequestError),
+}
+
+/// A rule of a pod that no plan takes into account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum DroppedRule {
+    #[error("required pod affinity")]
+    PodAffinity,
+    #[error("topologySpreadConstraints with DoNotSchedule")]
+    TopologySpread,
+    #[error("a volume that may be bound to nodes")]
+    Volumes,
+    /// The nodes of a plan have names of their own.
+    #[error("a selector of one node by its name")]
+    NodeName,
 }
 
 /// A node that is no kind of node for GPUs.
@@ -66,18 +80,43 @@ pub fn pod_to_place(pod: &Pod, workload: usize, source: Arc<str>, policy: &Polic
         Err(error) => return PlannedPod::Invalid(error),
     };
     let mut requirements = kube_filters::successor_requirements(pod);
+    let dropped = dropped(pod, &mut requirements);
+    PlannedPod::ToPlace { pod: Box::new(PodToPlace { key, workload, source, demand, requirements }), dropped }
+}
+
+/// Takes the rules that no plan knows out of the requirements, and names them. A plan knows required anti-affinity, and a gate
+/// is for the time before.
+fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
+    let [affinity, spread, volumes] = kube_filters::rules_of_running_clusters(pod);
     // Volumes are where the pod is now, or nowhere yet.
-    let volumes = (!requirements.claims.is_empty()).then_some(UnsupportedRule::Volumes);
+    let volumes = volumes || !requirements.claims.is_empty();
     requirements.claims = Arc::default();
-    let unjudged = requirements.unjudged.filter(|rule| *rule != UnsupportedRule::Unreadable);
-    if unjudged.is_some() {
+    if requirements.unjudged.is_some_and(|rule| rule != UnsupportedRule::Unreadable) {
         requirements.unjudged = None;
     }
-    let unjudged = unjudged.filter(|rule| *rule != UnsupportedRule::SchedulingGate).or(volumes);
-    PlannedPod::ToPlace {
-        pod: Box::new(PodToPlace { key, workload, source, demand, requirements }),
-        unjudged,
+    let rules = [
+        (affinity, DroppedRule::PodAffinity),
+        (spread, DroppedRule::TopologySpread),
+        (volumes, DroppedRule::Volumes),
+        (take_node_names(requirements), DroppedRule::NodeName),
+    ];
+    rules.into_iter().filter(|(is_there, _)| *is_there).map(|(_, rule)| rule).collect()
+}
+
+/// Whether there were rules about the node's name: its label for the host, or the field itself.
+fn take_node_names(requirements: &mut Requirements) -> bool {
+    let mut is_bound = requirements.node_selector.remove(HOSTNAME).is_some();
+    let Some(terms) = &mut requirements.node_affinity else { return is_bound };
+    for term in terms.iter_mut() {
+        let before = term.labels.len();
+        term.labels.retain(|requirement| requirement.key != HOSTNAME);
+        is_bound |= term.labels.len() < before || !std::mem::take(&mut term.name).is_empty();
     }
+    // Any node matches a term that was about names alone.
+    if is_bound && terms.iter().any(|term| term.labels.is_empty()) {
+        requirements.node_affinity = None;
+    }
+    is_bound
 }
 
 /// The kind of node that such a node is: with labels of these keys only, and without a name of its own.
@@ -139,14 +178,56 @@ mod tests {
         let claim = json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "v" } }]);
         let spec =
             json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "volumes": claim });
-        let PlannedPod::ToPlace { pod, unjudged } = planned(spec) else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.claims.len(), unjudged), (0, Some(UnsupportedRule::Volumes)));
+        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
+        assert_eq!((pod.requirements.claims.len(), dropped), (0, vec![DroppedRule::Volumes]));
         let spread = json!([{ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule" }]);
         let spec = json!({
             "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "topologySpreadConstraints": spread
         });
-        let PlannedPod::ToPlace { pod, unjudged } = planned(spec) else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.unjudged, unjudged), (None, Some(UnsupportedRule::TopologySpread)));
+        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
+        assert_eq!((pod.requirements.unjudged, dropped), (None, vec![DroppedRule::TopologySpread]));
+    }
+
+    #[test]
+    fn required_anti_affinity_is_planned_and_required_affinity_is_named() {
+        let term = json!([{ "labelSelector": { "matchLabels": { "app": "x" } }, "topologyKey": "zone" }]);
+        let found = |kind: &str| {
+            let required = json!({ kind: { "requiredDuringSchedulingIgnoredDuringExecution": term } });
+            let limits = containers(json!({ "stowage.dev/vram": "1Gi" }));
+            planned(json!({ "containers": limits, "affinity": required }))
+        };
+        let PlannedPod::ToPlace { pod, dropped } = found("podAntiAffinity") else {
+            panic!("it asks for VRAM")
+        };
+        assert_eq!((pod.requirements.repels.len(), pod.requirements.unjudged, dropped), (1, None, vec![]));
+        let PlannedPod::ToPlace { pod, dropped } = found("podAffinity") else { panic!("it asks for VRAM") };
+        assert_eq!((pod.requirements.unjudged, dropped), (None, vec![DroppedRule::PodAffinity]));
+    }
+
+    #[test]
+    fn a_pod_that_is_bound_to_a_node_by_name_may_go_to_any() {
+        let found = |rules: Value| {
+            let mut spec = json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })) });
+            spec.as_object_mut().unwrap().extend(rules.as_object().unwrap().clone());
+            let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
+            assert_eq!(dropped, [DroppedRule::NodeName]);
+            pod.requirements
+        };
+        let by_label = found(json!({ "nodeSelector": { "kubernetes.io/hostname": "a", "zone": "b" } }));
+        assert_eq!(by_label.node_selector.into_iter().collect::<Vec<_>>(), [("zone".into(), "b".into())]);
+        let affinity = |term: Value| {
+            let required = json!({ "nodeSelectorTerms": [term] });
+            found(
+                json!({ "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } } }),
+            )
+        };
+        let host = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["a"] });
+        let zone = json!({ "key": "zone", "operator": "Exists" });
+        let name = json!({ "key": "metadata.name", "operator": "In", "values": ["a"] });
+        assert_eq!(affinity(json!({ "matchExpressions": [host] })).node_affinity, None);
+        assert_eq!(affinity(json!({ "matchFields": [name] })).node_affinity, None);
+        let both = affinity(json!({ "matchExpressions": [host, zone] })).node_affinity.unwrap();
+        assert_eq!(both[0].labels.len(), 1);
     }
 
     #[test]

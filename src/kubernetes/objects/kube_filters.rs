@@ -79,17 +79,26 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
     }
 }
 
+/// Whether the pod requires other pods near it, spreads over a topology, and has volumes that may be bound to a place: rules
+/// about what a cluster has already.
+pub fn rules_of_running_clusters(pod: &Pod) -> [bool; 3] {
+    let of = |rule: &dyn Fn(&PodSpec) -> bool| pod.spec.as_ref().is_some_and(rule);
+    let has_volumes = |spec: &PodSpec| spec.volumes.iter().flatten().any(may_be_bound_to_a_place);
+    [of(&rules::requires_pods_near), of(&spreads), of(&has_volumes)]
+}
+
+fn spreads(spec: &PodSpec) -> bool {
+    let mut constraints = spec.topology_spread_constraints.iter().flatten();
+    constraints.any(|constraint| constraint.when_unsatisfiable != "ScheduleAnyway")
+}
+
 /// The first part of the pod that filters nodes in a way not supported here.
 fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
-    let spreads = || {
-        let mut constraints = spec.topology_spread_constraints.iter().flatten();
-        constraints.any(|constraint| constraint.when_unsatisfiable != "ScheduleAnyway")
-    };
     if gates(pod).others {
         Some(UnsupportedRule::SchedulingGate)
     } else if rules::requires_pods_near_or_far(spec) {
         Some(UnsupportedRule::InterPodAffinity)
-    } else if spreads() {
+    } else if spreads(spec) {
         Some(UnsupportedRule::TopologySpread)
     } else if spec.resource_claims.iter().flatten().next().is_some() {
         Some(UnsupportedRule::ResourceClaims)

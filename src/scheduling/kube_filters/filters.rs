@@ -6,9 +6,10 @@
 use super::host_ports::HostPort;
 use super::node::{Effect, FilterNode};
 use super::requirements::{Requirements, UnsupportedRule};
-use super::resources::RequestedSums;
+use super::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, RequestedSums};
 use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
-use crate::units::plural;
+use crate::units::text::quantity_text;
+use crate::units::{Bytes, plural};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ pub enum FilterVerdict {
     Unsupported(UnsupportedRule),
 }
 
-/// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces.
+/// The filter that refuses, with its figures. CPU is in thousandths of a core, other resources in bytes or pieces; texts have
+/// them as manifests do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum FilterReason {
@@ -32,11 +34,11 @@ pub enum FilterReason {
     Tainted { key: String, effect: Effect },
     #[error("the node does not match the pod's node selector or required node affinity")]
     NotSelected,
-    #[error("the pod asks for {asked} of {resource}, and the node has {allocatable} in all")]
+    #[error("the pod asks for {}, and the node has {} in all", of_resource(.resource, *.asked), amount(.resource, *.allocatable))]
     InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
     #[error("the node allows {} and has that many", plural(*allowed, "pod"))]
     TooManyPods { allowed: u64 },
-    #[error("the pod asks for {asked} of {resource}, and {left} are left")]
+    #[error("the pod asks for {}, and the node has {} left", of_resource(.resource, *.asked), amount(.resource, *.left))]
     InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
     #[error("a volume of the pod cannot be used on the node, or none can be provisioned there")]
     VolumeElsewhere,
@@ -72,6 +74,28 @@ impl FilterReason {
         }
     }
 }
+
+/// `64 CPU`, `60Gi of ephemeral-storage`, `2 of rdma/ib`.
+fn of_resource(resource: &str, asked: u64) -> String {
+    match resource {
+        CPU => format!("{} CPU", amount(resource, asked)),
+        _ => format!("{} of {resource}", amount(resource, asked)),
+    }
+}
+
+/// As a manifest has it.
+fn amount(resource: &str, amount: u64) -> String {
+    match resource {
+        CPU if amount.is_multiple_of(1000) => (amount / 1000).to_string(),
+        CPU => format!("{amount}m"),
+        MEMORY | EPHEMERAL_STORAGE => quantity_text(Bytes(amount)),
+        _ if resource.starts_with(HUGE_PAGES) => quantity_text(Bytes(amount)),
+        _ => amount.to_string(),
+    }
+}
+
+/// What resources of huge pages begin with.
+const HUGE_PAGES: &str = "hugepages-";
 
 pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>) -> FilterVerdict
 where

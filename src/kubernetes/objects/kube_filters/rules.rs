@@ -55,9 +55,13 @@ pub fn node_terms(selector: &NodeSelector) -> Result<Vec<NodeTerm>, UnreadableRu
 }
 
 pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
+    requires_pods_near(spec) || required_far(spec).next().is_some()
+}
+
+pub fn requires_pods_near(spec: &PodSpec) -> bool {
     let near = spec.affinity.iter().flat_map(|affinity| &affinity.pod_affinity);
     let mut near = near.flat_map(|near| &near.required_during_scheduling_ignored_during_execution).flatten();
-    near.next().is_some() || required_far(spec).next().is_some()
+    near.next().is_some()
 }
 
 /// The pod's required pod anti-affinity.
