@@ -87,7 +87,9 @@ fn text(source: WorkloadSource, report: &Report) -> String {
     };
     let broken = match report.broken_promises() {
         0 => String::new(),
-        broken => format!("broken promises, which no scheduler may make: {broken} (--json says of which order)\n"),
+        broken => {
+            format!("broken promises, which no scheduler may make: {broken} (--json says of which order)\n")
+        }
     };
     format!(
         "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{LEGEND}\n{broken}",

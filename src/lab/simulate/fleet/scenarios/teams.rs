@@ -4,7 +4,7 @@
 //! # The workload
 //!
 //! Sixteen A100 on three nodes of four and two nodes of two, a day from six in the morning. *Inference* follows a working day: one
-//! engine (32B, one GPU) at night, ten at the peak. *Training* comes in campaigns, a dozen jobs in the morning and some fifty in
+//! engine (32B, one GPU) at night, eight at the peak. *Training* comes in campaigns, a dozen jobs in the morning and some fifty in
 //! the evening, of one, two or four GPUs and half an hour to three hours. *Experiments* are sweeps of 20 to 40 jobs of one GPU and
 //! 5 to 40 minutes, six times a day. Jobs save their work every ten minutes; one that is evicted loses what it did since and is
 //! submitted again. A team's queue keeps eight jobs pending.
@@ -48,16 +48,21 @@ pub static TEAMS: Scenario = Scenario {
         Figure {
             name: "in a cycle",
             decimals: 1,
-            help: "pods within a guarantee that get GPUs, or for which pods are evicted, within 5 s, in hundredths",
+            help: "pods within a guarantee that get GPUs, or for which pods are evicted, within 5 s of when GPUs of one node are free or borrowed by pods that may be evicted, in hundredths",
         },
         Figure { name: "guaranteed p99", decimals: 1, help: "seconds that this takes, 99th percentile" },
         Figure { name: "guaranteed max", decimals: 0, help: "the same, the longest" },
         Figure {
             name: "Jain",
             decimals: 3,
-            help: "Jain's index of borrowed GPUs over weight, while teams compete",
+            help: "Jain's index of borrowed GPUs over weight, while two teams or more wait to borrow one GPU",
         },
-        Figure { name: "competing", decimals: 1, help: "hours in which two teams or more wait to borrow" },
+        Figure { name: "competing", decimals: 1, help: "hours in which they do" },
+        Figure {
+            name: "Jain, any",
+            decimals: 3,
+            help: "the same while two teams or more wait to borrow any number of GPUs",
+        },
         Figure {
             name: "completed",
             decimals: 0,
@@ -133,8 +138,8 @@ pub enum Timer {
     /// A job of the day's list comes.
     Comes(usize),
     Job(JobTimer),
-    /// The pod has waited for longer than a cycle, if it still waits.
-    IsLate(PodUid),
+    /// The pod has waited for a cycle more, if it still waits.
+    Waits(PodUid),
 }
 
 impl Team {

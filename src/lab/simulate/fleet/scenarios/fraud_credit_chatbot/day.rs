@@ -82,7 +82,7 @@ impl Standing {
     fn of(stage: &Stage<'_, ()>) -> Self {
         let mut standing = Self::default();
         for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus) {
-            standing.asked = standing.asked + gpu.charged();
+            standing.asked += gpu.charged();
             let pods = gpu.pods.keys().filter_map(|uid| stage.pod(uid));
             let has_fraud = pods.clone().any(|pod| App::of(&pod.spec) == App::Fraud);
             standing.company += if has_fraud { gpu.pods.len() - 1 } else { 0 };

@@ -22,14 +22,22 @@ pub struct Standing {
     pub waits: bool,
     /// Teams with a pod that waits to borrow.
     pub competing: [bool; 3],
+    /// Those whose pod asks for one GPU: what comes free GPU by GPU is of no use to others.
+    pub competing_for_one: [bool; 3],
+}
+
+/// By the teams that compete: for how long, and what each borrows of it over its weight.
+#[derive(Debug, Default)]
+pub struct Competition {
+    borrowed: BTreeMap<[bool; 3], (f64, [f64; 3])>,
 }
 
 pub struct Account {
     quotas: [Quota; 3],
     since: Moment,
     standing: Standing,
-    /// By the teams that compete: for how long, and what each borrows of it over its weight.
-    borrowed: BTreeMap<[bool; 3], (f64, [f64; 3])>,
+    pub for_any: Competition,
+    pub for_one: Competition,
     /// GPU time, all and idle, while a pod waits.
     all: f64,
     idle: f64,
@@ -39,7 +47,16 @@ pub struct Account {
 impl Account {
     pub fn new(quotas: [Quota; 3], gpus: u32, now: Moment) -> Self {
         let standing = Standing { free: gpus, ..Standing::default() };
-        Self { quotas, since: now, standing, borrowed: BTreeMap::new(), all: 0.0, idle: 0.0, gpus }
+        Self {
+            quotas,
+            since: now,
+            standing,
+            for_any: Competition::default(),
+            for_one: Competition::default(),
+            all: 0.0,
+            idle: 0.0,
+            gpus,
+        }
     }
 
     /// It stood as before until now, and stands so from now on.
@@ -51,29 +68,37 @@ impl Account {
             self.all += hours * f64::from(self.gpus);
             self.idle += hours * f64::from(before.free);
         }
-        if before.competing.iter().filter(|competes| **competes).count() >= 2 {
-            let (time, sums) = self.borrowed.entry(before.competing).or_default();
-            *time += hours;
-            for team in Team::ALL {
-                let quota = self.quotas[team as usize];
-                let borrowed = before.used[team as usize].saturating_sub(quota.guarantee);
-                sums[team as usize] += hours * f64::from(borrowed) / f64::from(quota.weight);
-            }
-        }
+        let borrowed = Team::ALL.map(|team| {
+            let quota = self.quotas[team as usize];
+            f64::from(before.used[team as usize].saturating_sub(quota.guarantee)) / f64::from(quota.weight)
+        });
+        self.for_any.count(before.competing, hours, borrowed);
+        self.for_one.count(before.competing_for_one, hours, borrowed);
     }
 
     /// In hundredths.
     pub fn idle(&self) -> f64 {
         100.0 * self.idle / self.all.max(f64::MIN_POSITIVE)
     }
+}
 
-    pub fn competing_hours(&self) -> f64 {
+impl Competition {
+    fn count(&mut self, teams: [bool; 3], hours: f64, borrowed: [f64; 3]) {
+        if teams.iter().filter(|competes| **competes).count() < 2 {
+            return;
+        }
+        let (time, sums) = self.borrowed.entry(teams).or_default();
+        *time += hours;
+        sums.iter_mut().zip(borrowed).for_each(|(sum, borrowed)| *sum += hours * borrowed);
+    }
+
+    pub fn hours(&self) -> f64 {
         self.borrowed.values().map(|(time, _)| time).sum()
     }
 
     /// Jain's index of the teams that compete, for each such set of teams; their mean, by time. 1 if teams never compete.
     pub fn jain(&self) -> f64 {
-        let hours = self.competing_hours();
+        let hours = self.hours();
         let of = |(teams, (time, sums)): (&[bool; 3], &(f64, [f64; 3]))| {
             let shares: Vec<f64> =
                 sums.iter().zip(teams).filter(|(_, competes)| **competes).map(|(sum, _)| *sum).collect();
@@ -107,10 +132,16 @@ mod tests {
         let quota = Quota { guarantee: 2, limit: 8, weight: 2 };
         let mut account = Account::new([quota; 3], 8, Moment(0));
         let hour = |n: u64| Moment(0) + Millis::seconds(n * 3600);
-        let competes = Standing { free: 0, used: [4, 4, 0], waits: true, competing: [true, true, false] };
+        let competes = Standing {
+            free: 0,
+            used: [4, 4, 0],
+            waits: true,
+            competing: [true, true, false],
+            ..Standing::default()
+        };
         account.stands(hour(1), competes);
-        account.stands(hour(2), Standing { free: 4, used: [4, 0, 0], waits: true, competing: [false; 3] });
+        account.stands(hour(2), Standing { free: 4, used: [4, 0, 0], waits: true, ..Standing::default() });
         account.stands(hour(3), Standing::default());
-        assert_eq!((account.idle(), account.competing_hours(), account.jain()), (25.0, 1.0, 1.0));
+        assert_eq!((account.idle(), account.for_any.hours(), account.for_any.jain()), (25.0, 1.0, 1.0));
     }
 }

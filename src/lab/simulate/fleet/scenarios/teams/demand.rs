@@ -7,7 +7,7 @@ use crate::lab::simulate::random::Random;
 use crate::units::{Millis, Moment};
 
 /// Engines at the peak.
-const MOST_ENGINES: f64 = 10.0;
+const MOST_ENGINES: f64 = 8.0;
 /// For how long an engine stays after it was last needed: the default of an HPA is five minutes.
 const SCALE_DOWN_AFTER: u64 = 10;
 

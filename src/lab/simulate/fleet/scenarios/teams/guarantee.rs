@@ -1,12 +1,12 @@
-//! How long pods within their team's guarantee wait until they are bound, or until pods are evicted for them; and why some wait
-//! longer than a cycle of the planner.
+//! How long pods within their team's guarantee wait until they are bound, or until pods are evicted for them, while GPUs of one node
+//! are free or borrowed by pods that may be evicted; and for how long no scheduler could have helped.
 
 use super::Timer;
 use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::scenarios::quantile;
 use crate::lab::simulate::fleet::stage::Stage;
 use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
@@ -15,7 +15,7 @@ pub const CYCLE_S: f64 = 5.0;
 /// What is between a pod and GPUs of one node, the least of all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
-    /// GPUs are free, or their pods leave.
+    /// GPUs are free, or their pods leave for it.
     None,
     /// Pods that borrow, and may be evicted for it.
     Borrowers,
@@ -32,10 +32,11 @@ pub struct Guarantees {
     waiting: BTreeMap<PodUid, Moment>,
     /// GPUs whose pods were evicted: when they were asked to leave, and when they are gone.
     vacated: BTreeMap<GpuUuid, (Moment, Moment)>,
-    late: BTreeMap<PodUid, Obstacle>,
+    /// For how long each that waits had no GPUs to be had.
+    excused: BTreeMap<PodUid, Millis>,
     seconds: Vec<f64>,
-    /// Of those that waited for longer than a cycle.
-    pub obstacles: BTreeMap<Obstacle, u32>,
+    /// Time in which pods waited, by what was between.
+    obstacles: BTreeMap<Obstacle, Millis>,
 }
 
 impl Guarantees {
@@ -64,17 +65,21 @@ impl Guarantees {
     }
 
     fn note(&mut self, uid: &PodUid, millis: u64) {
-        let seconds = millis as f64 / 1000.0;
-        self.seconds.push(seconds);
-        let obstacle = self.late.remove(uid);
-        if seconds > CYCLE_S {
-            *self.obstacles.entry(obstacle.unwrap_or(Obstacle::None)).or_default() += 1;
-        }
+        let excused = self.excused.remove(uid).unwrap_or_default();
+        self.seconds.push(millis.saturating_sub(excused.0) as f64 / 1000.0);
     }
 
-    pub fn is_late(&mut self, uid: &PodUid, obstacle: impl FnOnce() -> Obstacle) {
-        if self.waiting.contains_key(uid) {
-            self.late.insert(uid.clone(), obstacle());
+    pub fn waits(&self, uid: &PodUid) -> bool {
+        self.waiting.contains_key(uid)
+    }
+
+    /// The pod has waited for so long, with this between it and its GPUs.
+    pub fn has_waited(&mut self, uid: &PodUid, time: Millis, obstacle: Obstacle) {
+        let of = self.obstacles.entry(obstacle).or_default();
+        *of = *of + time;
+        if !matches!(obstacle, Obstacle::None | Obstacle::Borrowers) {
+            let excused = self.excused.entry(uid.clone()).or_default();
+            *excused = *excused + time;
         }
     }
 
@@ -91,13 +96,12 @@ impl Guarantees {
     }
 
     pub fn said(&self) -> String {
-        let of = |obstacle| self.obstacles.get(&obstacle).copied().unwrap_or(0);
+        let of = |obstacle| self.obstacles.get(&obstacle).map_or(0, |time| time.0 / 60_000);
         format!(
-            "of {} pods within a guarantee, {} waited for longer than a cycle: {} for borrowers younger than \
-             minRuntime, {} for borrowers that are never evicted, {} because what was free or borrowed was not on one \
-             node, {} although there was room, {} although borrowers could have been evicted",
+            "{} pods within a guarantee waited, in minutes: {} for borrowers younger than minRuntime, {} for borrowers that are \
+             never evicted, {} because what was free or borrowed was not on one node, {} although there was room, {} although \
+             borrowers could have been evicted",
             self.seconds.len(),
-            self.obstacles.values().sum::<u32>(),
             of(Obstacle::TooYoung),
             of(Obstacle::NeverEvicted),
             of(Obstacle::Scattered),
@@ -122,7 +126,8 @@ pub fn obstacle(
         let least = class.map(|class| class.min_runtime).unwrap_or_default();
         let ran = resident.bound.as_ref().map(|bound| stage.now().since(bound.since)).unwrap_or_default();
         match () {
-            () if resident.leaving.is_some() => Obstacle::None,
+            () if resident.leaving.is_some() && resident.evicted_for.as_ref() == Some(uid) => Obstacle::None,
+            () if resident.leaving.is_some() => Obstacle::Scattered,
             () if !borrowing.contains(other) => Obstacle::Scattered,
             () if is_never || resident.spec.priority >= pod.spec.priority => Obstacle::NeverEvicted,
             () if ran < least => Obstacle::TooYoung,

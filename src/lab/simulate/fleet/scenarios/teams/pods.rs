@@ -136,7 +136,9 @@ impl TeamPods {
             let (quota, with) = (self.quotas[pod.team as usize], used[pod.team as usize] + pod.gpus);
             if with <= quota.limit {
                 standing.waits = true;
-                standing.competing[pod.team as usize] |= with > quota.guarantee;
+                let borrows = with > quota.guarantee;
+                standing.competing[pod.team as usize] |= borrows;
+                standing.competing_for_one[pod.team as usize] |= borrows && pod.gpus == 1;
             }
         }
         standing

@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 /// Jobs that a team's queue keeps pending.
 const PENDING: usize = 8;
 const MINUTE: Millis = Millis::seconds(60);
-/// A moment after the longest cycle.
-const IS_LATE: Millis = Millis::seconds(6);
+/// The longest cycle of the planner.
+const CYCLE: Millis = Millis::seconds(5);
 
 pub struct Pool {
     stage: Stage<'static, Timer>,
@@ -88,10 +88,13 @@ impl Pool {
                     self.pods.all.remove(&uid);
                 }
             }
-            Happening::Timer(Timer::IsLate(uid)) => {
+            Happening::Timer(Timer::Waits(uid)) if self.sums.guarantees.waits(&uid) => {
                 let borrowing = self.pods.borrowing(&self.stage);
-                self.sums.guarantees.is_late(&uid, || obstacle(&uid, &self.stage, &self.policy, &borrowing));
+                let obstacle = obstacle(&uid, &self.stage, &self.policy, &borrowing);
+                self.sums.guarantees.has_waited(&uid, CYCLE, obstacle);
+                self.stage.at(now + CYCLE, Timer::Waits(uid));
             }
+            Happening::Timer(Timer::Waits(_)) => {}
             Happening::Bound(uid) => self.bound(&uid, now),
             Happening::Ready(uid) => {
                 let Some(pod) = self.pods.all.get_mut(&uid) else { return };
@@ -180,7 +183,7 @@ impl Pool {
         let uid = self.stage.submit(manifest(team, gpus, priority, job.is_some()));
         if is_within {
             self.sums.guarantees.opens(&uid, now);
-            self.stage.at(now + IS_LATE, Timer::IsLate(uid.clone()));
+            self.stage.at(now + CYCLE, Timer::Waits(uid.clone()));
         }
         self.created += 1;
         let number = self.created;
