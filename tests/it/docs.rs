@@ -19,7 +19,7 @@ fn pages() -> Vec<Page> {
         let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
         names.map(|name| Path::new(folder).join(name)).collect::<Vec<PathBuf>>()
     };
-    let mut files = ["", "docs", "docs/runbooks", "policies"].map(of).concat();
+    let mut files = ["", "docs", "docs/runbooks", "docs/scenarios", "policies"].map(of).concat();
     files.sort();
     assert!(files.len() > 12, "{files:?}");
     files.into_iter().map(|file| Page::read(root(), &file)).collect()

@@ -126,8 +126,8 @@ fn what_an_unknown_kind_made_counts_and_the_kind_is_not_called_left_out() {
     let text = [
         "{kind: InferenceService, metadata: {name: i}, spec: {limits: {stowage.dev/vram: 40Gi}}}".to_owned(),
         owned("Deployment", "d", "InferenceService/i", &format!("{{template: {TEMPLATE}}}")),
-        owned("Pod", "static", "Node/n", "{containers: []}"),
-        "{kind: Node, metadata: {name: n}}".to_owned(),
+        owned("Pod", "static", "Node/node-1", "{containers: []}"),
+        "{kind: Node, metadata: {name: node-1}}".to_owned(),
     ];
     let found = pods(&text.join("\n---\n"));
     assert_eq!((found.pods.len(), found.warnings.len()), (2, 0), "{found:?}");
