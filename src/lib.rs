@@ -9,8 +9,8 @@
 //! - [`policy_file`]: policies as files, with diagnostics. Pure.
 //! - [`policy_windows`]: which windows of a policy are open at a time. Pure.
 //! - [`policy_cases`]: test cases that stand next to policies. Pure.
-//! - [`estimate`]: how much VRAM a model needs, from its `config.json`. Pure.
 //! - [`capacity_plan`]: how many GPUs some pods need. Pure.
+//! - [`estimate`]: how much VRAM a model needs, from its `config.json`. Pure.
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
