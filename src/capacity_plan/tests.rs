@@ -16,7 +16,7 @@ use crate::units::{Bytes, MilliCpu};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Who is together on a GPU, by name, each GPU in order.
+/// The pods that share a GPU, by name, each GPU in order.
 fn together(plan: &CapacityPlan) -> Vec<Vec<&str>> {
     let gpus = plan.layout.iter().flat_map(|node| &node.gpus);
     gpus.map(|gpu| gpu.pods.iter().map(|pod| &*pod.pod.name).collect()).collect()

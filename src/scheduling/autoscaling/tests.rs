@@ -1,3 +1,5 @@
+//! What single loads ask for, one rule at a time.
+
 use super::*;
 use crate::ids::ModelId;
 use crate::scheduling::policy::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};

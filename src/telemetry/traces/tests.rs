@@ -1,3 +1,5 @@
+//! Traces, as a collector gets them.
+
 use super::*;
 use crate::telemetry::Metrics;
 use hyper_util::client::legacy::connect::HttpConnector;

@@ -1,5 +1,5 @@
 //! One run: jobs that arrive on the stage of a fleet, load, work, save, are evicted, return and end. The stage checks every
-//! placement and eviction against the hardware; who is placed where is the [`VictimScheduler`]'s.
+//! placement and eviction against the hardware; which pod is placed where is the [`VictimScheduler`]'s.
 
 use super::orders::VictimOrder;
 use super::scheduler::{PreemptorAnswer, VictimScheduler};

@@ -1,3 +1,5 @@
+//! What the view of the fleet says of nodes, GPUs, pods and tenants.
+
 use super::*;
 use crate::scheduling::explaining::testkit::{ExplainedCluster, name, pod};
 use crate::scheduling::policy::Tenant;

@@ -1,3 +1,5 @@
+//! Fragmentation of small clusters, computed by hand.
+
 use super::*;
 use crate::scheduling::testkit::{LedgerCluster, demand_of};
 use crate::scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;

@@ -1,3 +1,5 @@
+//! What the cluster's usage counts, one figure at a time.
+
 use super::*;
 use crate::scheduling::policy::{Policy, Tenant};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, in_namespace};

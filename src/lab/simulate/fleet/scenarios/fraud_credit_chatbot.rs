@@ -7,7 +7,7 @@
 //!
 //! *Random schedules*, 10,000 a seed: within a minute, up to a dozen pods of the three classes come in any order, with 4 to 60 GiB
 //! each; some only claim to be fraud detection (its label with a lower priority). Most end after a while, some stay. What counts
-//! is what the hardware holds: pods beside fraud detection, and who is evicted for whom.
+//! is what the hardware holds: pods beside fraud detection, and which pod is evicted for which.
 //!
 //! *A day*: fraud detection with 60 GiB (tables of embeddings) at all times; credit scoring with one replica, two from one to five
 //! at night and in half a dozen busy periods; the chatbot with one replica, two from seven to eleven in the evening. A replica is

@@ -5,8 +5,8 @@
 //!
 //! A hundred models of 1B to 70B, of which rank r is asked for 1/r as often as rank 1; 15 requests a second together. Each has
 //! stretches of six minutes with four times its mean and of half an hour with two fifths of it. H100 in nodes of eight, every node
-//! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: of many pods
-//! that come at once each starts on a GPU of its own, and large models find no empty one after them.
+//! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: where
+//! all came at once, a few models found no place on the same pool.
 //! Teams size an engine's grant for its busy stretches: weights, profile run, and a KV cache for the requests inside if it has half
 //! of a GPU's compute, and a quarter more; at least 8,192 tokens. The policy's autoscaler drives one to eight replicas of each model,
 //! and in an hour a new version of every model is rolled out, one after the other: a new pod for each old one, which leaves
@@ -141,7 +141,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
     let (models, minutes) = if input.is_short { (12, 10) } else { (MODELS, 60) };
     let sizing = Sizing::new(placer, seed, models, minutes);
-    let gpus = sizing.gpus_needed();
+    let needed = sizing.gpus_needed();
     let size = (POOL * sizing.least as f64).ceil() as usize;
     let mut pool = sizing.played(size, Compute::Shared);
     let ttft = pool.ttft();
@@ -155,7 +155,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let sums = &pool.sums;
     Played {
         figures: vec![
-            gpus as f64,
+            needed.unwrap_or_else(|most| most) as f64,
             sizing.least as f64,
             100.0 * (1.0 - (pool.late() + pool.waiting()) / sizing.requests()),
             seconds(0.99),
@@ -175,6 +175,10 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
             },
         ],
         broken,
-        notes: Vec::new(),
+        notes: needed
+            .err()
+            .map(|most| format!("{placer:?}: no pool of up to {most} GPUs suffices"))
+            .into_iter()
+            .collect(),
     }
 }

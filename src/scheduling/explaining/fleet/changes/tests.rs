@@ -1,3 +1,5 @@
+//! What changes between two views of the fleet say, one kind of change at a time.
+
 use super::*;
 use crate::scheduling::explaining::testkit::{ExplainedCluster, name, pod};
 use crate::scheduling::policy::Policy;

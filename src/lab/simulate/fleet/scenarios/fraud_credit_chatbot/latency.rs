@@ -1,7 +1,7 @@
 //! How long an inference of fraud detection takes, from its arrival to its answer, alone on its GPU or beside engines.
 //!
 //! A queue on one GPU: inferences come as a Poisson process and are done one after the other. An engine beside them is asked by
-//! another Poisson process, and is busy from a request's first step to its last. Whoever has work has the GPU in turn, for one
+//! another Poisson process, and is busy from a request's first step to its last. A process that has work has the GPU in turn, for one
 //! inference or one step, which is not interrupted:
 //!
 //! ```text

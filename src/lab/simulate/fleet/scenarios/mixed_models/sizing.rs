@@ -1,4 +1,4 @@
-//! A workload and who places it: pools of any size, and the smallest that suffices.
+//! A workload and the scheduler that places it: pools of any size, and the smallest that suffices.
 
 use super::catalogue::{Grants, ServedModel, catalogue, machines, most};
 use super::pool::{Compute, Pool};
@@ -12,7 +12,7 @@ use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::AutoscalingRules;
 use crate::units::Bytes;
 
-/// Who places the pods.
+/// What places the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placer {
     Stowage,
@@ -57,8 +57,9 @@ impl Sizing {
         pool
     }
 
-    /// The fewest GPUs on which all models have a place and enough requests are in time.
-    pub fn gpus_needed(&self) -> usize {
+    /// The fewest GPUs on which all models have a place and enough requests are in time; the most that were tried, as an error, if
+    /// they do not suffice.
+    pub fn gpus_needed(&self) -> Result<usize, usize> {
         let most_late = MOST_LATE * self.requests();
         let suffices =
             |gpus| self.pool(gpus, Compute::Shared).play(self.minutes, &self.rollouts, Some(most_late));
@@ -68,15 +69,18 @@ impl Sizing {
             Placer::Stowage | Placer::KvBlind => self.least,
         };
         let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
-        // Pools that are too small show it when traffic begins, and cost little; one of four times the least is taken as it is.
-        while enough < 4 * least && !suffices(enough) {
+        // Pools that are too small show it when traffic begins, and cost little.
+        while !suffices(enough) {
+            if enough >= 4 * least {
+                return Err(enough);
+            }
             (too_few, enough) = (enough, enough + enough.div_ceil(8));
         }
         while enough - too_few > 1 {
             let middle = (too_few + enough) / 2;
             if suffices(middle) { enough = middle } else { too_few = middle }
         }
-        enough
+        Ok(enough)
     }
 
     fn pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {

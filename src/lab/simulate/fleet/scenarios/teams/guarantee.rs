@@ -10,7 +10,7 @@ use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
-pub const CYCLE_S: f64 = 5.0;
+pub const CYCLE: Millis = Millis::seconds(5);
 
 /// What is between a pod and GPUs of one node, the least of all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,7 +90,7 @@ impl Guarantees {
 
     /// Those that were met within a cycle, in hundredths; the 99th percentile and the longest, in seconds.
     pub fn figures(&mut self) -> [f64; 3] {
-        let met = self.seconds.iter().filter(|seconds| **seconds <= CYCLE_S).count() as f64;
+        let met = self.seconds.iter().filter(|seconds| **seconds * 1000.0 <= CYCLE.0 as f64).count() as f64;
         let share = 100.0 * met / self.seconds.len().max(1) as f64;
         [share, quantile(&mut self.seconds, 0.99), quantile(&mut self.seconds, 1.0)]
     }

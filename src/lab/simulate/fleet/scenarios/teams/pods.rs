@@ -1,4 +1,4 @@
-//! The teams' pods: what they use of quotas, who waits and who borrows.
+//! The teams' pods: what they use of quotas, which wait and which borrow.
 
 use super::account::{Quota, Standing};
 use super::{GRANT, Team, Timer};

@@ -2,7 +2,7 @@
 
 use super::account::Standing;
 use super::demand::Demand;
-use super::guarantee::obstacle;
+use super::guarantee::{CYCLE, obstacle};
 use super::pods::{Priorities, TeamPod, TeamPods, manifest};
 use super::sums::Sums;
 use super::{Team, Timer};
@@ -17,8 +17,6 @@ use std::collections::VecDeque;
 /// Jobs that a team's queue keeps pending.
 const PENDING: usize = 8;
 const MINUTE: Millis = Millis::seconds(60);
-/// The longest cycle of the planner.
-const CYCLE: Millis = Millis::seconds(5);
 
 pub struct Pool {
     stage: Stage<'static, Timer>,
