@@ -1,5 +1,7 @@
-//! The formulas against numbers counted by hand, and every mistake in a file with what its message names. What others have
-//! published is compared in `tests/it/estimate.rs`.
+//! The formulas against numbers counted by hand. What others have published is compared in `tests/it/estimate.rs`.
+
+mod mistakes;
+mod right_size;
 
 use super::architecture::ModelArchitecture;
 use super::config::{Config, ConfigError};
@@ -7,7 +9,6 @@ use super::gpus::{GpuFit, GpuSize};
 use super::kv_cache::{KvCache, KvCacheDtype};
 use super::pod::PodLines;
 use super::quantization::Precision;
-use super::right_size::{Advice, Observation, RightSize, Unobserved};
 use super::shipped::{MODELS, ShippedModel};
 use super::*;
 
@@ -377,76 +378,6 @@ fn layers_without_a_window_are_as_many_as_the_familys_default_says() {
 }
 
 #[test]
-fn mistakes_in_a_file_name_the_place_and_the_way_out() {
-    let syntax = message(read("{\n  \"model_type\": \"llama\",\n  \"hidden_size\": ,\n}"));
-    assert!(syntax.starts_with("3:18: this is not JSON"), "{syntax}");
-    assert!(message(read("[1]")).contains("a JSON array"));
-    assert!(message(read("")).contains("1:0: this is not JSON"));
-    assert!(read(&format!("\u{feff}{LLAMA_8B}")).is_ok(), "a mark of the encoding is no mistake");
-    let missing = message(changed("num_hidden_layers", "num_hidden_layer"));
-    assert_eq!(missing, "1: `num_hidden_layers` is missing; there is `num_hidden_layer`: is that it?");
-    let missing = message(changed("\"vocab_size\": 128256, ", ""));
-    assert!(missing.contains("`vocab_size` is missing; add it"), "{missing}");
-    let unknown = message(changed("\"llama\"", "\"lama\""));
-    assert!(unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"), "{unknown}");
-    assert!(unknown.starts_with("2: model_type"), "{unknown}");
-    let unsupported = message(changed("\"llama\"", "\"gemma4_text\""));
-    assert!(unsupported.contains("heads of different sizes"), "{unsupported}");
-    let method =
-        changed("\"model_type\"", r#""quantization_config": {"quant_method": "gtpq"}, "model_type""#);
-    let method = message(method);
-    assert!(
-        method.contains("`quantization_config.quant_method` is \"gtpq\"") && method.contains("(`gptq`?)")
-    );
-}
-
-#[test]
-fn what_a_file_says_reaches_a_message_short_and_without_commands_for_a_terminal() {
-    let hostile = |text: String| text.chars().any(|c| c.is_control());
-    let long = message(changed("\"llama\"", &format!("\"{}\"", "x".repeat(200_000))));
-    assert!(long.len() < 2000, "{}", long.len());
-    assert!(!hostile(message(changed("\"llama\"", r#""\u001b[31mred\u0007""#))));
-    assert!(!hostile(message(changed("4096", r#""\u009b31m\u007f""#))));
-    assert!(!hostile(message(changed("vocab_size", r"vocab_siz\u001b"))));
-}
-
-#[test]
-fn numbers_that_no_model_has_are_refused_with_their_field() {
-    for (value, why) in [
-        ("-4096", "a whole number from 0"),
-        ("0", "a whole number from 1"),
-        ("4096.5", "a whole number"),
-        ("1e300", "a whole number"),
-        ("18446744073709551616", "a whole number"),
-        ("\"4096\"", "is \"4096\""),
-        ("NaN", "is NaN"),
-        ("Infinity", "is Infinity"),
-        ("-Infinity", "is -Infinity"),
-        ("null", "is null; write a value"),
-        ("true", "is true"),
-    ] {
-        let text = message(changed("\"hidden_size\": 4096", &format!("\"hidden_size\": {value}")));
-        assert!(text.starts_with("2: `hidden_size` is ") && text.contains(why), "{value}: {text}");
-    }
-    assert!(changed("4096", "4096.0").is_ok(), "some files write whole numbers so");
-    let text = message(changed("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4000000"));
-    assert!(text.contains("from 1 to 2048"), "{text}");
-    let text = message(changed("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7"));
-    assert!(text.contains("divides num_attention_heads, which is 32"), "{text}");
-    let text = message(changed("\"num_attention_heads\": 32", "\"num_attention_heads\": 24"));
-    assert!(text.contains("or add head_dim"), "{text}");
-}
-
-#[test]
-fn python_s_infinity_is_no_mistake() {
-    let bounded =
-        changed("\"model_type\"", "\"time_step_limit\": [0.0, Infinity, -Infinity, NaN], \"model_type\"");
-    assert_eq!(bounded.unwrap().parameters(), 8_030_261_248);
-    let quoted = Config::parse(r#"{"a": "an \" Infinity and NaN", "b": [-1, -Infinity]}"#).unwrap();
-    assert_eq!(quoted.fields().text("a").unwrap(), Some("an \" Infinity and NaN"));
-}
-
-#[test]
 fn the_language_model_of_a_larger_one_is_read_and_the_rest_is_noted() {
     let inner = LLAMA_8B.replace("128256", "1.5");
     let text = message(read(&format!(r#"{{"model_type": "mistral3", "text_config": {inner}}}"#)));
@@ -508,65 +439,6 @@ fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
         assert!(fit.vram_per_gpu_bytes >= pod::per_gpu(&estimate));
         assert!(fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30));
     }
-}
-
-fn seen(usage: f64) -> Observation {
-    Observation {
-        reserved: Some(Bytes::gib(60)),
-        used: Some(Bytes::gib(59)),
-        kv_cache_usage: Some(usage),
-        kv_cache_tokens: Some(320 << 10),
-        ..Observation::default()
-    }
-}
-
-fn right_size(seen: &Observation) -> Result<RightSize, Unobserved> {
-    let (model, workload) = (read(LLAMA_8B).unwrap(), Workload::default());
-    RightSize::of(&model, &workload, &estimate(&model, &workload), seen)
-}
-
-#[test]
-fn a_pod_whose_cache_is_mostly_free_is_told_what_it_could_ask_for() {
-    let size = right_size(&seen(0.4)).unwrap();
-    assert_eq!(size.advice, Advice::Shrink);
-    assert_eq!(size.kv_cache_bytes, Bytes::gib(40), "320 Ki tokens of 128 KiB");
-    assert_eq!(size.needed_bytes, Bytes::gib(19 + 16), "all but the cache was measured: 59 − 40");
-    assert_eq!(size.needed_with_margin_bytes, Bytes::gib(19 + 20));
-    let pod = size.pod.unwrap();
-    assert_eq!((pod.vram.as_str(), pod.kv_cache.as_str()), ("39Gi", "20Gi"));
-}
-
-#[test]
-fn an_empty_cache_keeps_room_for_one_sequence() {
-    let size = right_size(&seen(0.0)).unwrap();
-    assert_eq!((size.advice, size.needed_with_margin_bytes), (Advice::Shrink, Bytes::gib(20)));
-    assert!(size.reason.contains("one sequence of 8,192 tokens"), "{}", size.reason);
-}
-
-#[test]
-fn a_full_cache_with_a_queue_asks_for_more_and_a_busy_one_stays() {
-    let full = Observation { waiting: Some(7), ..seen(0.97) };
-    let size = right_size(&full).unwrap();
-    assert_eq!(size.advice, Advice::Grow);
-    assert!(size.reason.contains("7 requests wait"), "{}", size.reason);
-    assert!(size.needed_with_margin_bytes > Bytes::gib(60));
-    let preempting = Observation { preempting: true, ..seen(0.5) };
-    assert_eq!(right_size(&preempting).unwrap().advice, Advice::Grow);
-    let busy = right_size(&seen(0.8)).unwrap();
-    assert_eq!((busy.advice, busy.pod), (Advice::Keep, None));
-}
-
-#[test]
-fn what_the_engine_does_not_say_is_taken_from_the_estimate_or_asked_for() {
-    let page = Observation { used: None, reserved: None, ..seen(0.4) };
-    let size = right_size(&page).unwrap();
-    assert_eq!((size.kv_cache_bytes, size.advice), (Bytes::gib(40), Advice::Shrink));
-    let memory = Observation { kv_cache_tokens: None, used: None, ..seen(0.4) };
-    assert!(right_size(&memory).unwrap().kv_cache_bytes < Bytes::gib(60));
-    let neither = Observation { kv_cache_tokens: None, ..page };
-    assert_eq!(right_size(&neither), Err(Unobserved::Size));
-    let silent = Observation { kv_cache_usage: None, ..seen(0.4) };
-    assert_eq!(right_size(&silent), Err(Unobserved::Usage));
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub struct PreemptionCandidate {
     /// Pods that may be evicted for the preemptor: of a preemptible class, of lower priority, placed, not protected, and not
     /// already a victim of another reservation.
     pub candidates: Vec<PotentialVictim>,
-    /// Pods that are being deleted: their VRAM becomes free at no cost.
+    /// Pods that are being deleted, and pods that have ended and whose memory is there still: their VRAM becomes free at no cost.
     pub awaited: Vec<PotentialVictim>,
     /// Groups with members among the candidates: they are evicted whole or not at all.
     pub gangs: Vec<VictimGroup>,

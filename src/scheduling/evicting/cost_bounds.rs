@@ -64,12 +64,15 @@ impl Ledger {
         let (gpu, need) = (&gpus[place], gpu_need(&gpus[place], demand));
         let there =
             node_state.residents().iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
+        let ended = self.ended_victims(node_state).any(|ended| ended.gpus.contains(place));
         let who_goes = || {
             let there = there.clone();
-            there.filter_map(|tenant| {
+            let there = there.filter_map(|tenant| {
                 let eviction_cost = self.lowest_cost(tenant, demand)?;
                 Some((most_given_back(tenant, gpu, demand), eviction_cost, tenant.is_leaving))
-            })
+            });
+            // Their memory is no more than all unaccounted VRAM.
+            there.chain(ended.then_some((gpu.unaccounted_vram.0, EvictionCost::default(), true)))
         };
         let floor = least_on_gpu(need, who_goes().map(|(amount, eviction_cost, _)| (amount, eviction_cost)))?;
         Some((floor, least_pods_on_gpu(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving)))))

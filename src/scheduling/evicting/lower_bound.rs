@@ -232,6 +232,8 @@ pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>)
 /// What one pod gives back on a GPU.
 fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
+        // It is no resident any more.
+        Sharing::Exclusive if resident.has_ended => 0,
         Sharing::Exclusive => 1,
         Sharing::Shared => {
             (gpu.charge_for(resident.per_gpu, resident.sharing) + resident.used_beyond_grant).0

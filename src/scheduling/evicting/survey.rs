@@ -167,6 +167,8 @@ impl<'l> CandidateSurvey<'l> {
         for tenant in node_state.residents().iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
             self.enter(&mut room, &mut places, node_state, tenant, wanted);
         }
+        let ended = ledger.ended_victims(node_state);
+        room.awaited.extend(ended.filter(|ended| !claim.spoken_for().contains(&ended.uid)));
         room.budget_places = places.budgets;
         self.allow(&mut room);
         Some(room)

@@ -36,6 +36,7 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
         given_back: TenantUsage::default(),
         budgets: Vec::new(),
         gang: None,
+        has_ended: false,
     }
 }
 

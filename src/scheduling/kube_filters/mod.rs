@@ -170,21 +170,6 @@ impl ClusterFilters {
         self.forget_blank(&node);
     }
 
-    /// The whole state.
-    pub fn export(&self) -> ClusterFiltersState {
-        #[expect(clippy::disallowed_methods, reason = "sorted below")]
-        let mut machines: Vec<_> = self.seen.pages.values().filter_map(|page| page.machine.clone()).collect();
-        machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let footprint = |(uid, node)| Some((PodUid::clone(uid), self.seen.footprint(node, uid)?.clone()));
-        ClusterFiltersState {
-            machines,
-            bound: self.places.iter().filter_map(footprint).collect(),
-            waiting: self.seen.waiting.clone(),
-            movable: self.seen.movable.clone(),
-            volumes: self.seen.volumes.export(),
-        }
-    }
-
     /// The view that was exported. Sums and the index of anti-affinities follow from the pods.
     pub fn load(state: ClusterFiltersState) -> Self {
         let mut filters = Self::default();
@@ -254,6 +239,22 @@ impl ClusterFilters {
 }
 
 impl FilterSnapshot {
+    /// The whole state of the view that it was taken of.
+    pub fn export(&self) -> ClusterFiltersState {
+        #[expect(clippy::disallowed_methods, reason = "sorted below")]
+        let mut machines: Vec<_> = self.pages.values().filter_map(|page| page.machine.clone()).collect();
+        machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        #[expect(clippy::disallowed_methods, reason = "they are put into an order")]
+        let pods = self.pages.values().flat_map(|page| page.pods());
+        ClusterFiltersState {
+            machines,
+            bound: pods.map(|(uid, footprint)| (uid.clone(), footprint.clone())).collect(),
+            waiting: self.waiting.clone(),
+            movable: self.movable.clone(),
+            volumes: self.volumes.export(),
+        }
+    }
+
     /// The verdict of kube-scheduler's filters on this pod on this node, altered as `beside` says.
     ///
     /// For many nodes, use a [`FilterQuery`].

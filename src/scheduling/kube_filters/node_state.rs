@@ -36,6 +36,11 @@ impl FilterNodeState {
         self.pods.get(uid)
     }
 
+    /// The pods bound there, in order of UID.
+    pub fn pods(&self) -> impl Iterator<Item = (&PodUid, &NodeFootprint)> {
+        self.pods.iter()
+    }
+
     pub fn is_blank(&self) -> bool {
         self.machine.is_none() && self.pods.is_empty()
     }

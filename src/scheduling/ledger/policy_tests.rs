@@ -281,6 +281,21 @@ fn borrowers_of_one_priority_take_turns_within_a_run() {
 }
 
 #[test]
+fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
+    let policy = with_borrowers(["red", "blue"]);
+    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2)]);
+    observe_bound(&mut ledger, "blue-0", 0, in_namespace(&policy, "blue"), None);
+    for n in 0..3 {
+        ledger.wait(&format!("red-{n}"), Demand { gpus: 2, ..in_namespace(&policy, "red") });
+    }
+    ledger.wait("red-3", in_namespace(&policy, "red"));
+    ledger.wait("blue-1", in_namespace(&policy, "blue"));
+    ledger.suppose_all_refused();
+    ledger.pass(2);
+    assert_eq!(placed(&mut ledger), [uid("red-3")], "one GPU is free, and red has none");
+}
+
+#[test]
 fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     let guarantee = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });

@@ -38,6 +38,8 @@ pub struct PotentialVictim {
     pub budgets: Vec<u16>,
     /// Its group, as an index into `PreemptionCandidate::gangs`.
     pub gang: Option<u16>,
+    /// The pod has ended: nothing is allocated to it, and only its memory is there still.
+    pub has_ended: bool,
 }
 
 /// What the eviction of one pod loses, by part, each in thousandths of a GPU-second.
@@ -120,7 +122,36 @@ impl Ledger {
             given_back: TenantUsage::default(),
             budgets: Vec::new(),
             gang: None,
+            has_ended: false,
         }
+    }
+
+    /// Pods that have ended on the node, as victims that leave anyway: one of the next readings shows that their memory is free.
+    /// One whose memory is there for longer than a reservation's slack is not waited for.
+    pub(in crate::scheduling) fn ended_victims(
+        &self,
+        node_state: &NodeState,
+    ) -> impl Iterator<Item = PotentialVictim> {
+        let since = self.now.before(self.policy.preemption.reservation_slack);
+        node_state.lingering(since).map(|(uid, gpus, used)| PotentialVictim {
+            uid: uid.clone(),
+            gpus,
+            per_gpu: Bytes::ZERO,
+            used_beyond_grant: used,
+            sharing: Sharing::Shared,
+            priority: i32::MIN,
+            class: ClassId::default(),
+            tenant: None,
+            host_resources: HostResources::default(),
+            grace: Millis::default(),
+            eviction_cost: PodEvictionCost::default(),
+            deletion_cost: 0,
+            standing: QuotaStatus::Borrowed { spared: 0 },
+            given_back: TenantUsage::default(),
+            budgets: Vec::new(),
+            gang: None,
+            has_ended: true,
+        })
     }
 
     /// How long a pod that is asked to leave may take.
@@ -160,7 +191,9 @@ pub fn settle_class_exclusions(
 pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
     for place in resident.gpus.iter() {
         let gpu = &mut state[place];
-        gpu.discharge(resident.per_gpu, resident.sharing);
+        if !resident.has_ended {
+            gpu.discharge(resident.per_gpu, resident.sharing);
+        }
         gpu.unaccounted_vram = gpu.unaccounted_vram.minus(resident.used_beyond_grant);
         if gpu.tenants == 0 {
             gpu.engine_load = EngineLoad::NONE;

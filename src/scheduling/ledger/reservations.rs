@@ -103,7 +103,9 @@ impl Ledger {
     ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
         let wanted = node_state.most_used_by(demand);
         let leaver = |victim: &PodUid| {
-            let there = self.pod_states.get(victim).ok_or(AssumeConflict::VictimGone)?;
+            let Some(there) = self.pod_states.get(victim) else {
+                return self.ended_victim(preemptor, victim, node_state);
+            };
             let home =
                 there.node().and_then(|node| self.node_states.get(node)).ok_or(AssumeConflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
@@ -126,6 +128,19 @@ impl Ledger {
             Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
         reservation.victims.iter().map(leaver).collect()
+    }
+
+    /// A pod that has ended, and whose memory becomes free for this preemptor.
+    fn ended_victim(
+        &self,
+        preemptor: &Preemptor,
+        victim: &PodUid,
+        node_state: &NodeState,
+    ) -> Result<(Option<PotentialVictim>, TenantUsage), AssumeConflict> {
+        let is_free_to_go =
+            |ended: &PotentialVictim| ended.uid == *victim && !preemptor.spoken_for().contains(victim);
+        let ended = self.ended_victims(node_state).find(is_free_to_go).ok_or(AssumeConflict::VictimGone)?;
+        Ok((Some(ended), TenantUsage::default()))
     }
 
     /// Whether a member of its group leaves the node of the reservation.

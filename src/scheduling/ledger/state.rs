@@ -80,6 +80,11 @@ impl Ledger {
         }
     }
 
+    /// A copy to export from, made at once. It keeps no snapshot: the ledger would have to copy one that is still in use.
+    pub(in crate::scheduling) fn copy_to_export(&self) -> Self {
+        Self { node_states: self.node_states.scratch(), ..self.clone() }
+    }
+
     /// The ledger that was exported under this policy.
     pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
@@ -108,6 +113,10 @@ impl Ledger {
 }
 
 impl LedgerState {
+    pub(in crate::scheduling) fn now(&self) -> Moment {
+        self.now
+    }
+
     /// Whether every place and number in it names something.
     fn check(&self, policy: &Policy) -> Result<(), LoadError> {
         let (stored, given) = (self.policy_version, policy.version);

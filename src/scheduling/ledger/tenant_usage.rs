@@ -147,6 +147,11 @@ impl Ledger {
         self.node_states.whole()
     }
 
+    /// What the cluster has, where tenants have shares of it.
+    pub(in crate::scheduling) fn shared_whole(&self) -> TenantUsage {
+        if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() }
+    }
+
     /// What the pod's tenant may still take, beside all it has but this pod's.
     pub(in crate::scheduling) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
@@ -185,10 +190,10 @@ impl Ledger {
         }
     }
 
-    /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
-    pub(super) fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
-        let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
-        tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
+    /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
+    pub(in crate::scheduling) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
+        let known = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
+        known.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
 
     /// What the pod's tenant, beside all it has but this pod's, may reclaim by eviction.

@@ -14,10 +14,9 @@ use super::waiting_queue::{QueueBand, WaitingLine, WaitingQueue};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::placing::snapshot::NodeSet;
 use crate::scheduling::vocabulary::classification::TenantId;
-use crate::scheduling::vocabulary::cluster_share::TenantUsage;
-use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,9 +53,6 @@ pub struct PendingPod {
     pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
-    /// How much its tenant borrows once the tenant's pods before this one are placed: of two pods of one priority, the one whose
-    /// tenant borrows less comes first.
-    pub share: u64,
 }
 
 /// How a pod waits.
@@ -146,14 +142,13 @@ impl Ledger {
     }
 
     /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
-    /// priority, how much their tenants borrow, class, and time. At most `limit` of the refused and as many of the gated, in
+    /// priority, class, and time; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many of the gated, in
     /// turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(in crate::scheduling) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
-        let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
-        let share =
-            |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
-        let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
+        let whole = self.shared_whole();
+        let shares: BTreeMap<TenantId, u64> =
+            self.policy.tenant_ids().map(|id| (id, self.borrowed_share(Some(id), whole))).collect();
         let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
         let refused = self.waiting_pods.queue.hand_out(WaitingLine::Refused, limit, share);
         let gated = self.waiting_pods.queue.hand_out(WaitingLine::Gated, limit, share);
@@ -161,30 +156,11 @@ impl Ledger {
             if refused.is_empty() { Vec::new() } else { self.waiting_pods.queue.last_woken(limit) };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
-        let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
-        let gated = gated.iter().filter_map(|uid| self.gated_one(uid, whole));
+        let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid));
+        let gated = gated.iter().filter_map(|uid| self.gated_one(uid));
         let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
         pending.sort_by_cached_key(PendingPod::order);
-        if !shares.is_empty() {
-            self.count_those_before(&mut pending, whole);
-            pending.sort_by_cached_key(PendingPod::order);
-        }
         pending
-    }
-
-    /// Each pod's share as it is once its tenant's pods before it are placed: tenants that borrow equally much take turns within a
-    /// run. A part of a GPU counts as that of a GPU of mean size, since no GPU is chosen yet.
-    fn count_those_before(&self, pending: &mut [PendingPod], whole: TenantUsage) {
-        let mut before: BTreeMap<TenantId, TenantUsage> = BTreeMap::new();
-        for pod in pending {
-            let Some((id, tenant)) = pod.demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)))
-            else {
-                continue;
-            };
-            let before = before.entry(id).or_default();
-            pod.share = tenant.dominant_share(self.used_by(id) + *before, whole);
-            *before += part_of(&pod.demand, whole);
-        }
     }
 
     /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
@@ -222,7 +198,7 @@ impl Ledger {
                 PodPhase::Waiting(waiting @ WaitingPod { reservation: None, since, .. }) => {
                     let pending = self
                         .planned_in_group(key, waiting)
-                        .map(|way| self.pending_one(uid, pod_state, way, *since, TenantUsage::default()));
+                        .map(|way| self.pending_one(uid, pod_state, way, *since));
                     group.pending.extend(pending);
                 }
                 PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
@@ -327,7 +303,7 @@ impl Ledger {
     }
 
     /// `None` for a pod that is left alone for now and was not woken, and for one that has a reservation.
-    fn refused_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
+    fn refused_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let PodPhase::Waiting(WaitingPod {
             refused: Some(refused),
@@ -348,10 +324,10 @@ impl Ledger {
             (false, 0) => return None,
             (false, _) => WaitKind::OnItsWay { asked },
         };
-        Some(self.pending_one(uid, pod_state, way, refused.at, whole))
+        Some(self.pending_one(uid, pod_state, way, refused.at))
     }
 
-    fn gated_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
+    fn gated_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let PodPhase::Waiting(WaitingPod {
             gate: SchedulingGate::Planned,
@@ -363,7 +339,7 @@ impl Ledger {
         else {
             return None;
         };
-        self.is_due(*failed_attempt).then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since, whole))
+        self.is_due(*failed_attempt).then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since))
     }
 
     fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
@@ -376,28 +352,20 @@ impl Ledger {
         })
     }
 
-    fn pending_one(
-        &self,
-        uid: &PodUid,
-        pod_state: &PodState,
-        way: WaitKind,
-        since: Moment,
-        whole: TenantUsage,
-    ) -> PendingPod {
+    fn pending_one(&self, uid: &PodUid, pod_state: &PodState, way: WaitKind, since: Moment) -> PendingPod {
         let (key, demand) = (pod_state.key.clone(), self.as_borrower(uid, pod_state.demand.clone()));
-        let share = self.share_of(&demand, whole);
-        PendingPod { uid: uid.clone(), key, demand, way, since, share }
+        PendingPod { uid: uid.clone(), key, demand, way, since }
     }
 }
 
 impl PendingPod {
-    fn is_on_its_way(&self) -> bool {
+    pub fn is_on_its_way(&self) -> bool {
         matches!(self.way, WaitKind::OnItsWay { .. })
     }
 
     fn order(&self) -> impl Ord + use<> {
         let Demand { priority, class, .. } = self.demand;
-        (!self.is_on_its_way(), Reverse(priority), self.share, class, self.since, self.uid.clone())
+        (!self.is_on_its_way(), Reverse(priority), class, self.since, self.uid.clone())
     }
 }
 
@@ -407,18 +375,6 @@ fn queue_band_of(pod_state: &PodState) -> QueueBand {
         matches!(&pod_state.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
     let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
     QueueBand { line, priority: Reverse(priority), class, tenant }
-}
-
-/// What part of the cluster the demand uses on GPUs of mean size.
-fn part_of(demand: &Demand, whole: TenantUsage) -> TenantUsage {
-    let mean = (u128::from(whole.vram.0) * 1000 / u128::from(whole.milli_gpus.max(1))).max(1) as u64;
-    let vram = match demand.sharing {
-        Sharing::Shared => demand.per_gpu.0,
-        Sharing::Exclusive => mean,
-    };
-    let milli_gpus = (u128::from(vram) * 1000).div_ceil(u128::from(mean)).min(1000) as u64;
-    let gpus = u64::from(demand.gpus);
-    TenantUsage { vram: Bytes(vram).times(gpus), milli_gpus: milli_gpus * gpus }
 }
 
 fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {

@@ -16,7 +16,7 @@ use crate::units::{Bytes, Percent, plural};
 use serde::Serialize;
 
 /// Why a node does not fit, with the numbers. "Does not fit" is an answer, not a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
 pub enum Misfit {
     #[error("Stowage knows no node with this name")]

@@ -74,7 +74,12 @@ pub struct Shortlist {
     pub best: Vec<Candidate>,
     /// Why each other node does not fit, by its place among the names that were asked about.
     pub refused: Vec<(usize, Misfit)>,
+    /// The place in the snapshot of each name that was asked about, in the order of the names; [`UNKNOWN_PLACE`] if it has none.
+    pub places: Vec<u32>,
 }
+
+/// The place of a node that the snapshot does not have.
+pub const UNKNOWN_PLACE: u32 = u32::MAX;
 
 /// What the pod brings along from earlier attempts.
 #[derive(Debug, Clone, Copy)]
@@ -140,14 +145,20 @@ pub fn shortlist_by<'a>(
     attempt: ScheduleAttempt<'_>,
     mut score_node: impl FnMut(usize) -> CachedScore,
 ) -> Shortlist {
-    let mut list =
-        Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
+    let mut list = Shortlist {
+        best: Vec::with_capacity(attempt.limit + 1),
+        refused: Vec::with_capacity(names.len()),
+        places: Vec::with_capacity(names.len()),
+    };
     if let Some(misfit) = beyond_limit(demand, attempt) {
         list.refused.extend((0..names.len()).map(|asked| (asked, misfit)));
+        list.places.extend(names.map(|name| snapshot.place_of(name).map_or(UNKNOWN_PLACE, |at| at as u32)));
         return list;
     }
     for (asked, name) in names.enumerate() {
-        match consider(snapshot, demand, (asked, name), attempt, &mut score_node) {
+        let place = snapshot.place_of(name);
+        list.places.push(place.map_or(UNKNOWN_PLACE, |at| at as u32));
+        match consider(snapshot, demand, (asked, place), attempt, &mut score_node) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -174,11 +185,11 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
 fn consider(
     snapshot: &Snapshot,
     demand: &Demand,
-    (asked, name): (usize, &str),
+    (asked, place): (usize, Option<usize>),
     attempt: ScheduleAttempt<'_>,
     score_node: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
-    let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
+    let place = place.ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
     let own_here = attempt.reserved_placement.filter(|own| *own.node == node.name);
     let (score, gpus) = match own_here {

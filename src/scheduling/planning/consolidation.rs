@@ -82,7 +82,6 @@ impl PlanningState<'_> {
             demand: demand.clone(),
             way: WaitKind::Gated,
             since: self.ledger.now(),
-            share: 0,
         };
         let signature = PodSignature::successor_of(&self.ledger.beside_spare(&demand), wants);
         let (place, gpus) = self.best_node_for(signature.demand(), &signature)?;

@@ -2,9 +2,11 @@
 //! needs evictions.
 //!
 //! The queue is processed in its order, twice: first every pod that needs no eviction gets its place or is woken, then pods are
-//! evicted for the rest. Each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The steps are
-//! data; nothing takes effect before the ledger itself has taken each reservation, checking it again. A plan keeps to its bounds
-//! ([`step_budget`]): it lists the pods that it did not reach, and the next plan begins there.
+//! evicted for the rest. Within one priority the tenants have their [`turns`]. After the first pod that may evict, those of lower
+//! priority wait until it has its place: what they would take may be what it evicts least for. Each pod is placed beside those
+//! before it: of ten that wait for one GPU, one gets it. The steps are data; nothing takes effect before the ledger itself has taken
+//! each reservation, checking it again. A plan keeps to its bounds ([`step_budget`]): it lists the pods that it did not reach, and
+//! the next plan begins there.
 //!
 //! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
 //! victims within the [`EvictionLimit`]s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
@@ -20,6 +22,7 @@ mod recall;
 mod relief;
 mod state;
 mod step_budget;
+mod turns;
 
 #[cfg(test)]
 mod tests;
@@ -39,7 +42,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
 use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
-use state::{PlanReach, PlanningState};
+use state::{PassedPods, PlanReach, PlanningState};
 use step_budget::StepBudget;
 
 /// What to do about one pod of the queue, or about a group.
@@ -174,7 +177,7 @@ impl WaitReason {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<PlanStep>,
-    /// In the order of the queue: pods that were not looked at at all, and pods that would need evictions.
+    /// Pods that were not looked at at all, and pods that would need evictions.
     pub left_over: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
     pub reserved: Vec<(ScopeKey, PodUid)>,
@@ -182,7 +185,7 @@ pub struct Plan {
     pub spent: u64,
 }
 
-/// Plans the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
+/// Plans the queue in its order, but for the turns of tenants. `scratch` is a copy of the ledger that the pods wait in.
 pub fn plan(scratch: Ledger, kube_filters: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
     plan_within(scratch, kube_filters, queue, PlanBounds::NONE).steps
 }
@@ -198,9 +201,19 @@ pub fn plan_within(
     let pace = StepBudget::new(bounds);
     let mut scratch = PlanningState::new(scratch, kube_filters, &pace);
     let mut plan = Plan::default();
-    let queue: Vec<&PendingPod> = queue.iter().collect();
-    let rest = scratch.pass(&queue, PlanReach::Free, (bounds.free, bounds.places), &mut plan);
-    scratch.pass(&rest, PlanReach::Evictions, (bounds.evictions, bounds.places), &mut plan);
+    let mut queue: Vec<&PendingPod> = queue.iter().collect();
+    let (mut free, mut evictions) = (bounds.free, bounds.evictions);
+    while !queue.is_empty() {
+        let before = pace.spent();
+        let PassedPods { rest, below } =
+            scratch.pass(&queue, PlanReach::Free, (free, bounds.places), &mut plan);
+        let between = pace.spent();
+        scratch.pass(&rest, PlanReach::Evictions, (evictions, bounds.places), &mut plan);
+        free = free.saturating_sub(between - before);
+        evictions = evictions.saturating_sub(pace.spent() - between);
+        scratch.is_begun = true;
+        queue = below;
+    }
     plan.spent = pace.spent();
     plan.reserved = scratch.reserved;
     plan

@@ -52,6 +52,14 @@ struct CachedCandidates<'l, 'k> {
     pace: &'l StepBudget<'l>,
 }
 
+/// Why no pod is evicted for another.
+pub(super) enum NoEviction {
+    /// Pods have ended, and their memory is all that is missing: one of the next readings shows that it is free.
+    BecomesFree,
+    /// No set of victims would do, or the limit keeps them from being evicted now.
+    NoVictims(Option<EvictionLimit>),
+}
+
 impl CandidateCache {
     pub fn forget(&mut self) {
         *self = Self::default();
@@ -153,11 +161,14 @@ impl CandidateSource for CachedCandidates<'_, '_> {
 impl PlanningState<'_> {
     /// The node with the cheapest victims that may be evicted now, reserved on the scratch ledger. Otherwise the eviction limit
     /// that prevents it, if one does.
+    ///
+    /// A place for which only the memory of pods that have ended is missing is not reserved: until it is free, a pod of higher
+    /// priority may come.
     pub(super) fn evicting(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
-    ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
+    ) -> Result<PlannedPlacement, NoEviction> {
         let preemptor = self.preemptor(pod);
         self.know(signature, &preemptor);
         let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
@@ -165,25 +176,34 @@ impl PlanningState<'_> {
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
                 self.search(pod, signature, &preemptor, Some((larger, &reserved)));
+            if set.as_ref().is_some_and(|set| self.becomes_free(set)) {
+                return Err(NoEviction::BecomesFree);
+            }
             if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption)) {
                 return Ok(place);
             }
             if !is_limited {
-                return Err(None);
+                return Err(NoEviction::NoVictims(None));
             }
         }
-        let set = self.search(pod, signature, &preemptor, None).set.ok_or(None)?;
+        let set = self.search(pod, signature, &preemptor, None).set;
+        let set = set.ok_or(NoEviction::NoVictims(None))?;
         match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
-            None => self.reserve_set(pod, &set, EvictionRight::Preemption).ok_or(None),
+            None => self.reserve_set(pod, &set, EvictionRight::Preemption).ok_or(NoEviction::NoVictims(None)),
             Some((scope, limit)) => {
                 if limit.needs_an_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
                     self.reserved.push((scope, pod.uid.clone()));
                 }
-                Err(Some(limit))
+                Err(NoEviction::NoVictims(Some(limit)))
             }
         }
+    }
+
+    fn becomes_free(&self, set: &VictimSet) -> bool {
+        let has_ended = |uid: &PodUid| self.ledger.pod_state(uid).is_none();
+        set.evicted().next().is_none() && !set.awaited.is_empty() && set.awaited.iter().all(has_ended)
     }
 
     pub(super) fn preemptor(&mut self, pod: &PendingPod) -> Preemptor {

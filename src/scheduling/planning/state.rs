@@ -1,8 +1,9 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the earlier reservations, and the rankings.
 
 use super::node_ranking::{NodeRanking, PodSignature};
-use super::preemption::CandidateCache;
+use super::preemption::{CandidateCache, NoEviction};
 use super::step_budget::{PLACEMENT, POD, StepBudget};
+use super::turns::Turns;
 use super::{EvictionRight, Plan, PlanStep, PlanView, PlannedPlacement, WaitReason};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::EvictionCost;
@@ -48,6 +49,8 @@ pub(super) struct PlanningState<'a> {
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
     /// How many pods have a place, or are woken for one.
     pub places: usize,
+    /// The first pods of the queue have been looked at: past the bounds no other is.
+    pub is_begun: bool,
     /// For each model, its nearest tier to a GPU: no plan changes that.
     pub nearest_models: Option<NearestModels>,
 }
@@ -59,6 +62,15 @@ pub(super) enum PlanReach {
     Free,
     /// Evictions, too.
     Evictions,
+}
+
+/// Pods for which a pass has made no step.
+#[derive(Default)]
+pub(super) struct PassedPods<'p> {
+    /// Others must be evicted for them: none, if the pass may evict.
+    pub rest: Vec<&'p PendingPod>,
+    /// They have a lower priority than one of those that may evict, and their turn comes after it.
+    pub below: Vec<&'p PendingPod>,
 }
 
 /// The result of a look at one pod, or at its group.
@@ -85,24 +97,33 @@ impl<'a> PlanningState<'a> {
             apart: BTreeSet::new(),
             successors: BTreeMap::new(),
             places: 0,
+            is_begun: false,
             nearest_models: None,
         }
     }
 
-    /// Goes over the pods in their order, and adds their steps to the plan. The first pod is looked at in any case; past the
-    /// bounds only such as cost nothing. Returns the pods for which others must be evicted: none, if the pass may evict.
+    /// Goes over the pods in their [`Turns`], and adds their steps to the plan. The first pod is looked at in any case; past the
+    /// bounds only such as cost nothing.
     pub fn pass<'p>(
         &mut self,
         pods: &[&'p PendingPod],
         reach: PlanReach,
         (steps, places): (u64, usize),
         plan: &mut Plan,
-    ) -> Vec<&'p PendingPod> {
+    ) -> PassedPods<'p> {
         let until = self.pace.spent().saturating_add(steps);
-        let mut rest = Vec::new();
-        for (n, pod) in pods.iter().enumerate() {
+        let PassedPods { mut rest, mut below } = PassedPods::default();
+        let (mut turns, mut evicts_from) = (Turns::of(pods, &self.ledger), i32::MIN);
+        let mut is_first = !self.is_begun;
+        while let Some(pod) = turns.next(&self.ledger) {
+            // Where it would go, fewer or cheaper pods may be in the way of the one before it.
+            if pod.demand.priority < evicts_from {
+                below.push(pod);
+                continue;
+            }
             let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
-            let is_over = n > 0 && (self.pace.spent() >= until || self.places >= places);
+            let is_over =
+                !std::mem::take(&mut is_first) && (self.pace.spent() >= until || self.places >= places);
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
             if is_over && !self.is_known_to_wait(pod, &signature, reach) {
                 plan.left_over.push(pod.uid.clone());
@@ -110,14 +131,20 @@ impl<'a> PlanningState<'a> {
             }
             match self.look(pod, &signature, reach) {
                 None => {
-                    plan.left_over.extend(pods[n..].iter().map(|pod| pod.uid.clone()));
+                    plan.left_over.extend([&pod.uid].into_iter().chain(turns.rest()).cloned());
+                    plan.left_over.extend(below.drain(..).map(|pod| pod.uid.clone()));
                     break;
                 }
                 Some(PodResult::Done(steps)) => plan.steps.extend(steps),
-                Some(PodResult::NeedsOthersToLeave) => rest.push(*pod),
+                Some(PodResult::NeedsOthersToLeave) => {
+                    if self.ledger.may_evict_for(&pod.uid) {
+                        evicts_from = evicts_from.max(pod.demand.priority);
+                    }
+                    rest.push(pod);
+                }
             }
         }
-        rest
+        PassedPods { rest, below }
     }
 
     /// What to do about a pod, or about its group; `None` if the plan was stopped meanwhile.
@@ -210,11 +237,14 @@ impl<'a> PlanningState<'a> {
         if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(signature)) {
             return Err(*limit);
         }
-        self.evicting(pod, signature).or_else(|limit| {
-            self.moving(pod, signature).ok_or_else(|| {
-                self.hopeless.push((signature.clone(), limit));
-                limit
-            })
+        let limit = match self.evicting(pod, signature) {
+            Ok(place) => return Ok(place),
+            Err(NoEviction::BecomesFree) => return Err(None),
+            Err(NoEviction::NoVictims(limit)) => limit,
+        };
+        self.moving(pod, signature).ok_or_else(|| {
+            self.hopeless.push((signature.clone(), limit));
+            limit
         })
     }
 

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 mod allowance;
 mod consolidation;
+mod departed;
 mod groups;
 mod ranking;
 mod relief;

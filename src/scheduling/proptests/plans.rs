@@ -432,7 +432,7 @@ proptest! {
     // One in some hundreds has equal pods and a budget that the first of them has spent.
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// First all pods with a free place, then those that need evictions.
+    /// First all pods with a free place, then those that need evictions; behind the first of these, pods of lower priority wait.
     #[test]
     fn planning_many_pods_equals_planning_them_one_by_one(mut world in world(), are_alike in any::<bool>()) {
         world.queue.iter_mut().for_each(|pod| pod.group = None);
@@ -444,14 +444,24 @@ proptest! {
         let (pending, kube_filters) = (bench.ledger.pending(64), bench.kube_filters());
         let together = plan(bench.ledger.clone(), &kube_filters, &pending);
         let mut alone = Vec::new();
-        let mut rest = Vec::new();
-        for pod in &pending {
-            match bench.place_alone(&kube_filters, pod, true) {
-                Some(step) => alone.push(step),
-                None => rest.push(pod),
+        let mut queue: Vec<&PendingPod> = pending.iter().collect();
+        while !queue.is_empty() {
+            let (mut rest, mut below, mut evicts_from) = (Vec::new(), Vec::new(), i32::MIN);
+            for pod in queue {
+                if pod.demand.priority < evicts_from {
+                    below.push(pod);
+                } else if let Some(step) = bench.place_alone(&kube_filters, pod, true) {
+                    alone.push(step);
+                } else {
+                    if bench.ledger.may_evict_for(&pod.uid) {
+                        evicts_from = evicts_from.max(pod.demand.priority);
+                    }
+                    rest.push(pod);
+                }
             }
+            alone.extend(rest.into_iter().filter_map(|pod| bench.place_alone(&kube_filters, pod, false)));
+            queue = below;
         }
-        alone.extend(rest.into_iter().filter_map(|pod| bench.place_alone(&kube_filters, pod, false)));
         let waiting = |step: &PlanStep| match step {
             PlanStep::Wait { uid, why, .. } => Some((uid.clone(), matches!(why, WaitReason::EvictionLimit(_)))),
             _ => None,

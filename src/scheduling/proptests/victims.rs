@@ -259,6 +259,7 @@ impl VictimCluster {
             given_back: TenantUsage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
             budgets: pod.budgets.iter().map(|budget| *budget as u16).collect(),
             gang: None,
+            has_ended: false,
         }
     }
 

@@ -12,7 +12,7 @@ pub struct TenantUsage {
 }
 
 /// The most a tenant may use of each.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TenantLimit {
     pub vram: Option<Bytes>,
     pub milli_gpus: Option<u64>,

@@ -20,10 +20,11 @@ use crate::lab::simulate::random::{Random, mixed};
 use crate::scheduling::ledger::StartProgress;
 use crate::scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 use crate::units::{Millis, Moment};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Between two reports of each agent: often enough that what they say is fresh.
+/// Between two reports of each agent. Of those in which nothing has changed, as many are left out as leave what they say fresh.
+const REPORT: Millis = Millis::seconds(1);
 const REPORTS: Millis = Millis::seconds(4);
 /// Between two rounds of the scheduler while pods are pending; after rounds in which it did nothing, longer.
 const ROUND: Millis = Millis::seconds(1);
@@ -51,7 +52,10 @@ enum StageEvent<T> {
     Ready(PodUid),
     Gone(PodUid),
     Round,
+    /// All agents report.
     Reports,
+    /// The agent of a node reports what has changed there.
+    Report(NodeName),
     Timer(T),
 }
 
@@ -78,6 +82,8 @@ pub struct Stage<'s, T> {
     pods: BTreeMap<PodUid, StagePod>,
     /// How busy the engines of pods are, for the next reports.
     loads: BTreeMap<PodUid, EngineLoad>,
+    /// Nodes on which something has changed since their agents' last reports.
+    changed: BTreeSet<NodeName>,
     scheduler: Box<dyn FleetScheduler + 's>,
     fates: Box<dyn Fates + 's>,
     submitted: u64,
@@ -118,6 +124,7 @@ impl<'s, T> Stage<'s, T> {
             machines,
             pods: BTreeMap::new(),
             loads: BTreeMap::new(),
+            changed: BTreeSet::new(),
             scheduler,
             fates,
             submitted: 0,
@@ -188,7 +195,12 @@ impl<'s, T> Stage<'s, T> {
 
     /// How busy the pod's engine is, from the next report on.
     pub fn set_load(&mut self, uid: &PodUid, load: EngineLoad) {
-        self.loads.insert(uid.clone(), load);
+        let bound = self.pods.get(uid).and_then(|pod| pod.bound.as_ref());
+        let node = bound.map(|bound| bound.node.clone());
+        if self.loads.insert(uid.clone(), load) != Some(load) {
+            // What a step of the engines comes to has grown since the last one, and was reported as it grew.
+            node.iter().for_each(|node| self.report_within(node, Millis::default()));
+        }
     }
 
     /// What happens next, up to `end`; `None` at the end.
@@ -215,6 +227,7 @@ impl<'s, T> Stage<'s, T> {
                     self.report_all();
                     self.events.at(self.now() + REPORTS, StageEvent::Reports);
                 }
+                StageEvent::Report(node) => self.report_change(node),
             }
         }
     }
@@ -225,6 +238,30 @@ impl<'s, T> Stage<'s, T> {
         let reading = |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
         let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
         readings.into_iter().for_each(|(node, reading)| self.send(Message::Reading { node, reading }));
+    }
+
+    fn note_change(&mut self, node: &NodeName) {
+        self.report_within(node, REPORT);
+    }
+
+    fn report_within(&mut self, node: &NodeName, time: Millis) {
+        if self.scheduler.reads_reports() && self.changed.insert(node.clone()) {
+            self.events.at(self.now() + time, StageEvent::Report(node.clone()));
+        }
+    }
+
+    fn report_change(&mut self, node: NodeName) {
+        let now = self.now();
+        self.changed.remove(&node);
+        let Some(reading) = self.machines.get(&node).map(|machine| machine.reading(now, &self.loads)) else {
+            return;
+        };
+        self.send(Message::Reading { node, reading });
+        // What it freed is of use to a pod that waits.
+        if self.scheduler.has_pending() {
+            self.pause = Millis::default();
+            self.round_by(now);
+        }
     }
 
     fn round(&mut self) {
@@ -313,6 +350,7 @@ impl<'s, T> Stage<'s, T> {
         self.events.at(now + start.pull + takes, StageEvent::Ready(uid.clone()));
         self.send(Message::Bound { uid: uid.clone(), node: node.clone(), devices });
         self.show(&uid);
+        self.note_change(&node);
         if spec.image.is_some() {
             self.show_images(&node);
         }
@@ -342,8 +380,10 @@ impl<'s, T> Stage<'s, T> {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else { return };
         pod.ready = Some(now);
         pod.bound.iter_mut().for_each(|bound| bound.starting = false);
+        let node = pod.bound.as_ref().map(|bound| bound.node.clone());
         self.send(Message::Start { uid: uid.clone(), progress: StartProgress::Ready });
         self.show(uid);
+        node.iter().for_each(|node| self.note_change(node));
         self.happened.push_back(Happening::Ready(uid.clone()));
     }
 
@@ -358,6 +398,7 @@ impl<'s, T> Stage<'s, T> {
         self.loads.remove(uid);
         if let Some(bound) = &pod.bound {
             self.machines.remove(uid, &bound.node);
+            self.note_change(&bound.node);
         }
         self.send(Message::PodGone(uid.clone()));
         true

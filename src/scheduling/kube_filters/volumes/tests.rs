@@ -137,7 +137,7 @@ fn a_node_with_many_volumes_may_attach_no_more() {
 fn what_is_gone_is_not_known_any_more_and_a_loaded_view_answers_the_same() {
     let mut filters = filters();
     bound(&mut filters, VolumePlace { terms: Some(vec![term(ZONE, "west")]), ..VolumePlace::default() });
-    let stored = serde_json::to_string(&filters.export()).unwrap();
+    let stored = serde_json::to_string(&filters.snapshot().export()).unwrap();
     let loaded = ClusterFilters::load(serde_json::from_str(&stored).unwrap());
     assert_eq!(verdicts(&loaded), ["-", "+", "-"]);
     filters.remove_storage(StorageKind::Volume, "pv");

@@ -2,10 +2,12 @@
 //! the pod.
 
 use super::NodeState;
+use super::unaccounted_vram::observation;
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::ledger::pod_state::PodState;
+use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::node_reading::{Freshness, NodeReading};
-use crate::units::{Millis, Moment};
+use crate::units::{Bytes, Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -51,6 +53,27 @@ impl NodeState {
     /// Whether a pod that borrowed on this GPU and has ended may still have memory there.
     pub(super) fn may_be_occupied_by_borrowers(&self, gpu: &GpuUuid) -> bool {
         self.departed.iter().any(|departed| departed.borrowed.contains(gpu))
+    }
+
+    /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much on each of
+    /// them at least. Those that borrowed are left out: what they used was granted to others.
+    pub(in crate::scheduling::ledger) fn lingering(
+        &self,
+        since: Moment,
+    ) -> impl Iterator<Item = (&PodUid, GpuSet, Bytes)> {
+        let reading = self.reading.as_ref().filter(|_| self.freshness == Freshness::Fresh);
+        let ended =
+            self.departed.iter().filter(move |departed| departed.at >= since && departed.borrowed.is_empty());
+        ended.filter_map(move |departed| {
+            let used_on = |place: usize| {
+                let observation = observation(reading?, place, &self.devices[place].uuid)?;
+                observation.attributed_to(&departed.uid)
+            };
+            let used = (0..self.devices.len()).filter_map(|place| Some((place, used_on(place)?)));
+            let gpus: GpuSet = used.clone().map(|(place, _)| place).collect();
+            let least = used.map(|(_, used)| used).min().filter(|least| *least > Bytes::ZERO)?;
+            self.resident_of(&departed.uid).is_none().then_some((&departed.uid, gpus, least))
+        })
     }
 
     /// Forgets pods that a reading shows to be gone.

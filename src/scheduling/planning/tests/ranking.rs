@@ -37,3 +37,13 @@ fn pods_that_differ_only_in_kv_cache_are_ranked_by_the_weights_that_each_loads()
     cluster.gated("light", of_model(29));
     assert_eq!(cluster.plan(), ["heavy on stored", "light on tight"]);
 }
+
+#[test]
+fn a_lower_priority_does_not_take_what_a_higher_one_evicts_least_for() {
+    let mut cluster = LedgerCluster::new(&[("n", 2)]);
+    cluster.bound("small", "n", 0, job(30));
+    cluster.bound("large", "n", 1, shared(60, 0));
+    cluster.gated("low", job(40));
+    cluster.gated("high", shared(50, 100));
+    assert_eq!(cluster.plan(), ["high on n after small", "low waits: insufficient-vram"]);
+}

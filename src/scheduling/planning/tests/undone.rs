@@ -65,7 +65,7 @@ fn a_failed_group_placement_leaves_no_reservation_for_moved_pods() {
     }
     cluster.gated("z", Demand { may_preempt: false, ..shared(32, 50) });
     let waits = ["a waits: group-too-large", "b waits: group-too-large"];
-    assert_eq!(cluster.plan(), [&["z on m"], &waits[..]].concat());
+    assert_eq!(cluster.plan(), [&waits[..], &["z on m"]].concat());
 }
 
 #[test]

@@ -2,9 +2,10 @@
 //!
 //! [`ServingDay`] steps a model's engines and asks a [`Scaler`] every fifteen seconds: [`ShippedScaler`] is the autoscaler that
 //! ships, on the figures that the engines report; [`UtilisationScaler`] an HPA on GPU utilisation, as a baseline. Where the
-//! replicas run is the owner's to say; [`PretendPods`] says that there is always room.
+//! replicas run is the owner's to say: [`ReplicaSet`] has their pods on a stage; [`PretendPods`] says that there is always room.
 
 mod pretend_pods;
+mod replica_set;
 mod scaler;
 mod serving_day;
 mod shipped;
@@ -14,6 +15,7 @@ mod utilisation;
 mod tests;
 
 pub use pretend_pods::PretendPods;
+pub use replica_set::{ReplicaSet, ReplicaTiming, devices};
 pub use scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
 pub use serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay, ServingTally};
 pub use shipped::ShippedScaler;

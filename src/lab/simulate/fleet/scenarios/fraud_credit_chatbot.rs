@@ -182,6 +182,11 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     ];
     let mut broken = schedules.broken;
     broken.extend(day.broken);
-    let notes = if variant == 0 { [note].into_iter().chain(planned::mig()).collect() } else { Vec::new() };
+    let kept = format!(
+        "in {} sets credit scoring left while other VRAM was kept for a waiting pod of lower priority",
+        schedules.beside_kept
+    );
+    let notes =
+        if variant == 0 { [note, kept].into_iter().chain(planned::mig()).collect() } else { Vec::new() };
     Played { figures, curves: day.curves, broken, notes }
 }

@@ -8,32 +8,36 @@
 //! with all files on its disk. The models' first pods come one after the other, every half minute, as teams bring them: where
 //! all came at once, a few models found no place on the same pool.
 //! Teams size an engine's grant for its busy stretches: weights, profile run, and a KV cache for the requests inside if it has half
-//! of a GPU's compute, and a quarter more; at least 8,192 tokens. The policy's autoscaler drives one to eight replicas of each model,
-//! and in an hour a new version of every model is rolled out, one after the other: a new pod for each old one, which leaves
-//! when the new one is ready and it has finished its requests. Engines with something to do take turns on their GPU: one beside two
-//! busy neighbours is three times as slow. A request is in time with a first token within 5 s and 0.2 s for each further one.
+//! of a GPU's compute, and a quarter more; at least 8,192 tokens. Where one engine does not keep up with them, a team has as many as do.
+//! The policy's autoscaler adds up to eight, and in an hour a new version of every model is rolled out, one model after the other and
+//! one pod after the other: an old one leaves when the new one is ready and it has finished its requests. Pods with something to do
+//! take turns on their GPU: one beside two busy neighbours is three times as slow. A request is in time with a first token within 5 s
+//! and 0.2 s for each further one.
 //!
 //! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are of
-//! one pool for all variants: a fourth more than the grants of one replica of each model take without any gap.
+//! one pool for all variants: a fourth more than the engines' grants take without any gap, and jobs in what they leave ([`jobs`]).
 //!
 //! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; and kube-scheduler
 //! with whole GPUs for every engine, which then have all of its memory for their KV cache.
 
 mod catalogue;
+mod jobs;
 mod pool;
 mod served;
 mod sizing;
 mod sums;
 
+use super::running_jobs::JobTimer;
 use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
 use crate::lab::simulate::fleet::engines::Slo;
+use crate::lab::simulate::fleet::replicas::ReplicaTiming;
 use crate::units::{Bytes, Millis};
 use pool::Compute;
 use sizing::{Placer, Sizing};
 
 pub static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",
-    claim: "A catalogue of models shares a fraction of the GPUs that one model per GPU takes, and requests stay in time.",
+    claim: "A catalogue of models shares a fraction of the GPUs of one model per GPU, and answers in time.",
     variants: &["stowage", "KV-blind", "one model per GPU"],
     figures: &[
         Figure {
@@ -44,7 +48,7 @@ pub static MIXED_MODELS: Scenario = Scenario {
         Figure {
             name: "least",
             decimals: 1,
-            help: "GPUs that one replica of each model takes if no VRAM is left over between them",
+            help: "GPUs that the engines of busy stretches take if no VRAM is left over between them",
         },
         Figure {
             name: "in time",
@@ -65,7 +69,7 @@ pub static MIXED_MODELS: Scenario = Scenario {
         Figure {
             name: "onto full",
             decimals: 2,
-            help: "of these onto a GPU with an engine above 90 % of its KV cache, in hundredths",
+            help: "of these onto a GPU with an engine above 90 % of its KV cache when that was decided, in hundredths",
         },
         Figure { name: "models", decimals: 1, help: "models with a place on the pool" },
         Figure {
@@ -112,11 +116,11 @@ const NODE_GPUS: usize = 8;
 const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 /// Of the requests.
 const MOST_LATE: f64 = 0.01;
-const MOST_REPLICAS: u32 = 8;
+/// Replicas beyond those that a model's busy stretches need.
+const MORE_REPLICAS: u32 = 8;
 /// Between two steps of the engines.
 const STEP: Millis = Millis::seconds(5);
-/// For how long a replica that is let go finishes its requests.
-const DRAIN: Millis = Millis::seconds(120);
+const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(40), drain: Millis::seconds(120) };
 /// Between the first pods of two models.
 const COMES_EVERY: Millis = Millis::seconds(30);
 /// From the last one until traffic begins.
@@ -131,6 +135,13 @@ enum Timer {
     Step,
     /// A new version of this model is there.
     Rollout(usize),
+    Job(JobTimer),
+}
+
+impl From<JobTimer> for Timer {
+    fn from(timer: JobTimer) -> Self {
+        Self::Job(timer)
+    }
 }
 
 fn saved(gpus: f64, instead_of: f64) -> f64 {

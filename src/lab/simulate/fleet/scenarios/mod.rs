@@ -3,6 +3,7 @@
 //! [`report`] puts seeds together and judges the targets.
 
 mod cold_start;
+mod endless_jobs;
 mod fraud_credit_chatbot;
 mod mixed_models;
 mod night_pool;

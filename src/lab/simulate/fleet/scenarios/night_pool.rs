@@ -18,6 +18,7 @@
 mod jobs;
 mod pool;
 
+use super::endless_jobs::EndlessJobs;
 use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::ids::{GpuModel, ModelId, NodeName};
@@ -32,7 +33,7 @@ use crate::lab::simulate::fleet::traffic::{
 use crate::scheduling::policy::AutoscalingRules;
 use crate::scheduling::vocabulary::model_tier::LoadingSpeeds;
 use crate::units::{Bytes, Millis, Moment};
-use jobs::Jobs;
+use jobs::JOBS;
 use pool::Pool;
 use std::collections::BTreeMap;
 
@@ -155,7 +156,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     // The short part is the morning's rise.
     let begins = Moment(if input.is_short { 6 * 3_600_000 } else { 0 });
     let stage = Stage::new(machines(), scheduler, seed);
-    let jobs = Jobs::new(seed, variant != 2);
+    let jobs = EndlessJobs::new((variant != 2).then_some(JOBS), seed);
     match variant {
         3 => {
             let scaler = UtilisationScaler::new(TARGET_UTILISATION, 2, NODES as u32);

@@ -84,6 +84,11 @@ impl RunningJobs {
         Some(job)
     }
 
+    /// The pods of jobs that run.
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.running.keys()
+    }
+
     /// Work of those that run at the end counts as far as it is done.
     pub fn close(&mut self, now: Moment) {
         self.kept += self.running.values().map(|job| job.gpu_hours(now)).sum::<f64>();

@@ -1,5 +1,5 @@
 //! Stowage as it ships: a pod is asked about by `filter`, bound on the best node by `bind`, and if no node fits, planned by the
-//! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone.
+//! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone. Engines under pressure get relief.
 
 use super::FleetScheduler;
 use crate::ids::{NodeName, PodUid};
@@ -11,7 +11,7 @@ use crate::scheduling::audit::ledger::{Violation, audit};
 use crate::scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use crate::scheduling::placing::score_cache::ScoreCache;
-use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
+use crate::scheduling::planning::{PlanStep, PlannedPlacement, PressureWatch, plan};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::verbs::binding::{BindingFailed, BindingWritten};
@@ -22,7 +22,9 @@ use crate::scheduling::verbs::observe::{
 };
 use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::tick::{ClockAdvanced, Tick};
-use crate::scheduling::verbs::wait::{NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending};
+use crate::scheduling::verbs::wait::{
+    EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
+};
 use crate::scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
 };
@@ -49,6 +51,7 @@ pub struct Stowage {
     waiting: BTreeMap<PodUid, VerbRequest>,
     /// Evictions that were ordered and not seen yet.
     ordered: BTreeSet<PodUid>,
+    pressure: PressureWatch,
     /// Whether its own books are checked after each round: that takes as long as the round.
     audits: bool,
     pub violations: Vec<Violation>,
@@ -66,6 +69,7 @@ impl Stowage {
             came: 0,
             waiting: BTreeMap::new(),
             ordered: BTreeSet::new(),
+            pressure: PressureWatch::default(),
             audits: false,
             violations: Vec::new(),
         }
@@ -185,12 +189,26 @@ impl Stowage {
         }
     }
 
+    /// Evicts neighbours of engines under pressure.
+    fn relieve(&mut self, acts: &mut Vec<Act>) {
+        for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
+            let uid = relief.uid;
+            if self.cluster.may_order(std::slice::from_ref(&uid)) && self.ordered.insert(uid.clone()) {
+                self.cluster.apply(EvictionsOrdered(vec![uid.clone()]));
+                self.cluster.apply(PodEvicted(uid.clone()));
+                acts.push(Act::Evict { uid, preemptor: None });
+            }
+        }
+    }
+
     fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64, acts: &mut Vec<Act>) {
         if self.cluster.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
             return;
         }
         for place in places {
-            place.reservation.victims.iter().for_each(|victim| self.evict(victim, &place.uid, acts));
+            let remaining = self.cluster.reservation_of(&place.uid).map(|status| status.remaining);
+            // Of the others nothing but their memory is there.
+            remaining.iter().flatten().for_each(|victim| self.evict(&victim.uid, &place.uid, acts));
         }
     }
 }
@@ -251,6 +269,7 @@ impl FleetScheduler for Stowage {
         let mut acts = Vec::new();
         self.cluster.apply(Tick { now, is_leading: true });
         self.ask(&mut acts);
+        self.relieve(&mut acts);
         self.plan(&mut acts);
         if self.audits {
             self.violations.extend(audit(&self.cluster));

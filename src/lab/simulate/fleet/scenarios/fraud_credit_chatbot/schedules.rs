@@ -2,13 +2,14 @@
 
 use super::app::App;
 use super::{GPU, machines};
-use crate::ids::PodUid;
+use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
 use crate::lab::simulate::fleet::pods::PodSpec;
 use crate::lab::simulate::fleet::schedulers::FleetScheduler;
-use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
+use crate::lab::simulate::fleet::stage::{Happening, START, Stage, StagePod};
 use crate::lab::simulate::random::Random;
 use crate::units::{Bytes, Millis, Moment};
+use std::collections::BTreeMap;
 
 /// Pods of one schedule.
 const PODS: (usize, usize) = (4, 12);
@@ -18,6 +19,12 @@ const VRAM_GIB: (usize, usize) = (4, 60);
 /// What the policy's headroom leaves of a GPU.
 const ALLOCATABLE: Bytes = Bytes(GPU.0 / 10 * 9);
 
+/// How long what pods have left to another may be kept for it at most: grace, the report after it, and a round.
+const KEPT_FOR: Millis = Millis::seconds(30);
+
+/// By pod that others were evicted for and that is not bound yet: the GPU, and since when.
+type KeptGpus = BTreeMap<PodUid, (GpuUuid, Moment)>;
+
 #[derive(Debug, Default)]
 pub struct Schedules {
     /// Pods that were bound beside fraud detection, or beside which it was bound.
@@ -26,6 +33,8 @@ pub struct Schedules {
     pub evictions: u64,
     /// Sets with credit scoring in them where chatbots alone would have made the room.
     unfair: u64,
+    /// Sets with credit scoring in them where room was kept for a waiting pod of lower priority.
+    pub beside_kept: u64,
     pub fraud_evicted: u64,
     pub broken: Vec<BrokenPromise>,
 }
@@ -51,12 +60,14 @@ impl Schedules {
             stage.at(at, Timer::Comes(pod(draws)));
         }
         let mut last_set = None;
+        let mut kept = KeptGpus::new();
         while let Some(happened) = stage.next(START + LASTS.times(2)) {
             let now = stage.now();
             match happened {
                 Happening::Timer(Timer::Comes(spec)) => drop(stage.submit(spec)),
                 Happening::Timer(Timer::Ends(uid)) => stage.finish(&uid),
                 Happening::Bound(uid) => {
+                    kept.remove(&uid);
                     self.foreign += company(&stage, &uid);
                     // Two in three end.
                     if draws.below(3) > 0 {
@@ -68,9 +79,12 @@ impl Schedules {
                     let of = stage.pod(&uid).and_then(|pod| pod.evicted_for.clone());
                     let set = of.map(|of| (now, of));
                     if set != last_set {
-                        self.judge(&stage, set.as_ref());
-                        last_set = set;
+                        self.judge(&stage, set.as_ref(), &kept);
+                        last_set = set.clone();
                     }
+                    let on = stage.pod(&uid).and_then(|pod| pod.bound.as_ref());
+                    let on = on.and_then(|bound| bound.devices.first());
+                    kept.extend(set.zip(on).map(|((at, of), gpu)| (of, (gpu.clone(), at))));
                 }
                 Happening::Ready(_) | Happening::Gone(_) => {}
             }
@@ -79,7 +93,7 @@ impl Schedules {
     }
 
     /// The pods that leave since then for that pod, all at once.
-    fn judge(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>) {
+    fn judge(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>, kept: &KeptGpus) {
         self.evictions += 1;
         let leaves = |uid: &PodUid| {
             let pod = stage.pod(uid)?;
@@ -87,25 +101,41 @@ impl Schedules {
         };
         let apps: Vec<App> = stage.pods().filter_map(|(uid, _)| leaves(uid)).collect();
         self.fraud_evicted += apps.iter().filter(|app| **app == App::Fraud).count() as u64;
-        let Some(preemptor) = set.and_then(|(_, uid)| stage.pod(uid)) else { return };
-        let would_do = |gpu: &PhysicalGpu| {
+        let Some((at, preemptor)) = set else { return };
+        let Some(spec) = stage.pod(preemptor).map(|pod| &pod.spec) else { return };
+        // Other pods that wait for what others have left to them.
+        let is_kept = |of: &PodUid, since: Moment| of != preemptor && stage.now() < since + KEPT_FOR;
+        let coming = |gpu: &PhysicalGpu, from: i32| {
+            let here = kept.iter().filter(|(of, (uuid, since))| *uuid == gpu.uuid && is_kept(of, *since));
+            let pods = here.filter_map(|(of, _)| stage.pod(of)).map(|pod| &pod.spec);
+            pods.filter(move |spec| spec.priority >= from).cloned().collect::<Vec<_>>()
+        };
+        let would_do = |gpu: &PhysicalGpu, kept_from: i32| {
             let others = gpu.pods.keys().filter_map(|uid| Some((uid, stage.pod(uid)?)));
             let is_free_to_go =
                 others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
-            let stay = || others.clone().filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot);
-            let taken: Bytes = stay().map(|(_, pod)| pod.spec.vram).sum();
+            // The Binding of a pod that came in this moment was on its way: there was no pod to evict.
+            let is_bound = |pod: &StagePod| pod.submitted < *at;
+            let stay = others.filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot || !is_bound(pod));
             // An engine that starts keeps others from starting on its GPU.
-            let starts = stay().any(|(_, pod)| pod.ready.is_none());
-            let is_alone = |app| matches!(app, App::Fraud | App::Pretender);
-            let keeps_off = match App::of(&preemptor.spec) {
-                App::Fraud => stay().count() > 0,
-                _ => stay().any(|(_, pod)| is_alone(App::of(&pod.spec))),
+            let starts = stay.clone().any(|(_, pod)| pod.ready.is_none());
+            let stay: Vec<_> = stay.map(|(_, pod)| pod.spec.clone()).chain(coming(gpu, kept_from)).collect();
+            let taken: Bytes = stay.iter().map(|spec| spec.vram).sum();
+            let is_alone = |spec: &PodSpec| matches!(App::of(spec), App::Fraud | App::Pretender);
+            let keeps_off = match App::of(spec) {
+                App::Fraud => !stay.is_empty(),
+                _ => stay.iter().any(|spec| is_alone(spec)),
             };
-            is_free_to_go && !keeps_off && !starts && preemptor.spec.vram + taken <= ALLOCATABLE
+            is_free_to_go && !keeps_off && !starts && spec.vram + taken <= ALLOCATABLE
         };
-        let chatbots_would_do = stage.machines.iter().flat_map(|machine| &machine.gpus).any(would_do);
-        if apps.contains(&App::Credit) && chatbots_would_do {
+        let gpus = || stage.machines.iter().flat_map(|machine| &machine.gpus);
+        if !apps.contains(&App::Credit) {
+            return;
+        }
+        if gpus().any(|gpu| would_do(gpu, i32::MIN)) {
             self.unfair += 1;
+        } else if gpus().any(|gpu| would_do(gpu, spec.priority)) {
+            self.beside_kept += 1;
         }
     }
 

@@ -31,6 +31,8 @@ pub struct ServedModel {
     pub gpus: u32,
     /// VRAM of one engine on each of its GPUs.
     pub grant: Bytes,
+    /// Engines that keep up with its busy stretches.
+    pub engines: u32,
     pub engine: EngineSpec,
     pub traffic: DayOfTraffic,
 }
@@ -47,8 +49,8 @@ pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Ve
     let models = ZipfCatalogue::generate(seed, models, per_s, 1.0).models;
     let served = |(rank, model): (usize, &CatalogueModel)| {
         let gpus = gpus_of(model);
-        let grant = match grants {
-            Grants::WholeGpus => most(),
+        let (engines, grant) = match grants {
+            Grants::WholeGpus => (sized(model, gpus, 1.0).0, most()),
             Grants::RightSized => right_sized(model, gpus),
         };
         let mut draws = Random::seeded(seed, 1000 + rank as u64);
@@ -57,6 +59,7 @@ pub fn catalogue(seed: u64, models: usize, minutes: usize, grants: Grants) -> Ve
             weights: model.shape.weights,
             gpus,
             grant,
+            engines,
             engine: engine(model, gpus, grant),
             traffic: stretches(&mut draws, model, minutes),
         }
@@ -78,20 +81,25 @@ fn engine(model: &CatalogueModel, gpus: u32, grant: Bytes) -> EngineSpec {
     EngineSpec::new(&model.shape, &GpuSpeed::H100, gpus, grant).expect("its grant has KV cache")
 }
 
-/// Weights, the profile run, and a KV cache for the model's busy stretches, in whole GiB. Where one engine cannot keep up with them,
-/// it is sized for its part of the fewest that can.
-fn right_sized(model: &CatalogueModel, gpus: u32) -> Bytes {
+/// The fewest engines that keep up with the model's busy stretches, each with so much of its GPUs' compute; and the requests
+/// inside of each.
+fn sized(model: &CatalogueModel, gpus: u32, compute: f64) -> (u32, f64) {
     let whole = engine(model, gpus, most());
     let (prompt, output) = (model.size.prompt, model.size.output);
-    let running = |engines: f64| {
-        steady_state(&whole, SPARE_KV * BUSY * model.per_s / COMPUTE / engines, prompt, output)
-            .map(|steady| steady.running)
-    };
-    let running = (1..).find_map(|engines| running(f64::from(engines))).expect("some number keeps up");
-    let tokens = (running * kv_tokens(prompt, output)).max(LONGEST);
+    let per_s = SPARE_KV * BUSY * model.per_s / compute;
+    let running = |engines: u32| steady_state(&whole, per_s / f64::from(engines), prompt, output);
+    let fewest = (1..).find_map(|engines| Some((engines, running(engines)?.running)));
+    fewest.expect("some number keeps up")
+}
+
+/// The engines, and the grant of each: weights, the profile run, and a KV cache for its part of the busy stretches, in whole GiB.
+fn right_sized(model: &CatalogueModel, gpus: u32) -> (u32, Bytes) {
+    let (engines, running) = sized(model, gpus, COMPUTE);
+    let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(LONGEST);
     let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
-    let gib = ((model.shape.weights + kv).split(gpus) + whole.profile_run).0.div_ceil(Bytes::gib(1).0);
-    Bytes::gib(gib).min(most())
+    let profile_run = engine(model, gpus, most()).profile_run;
+    let gib = ((model.shape.weights + kv).split(gpus) + profile_run).0.div_ceil(Bytes::gib(1).0);
+    (engines, Bytes::gib(gib).min(most()))
 }
 
 /// Busy stretches and quiet ones, each of a random length.

@@ -1,10 +1,12 @@
 //! The pool that serves a catalogue: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
 
-use super::served::{Served, devices};
+use super::served::Served;
 use super::sums::{GpuUse, Sums};
 use super::{COMES_EVERY, STEP, Timer, WARM_UP};
 use crate::ids::{GpuUuid, PodUid};
 use crate::lab::simulate::fleet::engines::LatencyHistogram;
+use crate::lab::simulate::fleet::replicas::devices;
+use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::lab::simulate::fleet::stage::{Happening, START, Stage};
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
@@ -21,6 +23,9 @@ pub enum Compute {
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
     pub served: Vec<Served<'m>>,
+    pub jobs: EndlessJobs,
+    /// Of pods that others leave for: how full the fullest engine was where they go, when that was decided.
+    decided: BTreeMap<PodUid, f64>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
     compute: Compute,
@@ -33,12 +38,13 @@ impl<'m> Pool<'m> {
     pub fn new(
         stage: Stage<'static, Timer>,
         served: Vec<Served<'m>>,
+        jobs: EndlessJobs,
         sums: Sums,
         reports_load: bool,
         compute: Compute,
     ) -> Self {
         let begins = START + COMES_EVERY.times(served.len() as u64) + WARM_UP;
-        Self { stage, served, reports_load, compute, begins, sums }
+        Self { stage, served, jobs, decided: BTreeMap::new(), reports_load, compute, begins, sums }
     }
 
     /// Plays so many minutes of traffic, with the rollouts in this order spread over them. Whether all models had a place when
@@ -64,11 +70,23 @@ impl<'m> Pool<'m> {
                         return false;
                     }
                 }
-                Happening::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage, None),
-                Happening::Timer(Timer::Rollout(model)) => self.served[model].roll_out(&mut self.stage),
+                Happening::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage),
+                Happening::Timer(Timer::Rollout(model)) => self.served[model].replicas.roll_out(),
+                Happening::Timer(Timer::Job(timer)) => drop(self.jobs.running.tell(timer, &mut self.stage)),
                 Happening::Bound(uid) if now >= begins => self.note_bound(&uid),
-                Happening::Ready(uid) => self.served.iter_mut().for_each(|served| served.replace(&uid, now)),
-                Happening::Bound(_) | Happening::Leaving(_) | Happening::Gone(_) => {}
+                Happening::Ready(uid) => {
+                    self.served.iter_mut().for_each(|served| served.replicas.replace(&uid, now));
+                    self.jobs.begin(&uid, &mut self.stage);
+                }
+                Happening::Leaving(uid) => {
+                    self.note_decided(&uid);
+                    self.jobs.evict(&uid, now);
+                }
+                Happening::Bound(_) | Happening::Gone(_) => {}
+            }
+            // They come once all models have a place.
+            if now >= begins {
+                self.jobs.fill(&mut self.stage);
             }
         }
         !fails(self, self.late() + self.waiting())
@@ -118,17 +136,34 @@ impl<'m> Pool<'m> {
                 sums.entry(device.clone()).or_default().add(GpuUse::of(engine));
             }
         }
+        for uid in self.jobs.running.uids() {
+            for device in devices(&self.stage, uid) {
+                sums.entry(device.clone()).or_default().add(GpuUse::OF_A_JOB);
+            }
+        }
         sums
     }
 
-    /// How full the fullest engine is on the GPUs that a pod was just bound to.
+    /// The pod leaves for another: where that goes was decided now.
+    fn note_decided(&mut self, victim: &PodUid) {
+        let Some(preemptor) = self.stage.pod(victim).and_then(|pod| pod.evicted_for.clone()) else { return };
+        let fullest = self.fullest_beside(victim);
+        let decided = self.decided.entry(preemptor).or_insert(0.0);
+        *decided = decided.max(fullest);
+    }
+
     fn note_bound(&mut self, uid: &PodUid) {
+        let fullest = self.decided.remove(uid).unwrap_or_else(|| self.fullest_beside(uid));
+        self.sums.note_placement(fullest);
+    }
+
+    /// How full the fullest engine of other pods is on the GPUs of this one.
+    fn fullest_beside(&self, uid: &PodUid) -> f64 {
         let bound = devices(&self.stage, uid);
         let is_there = |other: &PodUid| {
             other != uid && devices(&self.stage, other).iter().any(|device| bound.contains(device))
         };
         let there = self.served.iter().flat_map(Served::engines).filter(|(other, _)| is_there(other));
-        let fullest = there.map(|(_, engine)| engine.kv_occupancy()).fold(0.0, f64::max);
-        self.sums.note_placement(fullest);
+        there.map(|(_, engine)| engine.kv_occupancy()).fold(0.0, f64::max)
     }
 }

@@ -1,10 +1,12 @@
 //! A workload and the scheduler that places it: pools of any size, and the smallest that suffices.
 
 use super::catalogue::{Grants, ServedModel, catalogue, machines, most};
+use super::jobs::JOBS;
 use super::pool::{Compute, Pool};
 use super::served::Served;
 use super::sums::Sums;
-use super::{MOST_LATE, MOST_REPLICAS};
+use super::{MORE_REPLICAS, MOST_LATE};
+use crate::lab::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::lab::simulate::fleet::scenarios::shipped;
 use crate::lab::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
 use crate::lab::simulate::fleet::stage::Stage;
@@ -28,14 +30,15 @@ pub struct Sizing {
     minutes: usize,
     models: Vec<ServedModel>,
     rollouts: Vec<usize>,
-    /// GPUs whose VRAM one replica of each model takes with right-sized grants, less the headroom.
+    /// GPUs whose VRAM all models' engines take with right-sized grants, less the headroom.
     pub least: usize,
 }
 
 impl Sizing {
     pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
         let shared = catalogue(seed, models, minutes, Grants::RightSized);
-        let granted: Bytes = shared.iter().map(|model| model.grant.times(model.gpus.into())).sum();
+        let granted: Bytes =
+            shared.iter().map(|model| model.grant.times((model.gpus * model.engines).into())).sum();
         let least = granted.0.div_ceil(most().0) as usize;
         let models = match placer {
             Placer::WholeGpus => catalogue(seed, models, minutes, Grants::WholeGpus),
@@ -50,9 +53,9 @@ impl Sizing {
         self.models.iter().map(|model| model.traffic.requests()).sum()
     }
 
-    /// A pool of so many GPUs, played to the end.
+    /// A pool of so many GPUs, played to the end, with jobs in what the engines leave of it.
     pub fn played(&self, gpus: usize, compute: Compute) -> Pool<'_> {
-        let mut pool = self.pool(gpus, compute);
+        let mut pool = self.pool(gpus, compute, EndlessJobs::new(Some(JOBS), self.seed));
         pool.play(self.minutes, &self.rollouts, None);
         pool
     }
@@ -61,9 +64,11 @@ impl Sizing {
     /// they do not suffice.
     pub fn gpus_needed(&self) -> Result<usize, usize> {
         let most_late = MOST_LATE * self.requests();
-        let suffices =
-            |gpus| self.pool(gpus, Compute::Shared).play(self.minutes, &self.rollouts, Some(most_late));
-        let gpus = |model: &ServedModel| model.gpus as usize;
+        let suffices = |gpus| {
+            let no_jobs = EndlessJobs::new(None, self.seed);
+            self.pool(gpus, Compute::Shared, no_jobs).play(self.minutes, &self.rollouts, Some(most_late))
+        };
+        let gpus = |model: &ServedModel| (model.gpus * model.engines) as usize;
         let least = match self.placer {
             Placer::WholeGpus => self.models.iter().map(gpus).sum(),
             Placer::Stowage | Placer::KvBlind => self.least,
@@ -83,10 +88,12 @@ impl Sizing {
         Ok(enough)
     }
 
-    fn pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {
-        let policy = shipped("default", include_str!("../../../../../../policies/default/policy.yaml"));
+    fn pool(&self, gpus: usize, compute: Compute, jobs: EndlessJobs) -> Pool<'_> {
+        let policy =
+            shipped("mixed-models", include_str!("../../../../../../policies/mixed-models/policy.yaml"));
         let rules = |model: &ServedModel| AutoscalingRules {
-            max_replicas: MOST_REPLICAS,
+            min_replicas: model.engines,
+            max_replicas: model.engines + MORE_REPLICAS,
             ..policy.autoscaling.of(&model.id)
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
@@ -100,6 +107,7 @@ impl Sizing {
             let is_alone = self.placer == Placer::WholeGpus;
             Served::new(model, rules(model), is_alone)
         });
-        Pool::new(stage, served.collect(), Sums::of(&self.models), self.placer == Placer::Stowage, compute)
+        let sums = Sums::of(&self.models);
+        Pool::new(stage, served.collect(), jobs, sums, self.placer == Placer::Stowage, compute)
     }
 }

@@ -36,6 +36,9 @@ pub struct GpuUse {
 }
 
 impl GpuUse {
+    /// It always has something to do, and has no requests.
+    pub const OF_A_JOB: Self = Self { busy: 1.0, running: 0.0 };
+
     pub fn of(engine: &Engine) -> Self {
         Self { busy: busy(engine.running()), running: engine.running() }
     }

@@ -18,6 +18,8 @@ pub struct Standing {
     pub free: u32,
     /// GPUs of each team's pods.
     pub used: [u32; 3],
+    /// Of these, GPUs of pods that were bound while no two teams competed: no borrower is evicted for another.
+    pub settled: [u32; 3],
     /// A pod waits that its team's limit allows.
     pub waits: bool,
     /// Teams with a pod that waits to borrow.
@@ -26,10 +28,18 @@ pub struct Standing {
     pub competing_for_one: [bool; 3],
 }
 
-/// By the teams that compete: for how long, and what each borrows of it over its weight.
+/// By the teams that compete: what they borrow meanwhile.
 #[derive(Debug, Default)]
 pub struct Competition {
-    borrowed: BTreeMap<[bool; 3], (f64, [f64; 3])>,
+    by_teams: BTreeMap<[bool; 3], Borrowed>,
+}
+
+/// GPU-hours over weight, of each team.
+#[derive(Debug, Default)]
+struct Borrowed {
+    had: [f64; 3],
+    /// The same GPUs, but for those that are settled, split at each moment as evenly as whole GPUs can be.
+    most_even: [f64; 3],
 }
 
 pub struct Account {
@@ -68,12 +78,18 @@ impl Account {
             self.all += hours * f64::from(self.gpus);
             self.idle += hours * f64::from(before.free);
         }
-        let borrowed = Team::ALL.map(|team| {
-            let quota = self.quotas[team as usize];
-            f64::from(before.used[team as usize].saturating_sub(quota.guarantee)) / f64::from(quota.weight)
-        });
-        self.for_any.count(before.competing, hours, borrowed);
-        self.for_one.count(before.competing_for_one, hours, borrowed);
+        let beyond = |gpus: [u32; 3]| {
+            Team::ALL.map(|team| gpus[team as usize].saturating_sub(self.quotas[team as usize].guarantee))
+        };
+        let weights = self.quotas.map(|quota| quota.weight);
+        let loans = Loans { borrowed: beyond(before.used), settled: beyond(before.settled), weights };
+        self.for_any.count(before.competing, hours, &loans);
+        self.for_one.count(before.competing_for_one, hours, &loans);
+    }
+
+    /// Whether teams compete for one GPU.
+    pub fn is_contested(&self) -> bool {
+        compete(self.standing.competing_for_one)
     }
 
     /// In hundredths.
@@ -83,29 +99,86 @@ impl Account {
 }
 
 impl Competition {
-    fn count(&mut self, teams: [bool; 3], hours: f64, borrowed: [f64; 3]) {
-        if teams.iter().filter(|competes| **competes).count() < 2 {
+    fn count(&mut self, teams: [bool; 3], hours: f64, loans: &Loans) {
+        if !compete(teams) {
             return;
         }
-        let (time, sums) = self.borrowed.entry(teams).or_default();
-        *time += hours;
-        sums.iter_mut().zip(borrowed).for_each(|(sum, borrowed)| *sum += hours * borrowed);
+        let sums = self.by_teams.entry(teams).or_default();
+        add(&mut sums.had, hours, over(of_those(teams, loans.borrowed), loans.weights));
+        add(&mut sums.most_even, hours, over(loans.most_even(teams), loans.weights));
     }
 
-    pub fn hours(&self) -> f64 {
-        self.borrowed.values().map(|(time, _)| time).sum()
+    /// GPU-hours over weight that the teams borrow while they compete.
+    pub fn borrowed(&self) -> f64 {
+        self.by_teams.values().map(|borrowed| borrowed.had.iter().sum::<f64>()).sum()
     }
 
-    /// Jain's index of the teams that compete, for each such set of teams; their mean, by time. 1 if teams never compete.
-    pub fn jain(&self) -> f64 {
-        let hours = self.hours();
-        let of = |(teams, (time, sums)): (&[bool; 3], &(f64, [f64; 3]))| {
-            let shares: Vec<f64> =
-                sums.iter().zip(teams).filter(|(_, competes)| **competes).map(|(sum, _)| *sum).collect();
-            time * jain(&shares)
+    /// Of these, what is borrowed evenly: for each set of teams that compete, times its Jain's index.
+    pub fn evenly(&self) -> f64 {
+        self.times_jain(|borrowed| &borrowed.had)
+    }
+
+    /// The same if whole GPUs that are not settled were split as evenly as can be at each moment.
+    pub fn most_evenly(&self) -> f64 {
+        self.times_jain(|borrowed| &borrowed.most_even)
+    }
+
+    fn times_jain(&self, split: impl Fn(&Borrowed) -> &[f64; 3]) -> f64 {
+        let of = |(teams, borrowed): (&[bool; 3], &Borrowed)| {
+            let shares = split(borrowed).iter().zip(teams).filter(|(_, competes)| **competes);
+            let shares: Vec<f64> = shares.map(|(sum, _)| *sum).collect();
+            borrowed.had.iter().sum::<f64>() * jain(&shares)
         };
-        if hours > 0.0 { self.borrowed.iter().map(of).sum::<f64>() / hours } else { 1.0 }
+        self.by_teams.iter().map(of).sum()
     }
+
+    /// Jain's index over the sets of teams that compete, by what they borrow: where nothing is there to borrow, nothing is shared.
+    /// 1 if teams never compete.
+    pub fn jain(&self) -> f64 {
+        let borrowed = self.borrowed();
+        if borrowed > 0.0 { self.evenly() / borrowed } else { 1.0 }
+    }
+}
+
+fn of_those(teams: [bool; 3], borrowed: [u32; 3]) -> [u32; 3] {
+    std::array::from_fn(|team| if teams[team] { borrowed[team] } else { 0 })
+}
+
+fn over(gpus: [u32; 3], weights: [u32; 3]) -> [f64; 3] {
+    std::array::from_fn(|team| f64::from(gpus[team]) / f64::from(weights[team]))
+}
+
+fn add(sums: &mut [f64; 3], hours: f64, shares: [f64; 3]) {
+    sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += hours * share);
+}
+
+/// What teams have beyond their guarantees, in GPUs.
+struct Loans {
+    borrowed: [u32; 3],
+    settled: [u32; 3],
+    weights: [u32; 3],
+}
+
+impl Loans {
+    /// What these teams borrow, split so that Jain's index is the highest. What is settled stays.
+    fn most_even(&self, teams: [bool; 3]) -> [u32; 3] {
+        let gpus: u32 = of_those(teams, self.borrowed).iter().sum();
+        let index = |split: &[u32; 3]| {
+            let shares = over(*split, self.weights);
+            let shares: Vec<f64> = (0..3).filter(|team| teams[*team]).map(|team| shares[team]).collect();
+            jain(&shares)
+        };
+        let may_have =
+            |team: usize, gpus: u32| if teams[team] { gpus >= self.settled[team] } else { gpus == 0 };
+        let splits = (0..=gpus).flat_map(|first| (0..=gpus - first).map(move |second| (first, second)));
+        let splits = splits.map(|(first, second)| [first, second, gpus - first - second]);
+        let among = splits.filter(|split| (0..3).all(|team| may_have(team, split[team])));
+        among.max_by(|a, b| index(a).total_cmp(&index(b))).unwrap_or(of_those(teams, self.borrowed))
+    }
+}
+
+fn compete(teams: [bool; 3]) -> bool {
+    teams.iter().filter(|competes| **competes).count() >= 2
 }
 
 /// (Σx)² ÷ (n·Σx²): 1 if all have the same, 1/n if one has all.
@@ -128,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn whole_gpus_are_split_as_evenly_as_weights_allow_and_what_is_settled_stays() {
+        let split =
+            |teams, borrowed, settled| Loans { borrowed, settled, weights: [2, 2, 1] }.most_even(teams);
+        assert_eq!(split([false, true, true], [3, 2, 5], [0; 3]), [0, 5, 2]);
+        assert_eq!(split([true, true, false], [0, 4, 3], [0; 3]), [2, 2, 0]);
+        assert_eq!(split([true; 3], [0, 0, 5], [0; 3]), [2, 2, 1]);
+        assert_eq!(split([true; 3], [0, 0, 5], [0, 0, 3]), [1, 1, 3]);
+        assert_eq!(split([true; 3], [0; 3], [0; 3]), [0; 3]);
+    }
+
+    #[test]
     fn only_time_in_which_work_waits_or_teams_compete_counts() {
         let quota = Quota { guarantee: 2, limit: 8, weight: 2 };
         let mut account = Account::new([quota; 3], 8, Moment(0));
@@ -142,6 +226,6 @@ mod tests {
         account.stands(hour(1), competes);
         account.stands(hour(2), Standing { free: 4, used: [4, 0, 0], waits: true, ..Standing::default() });
         account.stands(hour(3), Standing::default());
-        assert_eq!((account.idle(), account.for_any.hours(), account.for_any.jain()), (25.0, 1.0, 1.0));
+        assert_eq!((account.idle(), account.for_any.borrowed(), account.for_any.jain()), (25.0, 2.0, 1.0));
     }
 }

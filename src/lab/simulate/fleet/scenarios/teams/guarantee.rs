@@ -3,6 +3,7 @@
 
 use super::Timer;
 use crate::ids::{GpuUuid, PodUid};
+use crate::lab::simulate::fleet::machines::Machine;
 use crate::lab::simulate::fleet::scenarios::quantile;
 use crate::lab::simulate::fleet::stage::Stage;
 use crate::scheduling::policy::{Policy, Preemptibility};
@@ -10,7 +11,9 @@ use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
-pub const CYCLE: Millis = Millis::seconds(5);
+const CYCLE: Millis = Millis::seconds(5);
+/// How often a look is taken at what keeps a pod waiting.
+pub const LOOK: Millis = Millis::seconds(1);
 
 /// What is between a pod and GPUs of one node, the least of all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -137,8 +140,25 @@ pub fn obstacle(
     let on_node = stage.machines.iter().map(|machine| {
         let mut gpus: Vec<Obstacle> =
             machine.gpus.iter().map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None)).collect();
+        let free = machine.gpus.iter().zip(&mut gpus).filter(|(gpu, _)| gpu.pods.is_empty());
+        free.take(kept(machine, uid, stage)).for_each(|(_, obstacle)| *obstacle = Obstacle::Scattered);
         gpus.sort_unstable();
         gpus.get(pod.spec.gpus as usize - 1).copied().unwrap_or(Obstacle::Scattered)
     });
     on_node.min().unwrap_or(Obstacle::Scattered)
+}
+
+/// Free GPUs that pods with several keep while others leave for them here.
+fn kept(machine: &Machine, uid: &PodUid, stage: &Stage<'_, Timer>) -> usize {
+    let mut cleared: BTreeMap<&PodUid, usize> = BTreeMap::new();
+    for gpu in &machine.gpus {
+        let leaves_for = |pod: &PodUid| stage.pod(pod)?.evicted_for.as_ref();
+        let waiting = gpu.pods.keys().find_map(leaves_for).filter(|pod| *pod != uid);
+        waiting.into_iter().for_each(|pod| *cleared.entry(pod).or_default() += 1);
+    }
+    let left = |(pod, cleared): (&PodUid, usize)| {
+        let waiting = stage.pod(pod).filter(|pod| pod.bound.is_none())?;
+        Some((waiting.spec.gpus as usize).saturating_sub(cleared))
+    };
+    cleared.into_iter().filter_map(left).sum()
 }

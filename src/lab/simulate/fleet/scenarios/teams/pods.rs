@@ -47,6 +47,8 @@ pub struct TeamPod {
     /// `None` for an engine.
     pub job: Option<Job>,
     pub bound: Option<Moment>,
+    /// It was bound while no two teams competed.
+    pub is_settled: bool,
     pub ready: Option<Moment>,
     pub is_leaving: bool,
 }
@@ -82,6 +84,10 @@ impl TeamPods {
         self.of(team).filter(|(_, pod)| pod.bound.is_some()).map(|(_, pod)| pod.gpus).sum()
     }
 
+    fn settled(&self, team: Team) -> u32 {
+        self.of(team).filter(|(_, pod)| pod.bound.is_some() && pod.is_settled).map(|(_, pod)| pod.gpus).sum()
+    }
+
     pub fn pending_jobs(&self, team: Team) -> usize {
         self.of(team).filter(|(_, pod)| pod.job.is_some() && pod.waits()).count()
     }
@@ -109,11 +115,12 @@ impl TeamPods {
         engines.into_iter().map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Of each team's pods those of the highest priority use its guarantee first, then those that have run longest.
+    /// Of each team's pods those of the highest priority use its guarantee first, then those that have run longest. Pods that leave
+    /// give back what they borrow.
     pub fn borrowing(&self, stage: &Stage<'_, Timer>) -> BTreeSet<PodUid> {
         let mut left = self.quotas.map(|quota| quota.guarantee);
         let mut bound: Vec<(Reverse<i32>, Moment, PodUid)> = Vec::new();
-        for (uid, pod) in &self.all {
+        for (uid, pod) in self.all.iter().filter(|(_, pod)| !pod.is_leaving) {
             let priority = stage.pod(uid).map_or(0, |pod| pod.spec.priority);
             bound.extend(pod.bound.map(|since| (Reverse(priority), since, uid.clone())));
         }
@@ -131,7 +138,8 @@ impl TeamPods {
     pub fn standing(&self, stage: &Stage<'_, Timer>) -> Standing {
         let free = stage.machines.iter().map(|machine| machine.free_gpus().count() as u32).sum();
         let used = Team::ALL.map(|team| self.used(team));
-        let mut standing = Standing { free, used, ..Standing::default() };
+        let settled = Team::ALL.map(|team| self.settled(team));
+        let mut standing = Standing { free, used, settled, ..Standing::default() };
         for pod in self.all.values().filter(|pod| pod.waits()) {
             let (quota, with) = (self.quotas[pod.team as usize], used[pod.team as usize] + pod.gpus);
             if with <= quota.limit {

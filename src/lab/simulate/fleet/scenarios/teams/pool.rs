@@ -2,7 +2,7 @@
 
 use super::account::Standing;
 use super::demand::Demand;
-use super::guarantee::{CYCLE, obstacle};
+use super::guarantee::{LOOK, obstacle};
 use super::pods::{Priorities, TeamPod, TeamPods, manifest};
 use super::sums::Sums;
 use super::{Team, Timer};
@@ -89,8 +89,8 @@ impl Pool {
             Happening::Timer(Timer::Waits(uid)) if self.sums.guarantees.waits(&uid) => {
                 let borrowing = self.pods.borrowing(&self.stage);
                 let obstacle = obstacle(&uid, &self.stage, &self.policy, &borrowing);
-                self.sums.guarantees.has_waited(&uid, CYCLE, obstacle);
-                self.stage.at(now + CYCLE, Timer::Waits(uid));
+                self.sums.guarantees.has_waited(&uid, LOOK, obstacle);
+                self.stage.at(now + LOOK, Timer::Waits(uid));
             }
             Happening::Timer(Timer::Waits(_)) => {}
             Happening::Bound(uid) => self.bound(&uid, now),
@@ -111,6 +111,7 @@ impl Pool {
             self.stage.pod(uid).and_then(|pod| pod.bound.as_ref()).map(|bound| bound.devices.clone());
         let Some(pod) = self.pods.all.get_mut(uid) else { return };
         pod.bound = Some(now);
+        pod.is_settled = !self.sums.account.is_contested();
         if let Some(came) = pod.came.take() {
             self.sums.waited(pod.team, came, now);
         }
@@ -181,12 +182,22 @@ impl Pool {
         let uid = self.stage.submit(manifest(team, gpus, priority, job.is_some()));
         if is_within {
             self.sums.guarantees.opens(&uid, now);
-            self.stage.at(now + CYCLE, Timer::Waits(uid.clone()));
+            self.stage.at(now + LOOK, Timer::Waits(uid.clone()));
         }
         self.created += 1;
         let number = self.created;
-        let pod =
-            TeamPod { team, gpus, is_within, number, came, job, bound: None, ready: None, is_leaving: false };
+        let pod = TeamPod {
+            team,
+            gpus,
+            is_within,
+            number,
+            came,
+            job,
+            bound: None,
+            is_settled: false,
+            ready: None,
+            is_leaving: false,
+        };
         self.pods.all.insert(uid, pod);
     }
 

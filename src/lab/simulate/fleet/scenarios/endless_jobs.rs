@@ -1,0 +1,55 @@
+//! Jobs that never run out: some are pending at any time, and one that is evicted is submitted again.
+
+use super::running_jobs::{Job, JobTimer, RunningJobs};
+use crate::ids::PodUid;
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::lab::simulate::fleet::stage::Stage;
+use crate::lab::simulate::random::Random;
+use crate::units::Moment;
+use std::collections::BTreeMap;
+
+/// What the jobs are like.
+#[derive(Debug, Clone, Copy)]
+pub struct JobKind {
+    /// Jobs that are pending at any time.
+    pub pending: usize,
+    pub draw: fn(&mut Random) -> Job,
+    pub pod: fn(&Job) -> PodSpec,
+}
+
+pub struct EndlessJobs {
+    /// `None` if there are no jobs.
+    kind: Option<JobKind>,
+    draws: Random,
+    pending: BTreeMap<PodUid, Job>,
+    pub running: RunningJobs,
+    /// Evicted ones, to be submitted again.
+    backlog: Vec<Job>,
+}
+
+impl EndlessJobs {
+    pub fn new(kind: Option<JobKind>, seed: u64) -> Self {
+        let (pending, running, backlog) = (BTreeMap::new(), RunningJobs::default(), Vec::new());
+        Self { kind, draws: Random::seeded(seed, 6), pending, running, backlog }
+    }
+
+    /// Submits jobs until enough are pending.
+    pub fn fill<T>(&mut self, stage: &mut Stage<'_, T>) {
+        let Some(kind) = self.kind else { return };
+        while self.pending.len() < kind.pending {
+            let job = self.backlog.pop().unwrap_or_else(|| (kind.draw)(&mut self.draws));
+            self.pending.insert(stage.submit((kind.pod)(&job)), job);
+        }
+    }
+
+    /// The pod runs, if it is a job's.
+    pub fn begin<T: From<JobTimer>>(&mut self, uid: &PodUid, stage: &mut Stage<'_, T>) {
+        if let Some(job) = self.pending.remove(uid) {
+            self.running.begin(uid, job, stage);
+        }
+    }
+
+    pub fn evict(&mut self, uid: &PodUid, now: Moment) {
+        self.backlog.extend(self.running.evict(uid, now));
+    }
+}

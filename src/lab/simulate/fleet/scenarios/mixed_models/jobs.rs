@@ -1,0 +1,22 @@
+//! Jobs that fill what the engines leave of the pool: evaluations of small models, which keep a GPU busy as long as they run.
+
+use crate::lab::simulate::fleet::pods::PodSpec;
+use crate::lab::simulate::fleet::scenarios::endless_jobs::JobKind;
+use crate::lab::simulate::fleet::scenarios::running_jobs::{Job, Saving};
+use crate::lab::simulate::random::Random;
+use crate::units::{Bytes, Millis};
+
+pub const JOBS: JobKind = JobKind { pending: 8, draw, pod };
+
+const VRAM: Bytes = Bytes::gib(8);
+/// They write their results as they come, and have little to save.
+const GRACE: Millis = Millis::seconds(10);
+const WORK: (Millis, Millis) = (Millis::seconds(300), Millis::seconds(1800));
+
+fn draw(draws: &mut Random) -> Job {
+    Job::new(1, draws.log_uniform(WORK.0, WORK.1), Saving::AndWhenAsked)
+}
+
+fn pod(_: &Job) -> PodSpec {
+    PodSpec { priority: -10, grace: GRACE, ..PodSpec::plain("evaluations", VRAM) }
+}

@@ -1,0 +1,65 @@
+//! Pods that have ended, and whose memory the latest reading still shows: it becomes free without an eviction.
+
+use super::*;
+use crate::scheduling::verbs::observe::{PodDeleted, ReadingReported};
+use crate::units::Bytes;
+
+impl LedgerCluster {
+    /// Its agent reports what these pods have, each on the node's GPU of that place.
+    fn report(&mut self, on: &str, gpus: &[&[(&str, u64)]]) {
+        let gpu = |(place, pods): (usize, &&[(&str, u64)])| GpuReading {
+            uuid: gpu_at(on, place as u32),
+            used: Some(Bytes::gib(pods.iter().map(|(_, gib)| gib).sum())),
+            attributed: pods.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
+            engine_load: EngineLoad::NONE,
+        };
+        let gpus = gpus.iter().enumerate().map(gpu).collect();
+        let reading = NodeReading { sampled: self.now(), gpus, ..NodeReading::default() };
+        self.apply(ReadingReported { node: node(on), reading });
+    }
+}
+
+/// A pod has ended on the first GPU, and another runs on the second.
+fn one_ended() -> LedgerCluster {
+    let mut cluster = LedgerCluster::new(&[("n", 2)]);
+    cluster.bound("ended", "n", 0, job(60));
+    cluster.bound("job", "n", 1, job(60));
+    cluster.report("n", &[&[("ended", 60)], &[("job", 60)]]);
+    cluster.apply(PodDeleted(uid("ended")));
+    cluster
+}
+
+#[test]
+fn no_pod_is_evicted_while_memory_of_a_pod_that_has_ended_becomes_free() {
+    let mut cluster = one_ended();
+    cluster.gated("serving", shared(50, 100));
+    assert_eq!(cluster.plan(), ["serving waits: insufficient-vram"]);
+    cluster.pass(1);
+    cluster.report("n", &[&[], &[("job", 60)]]);
+    assert_eq!(cluster.plan(), ["serving on n"]);
+}
+
+#[test]
+fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
+    let mut cluster = one_ended();
+    cluster.bound("low", "n", 0, shared(10, -20));
+    cluster.gated("serving", shared(70, 100));
+    assert_eq!(placed(&mut cluster), [uid("serving")]);
+    let reserved = cluster.reservation_of(&uid("serving")).unwrap();
+    assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
+    let remaining: Vec<&PodUid> = reserved.remaining.iter().map(|victim| &victim.uid).collect();
+    assert_eq!(remaining, [&uid("low")]);
+    cluster.gated("next", shared(50, 100));
+    assert_eq!(cluster.plan(), ["next on n after job"], "its memory is promised once");
+}
+
+#[test]
+fn memory_that_stays_after_its_pod_has_ended_is_not_waited_for() {
+    let mut cluster = one_ended();
+    for _ in 0..32 {
+        cluster.pass(1);
+        cluster.report("n", &[&[("ended", 60)], &[("job", 60)]]);
+    }
+    cluster.gated("serving", shared(50, 100));
+    assert_eq!(cluster.plan(), ["serving on n after job"]);
+}
