@@ -11,6 +11,7 @@
 //! - [`policy_cases`]: test cases that stand next to policies. Pure.
 //! - [`capacity_plan`]: how many GPUs some pods need. Pure.
 //! - [`estimate`]: how much VRAM a model needs, from its `config.json`. Pure.
+//! - [`recording`]: what a flight recorder keeps, as bytes, and its replay. Pure.
 //! - [`report`]: what a node agent reports of its node.
 //! - [`kubernetes::port`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`kubernetes::objects`]: Kubernetes objects to the core's types and back; which annotations and conditions mean what.
@@ -18,7 +19,7 @@
 //! - [`service`]: the cluster's state behind its lock, the clock, leadership.
 //! - The edges: [`extender`] (HTTP: four verbs, agents' reports, operators' pages), [`kubernetes`] (watches into the ledger;
 //!   Bindings, reservations, Events, capacity and the Lease out), [`policy_watch`] (policy files on disk: read, watched,
-//!   applied) and [`agent`] (on the node: NVML, pods, engines and models into reports).
+//!   applied), [`flight_recorder`] (recordings on disk) and [`agent`] (on the node: NVML, pods, engines and models into reports).
 //! - [`serve`]: the edges put together and run.
 //! - [`lab`]: simulations and the demo.
 //! - [`cli`]: the command line.
@@ -32,6 +33,7 @@ pub mod ids;
 pub mod policy_cases;
 pub mod policy_file;
 pub mod policy_windows;
+pub mod recording;
 pub mod scheduling;
 pub mod units;
 
@@ -48,6 +50,8 @@ pub mod agent;
 pub mod cli;
 #[cfg(feature = "service")]
 pub mod extender;
+#[cfg(feature = "service")]
+pub mod flight_recorder;
 #[cfg(feature = "service")]
 pub mod kubernetes;
 #[cfg(feature = "service")]

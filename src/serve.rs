@@ -9,6 +9,7 @@ use crate::extender::server::limits::raise_descriptors;
 use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, autoscaling, server};
+use crate::flight_recorder::{FlightRecorder, RecordOptions, Recordings};
 use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
@@ -18,7 +19,7 @@ use crate::kubernetes::port::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
-use crate::service::Service;
+use crate::service::{BundleSource, Service};
 use crate::telemetry::devices::GpuSeries;
 use crate::telemetry::traces::{self, Collector, Exporting};
 use crate::units::plural;
@@ -48,6 +49,8 @@ pub struct ServeOptions {
     pub policy: PolicyOptions,
     /// Where spans go; nowhere without it.
     pub traces: Option<TraceOptions>,
+    /// Where to record; nowhere without it.
+    pub record: Option<RecordOptions>,
 }
 
 /// An OTLP collector.
@@ -135,6 +138,8 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let service = Service::new(policy);
     // Dropped last: it sends the spans of what was finished at the end.
     let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
+    // Before anything is known of the cluster, and dropped after everything has stopped.
+    let _recorder = options.record.as_ref().map(|record| start_recorder(record, &service)).transpose()?;
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, kept, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
@@ -144,6 +149,11 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
+    let extender = extender.with_bundles(
+        options
+            .record
+            .map(|record| Arc::new(Recordings { directory: record.directory }) as Arc<dyn BundleSource>),
+    );
     let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
     tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
 
@@ -169,6 +179,12 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     while tasks.join_next().await.is_some() {}
     info!("stopped");
     outcome
+}
+
+fn start_recorder(options: &RecordOptions, service: &Arc<Service>) -> Result<FlightRecorder> {
+    let recorder = FlightRecorder::start(options, service)?;
+    info!(directory = %options.directory.display(), "the flight recorder records");
+    Ok(recorder)
 }
 
 /// Records spans from here on, and sends them.

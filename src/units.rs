@@ -109,7 +109,7 @@ impl MilliCpu {
 }
 
 /// Whole per cent, 0 to 100.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Percent(u8);
 
 impl Percent {

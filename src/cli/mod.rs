@@ -4,6 +4,7 @@ mod access;
 mod address;
 mod admin;
 mod agents;
+mod bundle;
 mod cluster_credentials;
 mod connections;
 mod estimate;
@@ -17,7 +18,9 @@ mod plan;
 mod plugin;
 mod pod_argument;
 mod policy;
+mod recording;
 mod reference;
+mod replay;
 mod serve_policy;
 #[cfg(feature = "lab")]
 mod simulate;
@@ -41,6 +44,7 @@ use crate::serve::{self, AgentsTls, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
+use bundle::BundleArgs;
 use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use connections::ConnectionArgs;
@@ -52,7 +56,9 @@ use node_agent::AgentArgs;
 use output::lines;
 use plan::PlanArgs;
 use policy::{PolicyArgs, print_policy_schema};
+use recording::RecordArgs;
 use reference::{CompletionArgs, ManArgs};
+use replay::ReplayArgs;
 use serve_policy::ServePolicyArgs;
 #[cfg(feature = "lab")]
 use simulate::SimulateArgs;
@@ -107,6 +113,10 @@ enum Command {
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
     Top(TopArgs),
+    /// Fetch what a running service has recorded of the last minutes
+    Bundle(BundleArgs),
+    /// Decide again what `serve --record` recorded, and name the first answer that differs
+    Replay(ReplayArgs),
     /// Open the operators' page in a browser, with your kubeconfig's access
     Ui(UiArgs),
     /// Simulate workloads with Stowage's scheduler and with others
@@ -209,6 +219,9 @@ struct ServeArgs {
     traces: TraceArgs,
 
     #[command(flatten)]
+    record: RecordArgs,
+
+    #[command(flatten)]
     log: LogArgs,
 }
 
@@ -230,6 +243,10 @@ struct DemoArgs {
     /// Play the story once, and print its summary on stdout as one JSON object
     #[arg(long)]
     json: bool,
+
+    /// Record into this directory, as `serve --record` does, for `stowage replay`
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
 }
 
 impl Cli {
@@ -272,10 +289,15 @@ impl Cli {
             #[cfg(feature = "lab")]
             Command::Demo(args) => {
                 LogArgs::default().to_stderr("error");
-                runtime.block_on(demo::run(args.show()))
+                runtime.block_on(demo::run(args.show(), args.record))
             }
             Command::Policy(args) => args.run(),
             Command::Plan(args) => args.run(),
+            Command::Bundle(args) => {
+                LogArgs::default().to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Replay(args) => args.run(),
             #[cfg(feature = "lab")]
             Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
@@ -377,7 +399,8 @@ impl ServeArgs {
         let limits =
             RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
         let policy = self.policy.validate()?;
-        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy, traces })
+        let record = self.record.options();
+        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy, traces, record })
     }
 }
 

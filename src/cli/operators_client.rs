@@ -2,11 +2,13 @@
 
 use super::access::Access;
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header};
+use http::{Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
+use std::io::Write;
 use std::time::Duration;
 
 /// Why there is no answer. Each text says what to do.
@@ -29,6 +31,8 @@ pub enum NoAnswer {
     NotAllowed { server: String, text: String },
     #[error("{server} answers {status}: {text}")]
     Refused { server: String, status: StatusCode, text: String },
+    #[error("the answer cannot be written: {0}")]
+    Unwritten(std::io::Error),
     #[error("{server} answers something that is no {what}: {error}; is it a Stowage of this version?")]
     NotUnderstood { server: String, what: &'static str, error: serde_json::Error },
 }
@@ -45,30 +49,71 @@ pub async fn get<T: DeserializeOwned>(
     path: &str,
     what: &'static str,
 ) -> Result<T, NoAnswer> {
-    let uri = uri(server, path)?;
-    if access.authorization.is_some() && uri.scheme_str() == Some("http") {
-        let problem = "a token would go there in the clear".into();
-        return Err(NoAnswer::BadServer { text: server.into(), problem });
-    }
-    let answer = tokio::time::timeout(PATIENCE, fetch(server, access, uri)).await;
+    let fetched = async {
+        let answer = fetch(server, access, uri(server, path, access)?).await?;
+        let status = answer.status();
+        Ok((status, whole(server, answer).await?))
+    };
+    let answer = tokio::time::timeout(PATIENCE, fetched).await;
     let (status, body) =
         answer.unwrap_or_else(|_| Err(NoAnswer::TooSlow { server: server.into(), after: PATIENCE }))?;
-    let text = || String::from_utf8_lossy(&body).trim().to_owned();
     match status {
         StatusCode::OK => serde_json::from_slice(&body).map_err(|error| NoAnswer::NotUnderstood {
             server: server.into(),
             what,
             error,
         }),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            Err(NoAnswer::NotAllowed { server: server.into(), text: error_of(&body) })
-        }
-        StatusCode::NOT_FOUND if !body.is_empty() => Err(NoAnswer::NotFound(text())),
-        status => Err(NoAnswer::Refused { server: server.into(), status, text: text() }),
+        status => Err(refusal(server, status, &body)),
     }
 }
 
-fn uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
+/// Writes the page at this path as it comes, however long it is. Answers how many bytes it has.
+pub async fn download(
+    server: &str,
+    access: &Access,
+    path: &str,
+    out: &mut dyn Write,
+) -> Result<u64, NoAnswer> {
+    let too_slow = |_| NoAnswer::TooSlow { server: server.into(), after: PATIENCE };
+    let asked = fetch(server, access, uri(server, path, access)?);
+    let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(too_slow)??;
+    if answer.status() != StatusCode::OK {
+        let status = answer.status();
+        return Err(refusal(server, status, &whole(server, answer).await?));
+    }
+    let (mut body, mut bytes) = (answer.into_body(), 0);
+    while let Some(frame) = tokio::time::timeout(PATIENCE, body.frame()).await.map_err(too_slow)? {
+        let frame = frame.map_err(|error| unreachable(server, deepest(&error)))?;
+        if let Some(data) = frame.data_ref() {
+            out.write_all(data).map_err(NoAnswer::Unwritten)?;
+            bytes += data.len() as u64;
+        }
+    }
+    Ok(bytes)
+}
+
+fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
+    let (server, text) = (server.into(), String::from_utf8_lossy(body).trim().to_owned());
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            NoAnswer::NotAllowed { server, text: error_of(body) }
+        }
+        StatusCode::NOT_FOUND if !body.is_empty() => NoAnswer::NotFound(text),
+        status => NoAnswer::Refused { server, status, text },
+    }
+}
+
+/// The page's address. No token goes there in the clear.
+fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, NoAnswer> {
+    let uri = page_uri(server, path)?;
+    if access.authorization.is_some() && uri.scheme_str() == Some("http") {
+        let problem = "a token would go there in the clear".into();
+        return Err(NoAnswer::BadServer { text: server.into(), problem });
+    }
+    Ok(uri)
+}
+
+fn page_uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
     let bad = |problem: String| NoAnswer::BadServer { text: server.into(), problem };
     let base = server.trim_end_matches('/');
     if !base.starts_with("http://") && !base.starts_with("https://") {
@@ -97,18 +142,22 @@ pub fn escaped(text: &str) -> String {
     text.bytes().map(one).collect()
 }
 
-async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<(StatusCode, Bytes), NoAnswer> {
-    let unreachable = |cause: String| NoAnswer::Unreachable { server: server.into(), cause };
+async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incoming>, NoAnswer> {
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(access.connector());
     let mut request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
     if let Some(authorization) = &access.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
     }
-    let answer = client.request(request).await.map_err(|error| unreachable(deepest(&error)))?;
-    let status = answer.status();
+    client.request(request).await.map_err(|error| unreachable(server, deepest(&error)))
+}
+
+async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {
     let body = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
-    let body = body.map_err(|error| unreachable(deepest(error.as_ref())))?;
-    Ok((status, body.to_bytes()))
+    Ok(body.map_err(|error| unreachable(server, deepest(error.as_ref())))?.to_bytes())
+}
+
+fn unreachable(server: &str, cause: String) -> NoAnswer {
+    NoAnswer::Unreachable { server: server.into(), cause }
 }
 
 /// The innermost cause: `Connection refused` rather than `client error`.
@@ -126,8 +175,8 @@ mod tests {
 
     #[test]
     fn a_page_of_a_server_without_a_scheme_is_refused_and_values_are_escaped() {
-        let page = uri("http://h:1/", &format!("/v1/models?model={}", escaped("a/b&c?d"))).unwrap();
+        let page = page_uri("http://h:1/", &format!("/v1/models?model={}", escaped("a/b&c?d"))).unwrap();
         assert_eq!(page.to_string(), "http://h:1/v1/models?model=a/b%26c%3Fd");
-        assert!(matches!(uri("h:1", "/"), Err(NoAnswer::BadServer { .. })));
+        assert!(matches!(page_uri("h:1", "/"), Err(NoAnswer::BadServer { .. })));
     }
 }

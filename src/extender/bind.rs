@@ -8,6 +8,7 @@ use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, shadow};
 use crate::ids::{NodeName, PodKey, PodUid, listed};
 use crate::kubernetes::port::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord, StatusChange};
+use crate::recording::answer::Decision;
 use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision, BindRefusal};
 use crate::scheduling::verbs::binding::{
@@ -106,7 +107,12 @@ impl BindTask {
 
     async fn bind(&self) -> Result<(), Unbound> {
         let step = self.extender.service.traces().step("decide");
-        let answer = self.extender.service.cluster().apply(self.asked.clone());
+        let service = &self.extender.service;
+        let (answer, asked) = {
+            let mut cluster = service.cluster();
+            (cluster.apply(self.asked.clone()), cluster.asked())
+        };
+        service.record_answer(asked, || Decision::Bind(answer.clone()));
         let decision = match answer {
             Ok(BindAnswer::AlreadyBound) => return Ok(()),
             Ok(BindAnswer::Write(decision)) => decision,

@@ -6,6 +6,7 @@ use super::{Extender, shadow};
 use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
+use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::Shortlist;
 use crate::scheduling::policy::Mode;
@@ -67,7 +68,7 @@ pub fn filter<'a>(
         }
     };
     let step = extender.service.traces().step("decide");
-    let view = ask(extender, request);
+    let (view, asked) = ask(extender, request);
     let score_cache = || extender.service.score_cache();
     let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
     let list = decide(&view, nodes.names(), &mut scores);
@@ -81,21 +82,24 @@ pub fn filter<'a>(
         }
     }
     drop(step);
-    Ok(match view.policy.mode {
+    let answer = match view.policy.mode {
         Mode::Enforce => enforce(extender, nodes, &view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
-    })
+    };
+    extender.service.record_answer(asked, || Decision::Filter(list));
+    Ok(answer)
 }
 
-fn ask(extender: &Extender, request: VerbRequest) -> DecisionView {
+fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked>) {
     let (metrics, asked) = (&extender.service.metrics, Instant::now());
     let mut cluster = extender.service.cluster();
     let locked = Instant::now();
     let view = cluster.apply(FilterAsked(request));
+    let number = cluster.asked();
     drop(cluster);
     metrics.ledger_wait.observe(locked.duration_since(asked).as_secs_f64());
     metrics.ledger_hold.observe(locked.elapsed().as_secs_f64());
-    view
+    (view, number)
 }
 
 fn enforce<'a>(

@@ -6,6 +6,7 @@
 
 pub mod autoscaling;
 pub mod bind;
+pub mod bundle;
 pub mod certificate_reload;
 pub mod explain;
 pub mod filter;
@@ -25,7 +26,7 @@ pub mod token_reviews;
 pub mod wire;
 
 use crate::kubernetes::port::ControlPlane;
-use crate::service::Service;
+use crate::service::{BundleSource, Service};
 use crate::telemetry::devices::GpuSeries;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
@@ -52,6 +53,8 @@ pub struct Extender {
     pub autoscaling: Arc<autoscaling::ModelAutoscaling>,
     /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
+    /// What was recorded, if anything is.
+    pub bundles: Option<Arc<dyn BundleSource>>,
     pub limits: request::RequestLimits,
 }
 
@@ -75,6 +78,7 @@ impl Extender {
             journal: Arc::default(),
             autoscaling: Arc::default(),
             writes: TaskTracker::new(),
+            bundles: None,
             limits,
         }
     }
@@ -87,6 +91,11 @@ impl Extender {
     /// The same, with or without metrics of each GPU.
     pub fn with_gpu_series(self, gpu_series: GpuSeries) -> Self {
         Self { gpu_series, ..self }
+    }
+
+    /// The same, with bundles of what is recorded.
+    pub fn with_bundles(self, bundles: Option<Arc<dyn BundleSource>>) -> Self {
+        Self { bundles, ..self }
     }
 
     /// The same, with pages only for clients that may see them.

@@ -44,7 +44,7 @@ pub enum Guard {
 }
 
 /// Every page and its guard. The router has these and no others.
-fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 14] {
+fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 15] {
     [
         ("/", Guard::None, get(super::page::index)),
         ("/assets/{file}", Guard::None, get(super::page::asset)),
@@ -59,6 +59,7 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 14] {
         ("/v1/fleet/events", Guard::Path, get(super::fleet::events::answer)),
         ("/v1/models", Guard::Path, get(super::models::answer)),
         (super::autoscaling::PATH, Guard::Path, get(super::autoscaling::answer)),
+        (super::bundle::PATH, Guard::Path, get(super::bundle::answer)),
         ("/v1/explain", Guard::Pod, get(super::explain::answer)),
     ]
 }

@@ -8,6 +8,7 @@ use super::{Extender, shadow};
 use crate::ids::listed;
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason, StatusChange, reserved_text};
+use crate::recording::answer::Decision;
 use crate::scheduling::evicting::VictimSet;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::preempt::{
@@ -45,7 +46,11 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     let is_shadowing = extender.service.cluster().policy().mode == Mode::Shadow;
     if is_shadowing || request.demand.asks_plugin() {
         let asked = NarrowAsked { request: request.clone(), offered: offered.clone() };
-        let narrowed = extender.service.cluster().apply(asked);
+        let (narrowed, asked) = {
+            let mut cluster = extender.service.cluster();
+            (cluster.apply(asked), cluster.asked())
+        };
+        extender.service.record_answer(asked, || Decision::Narrow(narrowed.clone()));
         if narrowed.policy.mode == Mode::Shadow {
             return Ok(shadow::preempt(extender, &request, &offered, &narrowed));
         }
@@ -61,13 +66,21 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     }
     let wants = objects::kube_filters::requirements(&args.pod);
     let asked = PreemptAsked { request, wants, offered };
-    let Some((request, view)) = extender.service.cluster().apply(asked) else {
+    let (view, asked) = {
+        let mut cluster = extender.service.cluster();
+        (cluster.apply(asked), cluster.asked())
+    };
+    let Some((request, view)) = view else {
+        extender.service.record_answer(asked, || Decision::Preempt(None));
         count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
     let step = extender.service.traces().step("decide");
     let decision = tokio::task::spawn_blocking(move || decide(view)).await;
+    if let Ok(decision) = &decision {
+        extender.service.record_answer(asked, || Decision::Preempt(Some(decision.clone())));
+    }
     let left_to_planner = |code| {
         count("none", code);
         extender.service.cluster().apply(LeftToPlanner(request.uid.clone()));

@@ -5,11 +5,12 @@ use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
 use super::{Extender, shadow};
 use crate::kubernetes::objects;
+use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::placing::rank::{Shortlist, score_steps};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::offered;
 use crate::scheduling::verbs::prioritize::{PrioritizeAsked, prioritize as decide};
-use crate::scheduling::verbs::request::VerbRequest;
+use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
 use crate::telemetry::NO_CODE;
 
 pub fn prioritize<'a>(
@@ -26,7 +27,7 @@ pub fn prioritize<'a>(
         return Ok(zeros(nodes));
     };
     let step = extender.service.traces().step("decide");
-    let view = extender.service.cluster().apply(PrioritizeAsked(request));
+    let (view, asked) = ask(extender, request);
     let list = decide(&view, nodes.names());
     if let Some(first) = list.best.first().filter(|_| step.is_recorded()) {
         step.set("stowage.nodes.first", nodes.name(first.asked).to_owned());
@@ -34,13 +35,21 @@ pub fn prioritize<'a>(
     drop(step);
     if view.policy.mode == Mode::Shadow {
         shadow::prioritize(extender, &view, &list);
+        extender.service.record_answer(asked, || Decision::Prioritize(list));
         return Ok(zeros(nodes));
     }
     if let Some(first) = list.best.first() {
         extender.service.cluster().apply(offered(&view, first));
     }
     answers.with_label_values(&["prioritize", "ranked", NO_CODE]).inc();
-    Ok(ranked(nodes, &list))
+    let hosts = ranked(nodes, &list);
+    extender.service.record_answer(asked, || Decision::Prioritize(list));
+    Ok(hosts)
+}
+
+fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked>) {
+    let mut cluster = extender.service.cluster();
+    (cluster.apply(PrioritizeAsked(request)), cluster.asked())
 }
 
 /// The verb `prioritize-claims`: ranks nodes for pods whose devices kube-scheduler allocates by ResourceClaims. An extender entry
@@ -62,14 +71,16 @@ pub fn prioritize_claims<'a>(
     let demand = objects::claims_demand(&args.pod, |traits| extender.service.classify(traits));
     let request = VerbRequest { uid, key, demand, waiting: objects::waiting(&args.pod) };
     // The ledger keeps no trace of the pod: its devices are kube-scheduler's to count.
-    let view = extender.service.cluster().apply(PrioritizeAsked(request));
+    let (view, asked) = ask(extender, request);
     if view.policy.mode == Mode::Shadow {
         count("not-ranked");
         return Ok(zeros(nodes));
     }
     let list = decide(&view, nodes.names());
     count("ranked");
-    Ok(ranked(nodes, &list))
+    let hosts = ranked(nodes, &list);
+    extender.service.record_answer(asked, || Decision::Prioritize(list));
+    Ok(hosts)
 }
 
 fn zeros<'a>(nodes: &'a AskedNodes<'a>) -> Vec<HostPriority<'a>> {

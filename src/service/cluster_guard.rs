@@ -1,11 +1,15 @@
-//! The guard of the cluster's lock. A panic under the lock discards the cluster's state.
+//! The guard of the cluster's lock, through which every change goes, so that it can be recorded. A panic under the lock discards
+//! the cluster's state.
 //!
 //! A panic may leave a change half made, and no later check can find out which half. The pods on the API server are consistent:
 //! leadership closes, and everything is relisted into an empty state. This module does not know what the state contains.
 
 use super::Service;
-use crate::scheduling::verbs::Cluster;
+use crate::recording::answer::Asked;
+use crate::recording::entry::Gap;
 use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::verbs::{Change, Cluster, Input};
+use crate::units::Moment;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
 use tracing::error;
@@ -23,6 +27,43 @@ impl<'a> ClusterGuard<'a> {
     pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
         Self { cluster, service, was_panicking: std::thread::panicking() }
     }
+
+    /// The only way in which the cluster of a service changes: the recorder sees it.
+    pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
+        if let Some(tap) = self.service.recording.get() {
+            tap.input(|| change.clone().into());
+        }
+        self.cluster.apply(change)
+    }
+
+    /// The same for a change of which less is recorded than is there, because the rest follows from it.
+    pub(super) fn apply_as<C: Change>(&mut self, change: C, recorded: impl FnOnce(&C) -> Input) -> C::Output {
+        if let Some(tap) = self.service.recording.get() {
+            tap.input(|| recorded(&change));
+        }
+        self.cluster.apply(change)
+    }
+
+    /// Sets the time.
+    pub(super) fn advance(&mut self, now: Moment) {
+        if let Some(tap) = self.service.recording.get() {
+            tap.clock(now);
+        }
+        self.cluster.apply(ClockAdvanced(now));
+    }
+
+    /// The change that was applied last, for the record of its answer; `None` if it is not recorded.
+    pub fn asked(&self) -> Option<Asked> {
+        let number = self.service.recording.get()?.latest()?;
+        Some(Asked { number, generation: self.cluster.generation() })
+    }
+
+    /// Brings the state as it is to the recorder, which goes on from here.
+    pub(super) fn checkpoint(&self) {
+        if let Some(tap) = self.service.recording.get() {
+            tap.checkpoint(self.cluster.copy());
+        }
+    }
 }
 
 impl Deref for ClusterGuard<'_> {
@@ -33,6 +74,8 @@ impl Deref for ClusterGuard<'_> {
     }
 }
 
+/// For reads that bring the snapshot up to date. A change that goes around [`ClusterGuard::apply`] is missing in a recording, and
+/// shows when it is replayed: the next checkpoint is another.
 impl DerefMut for ClusterGuard<'_> {
     fn deref_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
@@ -47,7 +90,10 @@ impl Drop for ClusterGuard<'_> {
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         self.service.gate.list_anew();
         *self.cluster = self.cluster.emptied();
-        self.cluster.apply(ClockAdvanced(self.service.now()));
+        if let Some(tap) = self.service.recording.get() {
+            tap.interrupt(Gap::Discarded);
+        }
+        self.advance(self.service.now());
         self.service.metrics.ledgers_discarded.inc();
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is listed anew"
@@ -70,7 +116,7 @@ mod tests {
         service
     }
 
-    fn add_node(cluster: &mut Cluster) {
+    fn add_node(cluster: &mut ClusterGuard<'_>) {
         cluster.apply(NodeObserved::new(NodeName::parse("a").unwrap(), NodeKind::Stowage));
     }
 

@@ -4,26 +4,31 @@
 
 mod activity;
 mod api_server_contact;
+mod bundles;
 mod classifier;
 mod cluster_guard;
 mod leadership;
 mod policy_status;
+mod recording_tap;
 mod refused_reads;
 
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
+pub use bundles::BundleSource;
 pub use cluster_guard::ClusterGuard;
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
+pub use recording_tap::{RecordingTap, Tapped};
 pub use refused_reads::RefusedReads;
 
+use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;
 use crate::scheduling::ledger::Classifications;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::scheduling::verbs::namespaces::NamespacesListed;
-use crate::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet};
-use crate::scheduling::verbs::{Change, Cluster};
+use crate::scheduling::verbs::tick::{LeadershipBegan, LeadershipEnded, PolicySet};
+use crate::scheduling::verbs::{Change, Cluster, Input};
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
 use crate::telemetry::Metrics;
 use crate::telemetry::traces::Traces;
@@ -55,6 +60,8 @@ pub struct Service {
     namespaces_known: AtomicBool,
     pub metrics: Metrics,
     traces: OnceLock<Traces>,
+    /// Where changes are recorded; nowhere, unless [`Service::record_with`] said otherwise.
+    recording: OnceLock<RecordingTap>,
     /// How often the cluster or the continuous audit was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
@@ -97,6 +104,7 @@ impl Service {
             clock,
             metrics,
             traces: OnceLock::new(),
+            recording: OnceLock::new(),
             #[cfg(test)]
             locks: std::sync::atomic::AtomicU64::default(),
         })
@@ -107,7 +115,7 @@ impl Service {
     pub fn cluster(&self) -> ClusterGuard<'_> {
         self.count_lock();
         let mut cluster = ClusterGuard::new(self, self.cluster.lock());
-        cluster.apply(ClockAdvanced(self.now()));
+        cluster.advance(self.now());
         cluster
     }
 
@@ -146,6 +154,28 @@ impl Service {
         let _ = self.traces.set(traces);
     }
 
+    /// Records every change from the first checkpoint on. Has no effect if another tap is there.
+    pub fn record_with(&self, tap: RecordingTap) {
+        let _ = self.recording.set(tap);
+    }
+
+    /// The recorder's tap, if there is one.
+    pub fn recording(&self) -> Option<&RecordingTap> {
+        self.recording.get()
+    }
+
+    /// Brings the whole state to the recorder. The lock is held for a copy that shares what neither side changes.
+    pub fn record_checkpoint(&self) {
+        self.cluster().checkpoint();
+    }
+
+    /// A verb that was asked has answered.
+    pub fn record_answer(&self, asked: Option<Asked>, decision: impl FnOnce() -> Decision) {
+        if let Some((asked, tap)) = asked.zip(self.recording.get()) {
+            tap.answer(asked, decision());
+        }
+    }
+
     /// How the current policy classifies a pod.
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         self.classify.classify(traits)
@@ -177,7 +207,10 @@ impl Service {
             self.want_namespaces(true);
             return false;
         }
-        cluster.apply(PolicySet { policy, classified });
+        cluster.apply_as(PolicySet { policy, classified }, |set| {
+            // Classifications follow from the policy, and are many.
+            PolicySet { policy: set.policy.clone(), classified: Classifications::default() }.into()
+        });
         let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
@@ -195,7 +228,10 @@ impl Service {
     }
 
     /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is.
-    pub fn apply_namespaces(&self, change: impl Change<Output = bool>, is_concerned: impl Fn(&str) -> bool) {
+    pub fn apply_namespaces<C>(&self, change: C, is_concerned: impl Fn(&str) -> bool)
+    where
+        C: Change<Output = bool> + Clone + Into<Input>,
+    {
         let mut cluster = self.cluster();
         if cluster.apply(change) {
             // Under the lock, as another policy is set.

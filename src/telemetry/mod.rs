@@ -2,8 +2,8 @@
 //!
 //! - [`family`]: how a family is declared. Read it before you add one.
 //! - [`scrape`]: how a page is written.
-//! - serve's page, kept: `requests`, `reports`, `cluster`, `autoscaling`, [`edge`], [`planner`], [`policy`], [`lending`], [`conflicts`],
-//!   [`start_times`], by subject.
+//! - serve's page, kept: `requests`, `reports`, `cluster`, `autoscaling`, [`edge`], [`planner`], [`policy`], [`lending`], [`recording`],
+//!   [`conflicts`], [`start_times`], by subject.
 //! - serve's page, sampled from a copy of the ledger: [`usage`], [`devices`], [`models`], [`overuse`].
 //! - [`agent`]: the agent's page.
 //! - [`mod@reference`]: `docs/metrics.md`, generated from the declarations.
@@ -22,6 +22,7 @@ pub mod models;
 mod overuse;
 mod planner;
 mod policy;
+mod recording;
 pub mod reference;
 mod reports;
 mod requests;
@@ -45,6 +46,7 @@ pub use models::ModelMetrics;
 pub use overuse::OveruseMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
+pub use recording::RecordingMetrics;
 pub use requests::NO_CODE;
 pub use spans::TraceMetrics;
 pub use start_times::StartMetrics;
@@ -108,6 +110,7 @@ pub struct Metrics {
     pub planner: PlannerMetrics,
     pub policy: PolicyMetrics,
     pub lending: LendingMetrics,
+    pub recording: RecordingMetrics,
     pub conflicts: ConflictMetrics,
     pub starts: StartMetrics,
     pub autoscaling: AutoscalingMetrics,
@@ -153,6 +156,7 @@ impl Metrics {
             planner: PlannerMetrics::new(families),
             policy: PolicyMetrics::new(families),
             lending: LendingMetrics::new(families),
+            recording: RecordingMetrics::new(families),
             conflicts: ConflictMetrics::new(families),
             starts: StartMetrics::new(families),
             edge: EdgeMetrics::new(families),

@@ -21,6 +21,7 @@ mod dra;
 mod edge;
 mod estimate;
 mod explain;
+mod flight_recorder;
 mod floors;
 mod golden;
 mod handover;

@@ -1,8 +1,9 @@
 //! `stowage explain`: asks a running service, or a dump of a cluster, why a pod is where it is, and prints the answer.
 //!
-//! [`source`] gets the explanation, [`render`] formats it. Exit codes: 0 if the pod fits or is placed, 1 if it does not fit, 2
+//! [`source`] gets the explanation, from a recording [`recorded`] does, and [`render`] formats it. Exit codes: 0 if the pod fits or is placed, 1 if it does not fit, 2
 //! if the pod is unknown or the service cannot be reached. Nothing is decided here.
 
+mod recorded;
 mod render;
 mod source;
 
@@ -43,6 +44,14 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name", "kubeconfig"])]
     cluster: Option<PathBuf>,
 
+    /// Explain on a recording, as it was then: the directory of `serve --record`, a segment, or a bundle
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["cluster", "server", "token_file", "ca", "tls_server_name", "kubeconfig"])]
+    bundle: Option<PathBuf>,
+
+    /// The time for --bundle, such as 2026-07-01T12:00:00Z [default: the end of the recording]
+    #[arg(long, value_name = "TIME", requires = "bundle", value_parser = recorded::time)]
+    at: Option<jiff::Timestamp>,
+
     /// The policy for --cluster, a file or a directory; without it the default policy
     #[arg(long, value_name = "PATH", requires = "cluster")]
     policy: Option<PathBuf>,
@@ -74,6 +83,9 @@ impl ExplainArgs {
         let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
         standard_input::once(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let (pod, options) = (self.pod.key()?, self.options()?);
+        if let Some(recording) = &self.bundle {
+            return self.print(&recorded::explained(recording, self.at, &pod, &options)?);
+        }
         let answer = match &self.cluster {
             Some(dump) => match self
                 .policy

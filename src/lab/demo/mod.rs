@@ -28,16 +28,21 @@ mod watching;
 mod what_if;
 mod writes;
 
+use crate::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 use anyhow::Result;
 use play::Play;
 use screen::Screen;
 use setup::Setup;
 use start_times::StartTimesTable;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Of the start times.
 const SEED: u64 = 42;
+/// More than a story comes to.
+const RECORDED: RingLimits = RingLimits { bytes: 1 << 30, age: Duration::from_secs(24 * 3600) };
 
 /// How the demo is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,13 +56,16 @@ pub enum Show {
 }
 
 /// Plays the story. The exit code says whether every invariant held.
-pub async fn run(show: Show) -> Result<ExitCode> {
+pub async fn run(show: Show, record: Option<PathBuf>) -> Result<ExitCode> {
     let mut screen = if show == Show::Json { Screen::stderr() } else { Screen::stdout() };
     screen.line("Stowage on a cluster of stand-ins: 3 nodes, 10 GPUs, an API server and a kube-scheduler, in this process.");
     screen.line(
         "█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never allocated)",
     );
     let mut play = Play::new(Setup::by(story::policy()?, &story::MACHINES).await?, screen);
+    let recording = record.map(|directory| RecordOptions { directory, limits: RECORDED });
+    let recorder = recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.service));
+    let recorder = recorder.transpose()?;
     play.story().await?;
     let mut summary = play.summary();
     summary.add(tokio::task::spawn_blocking(|| StartTimesTable::play(SEED)).await??);
@@ -74,5 +82,6 @@ pub async fn run(show: Show) -> Result<ExitCode> {
         }
     }
     play.setup.stop().await?;
+    recorder.into_iter().for_each(FlightRecorder::stop);
     Ok(if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -36,7 +36,7 @@ pub mod tick;
 pub mod wait;
 
 pub use input::Input;
-pub use state::ClusterState;
+pub use state::{ClusterCopy, ClusterState};
 
 use super::kube_filters::ClusterFilters;
 use super::ledger::Ledger;
@@ -111,4 +111,4 @@ impl std::ops::DerefMut for Cluster {
 }
 
 #[cfg(test)]
-mod proptests;
+pub(crate) mod proptests;

@@ -148,6 +148,15 @@ fn image(n: u8) -> ImageId {
     ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
+/// Inputs that the door took, as text, from a cluster of [`lending`]'s policy on.
+pub(crate) fn taken_inputs(most: usize) -> impl Strategy<Value = Vec<String>> {
+    prop::collection::vec(event(), 1..most).prop_map(|events| {
+        let mut recorded = RecordedCluster::new();
+        events.iter().for_each(|event| recorded.happens(event));
+        recorded.inputs
+    })
+}
+
 /// A cluster, and every input that it was given, as text.
 struct RecordedCluster {
     cluster: Cluster,

@@ -2,9 +2,10 @@
 
 use super::Cluster;
 use super::open_bindings::OpenBindings;
-use crate::scheduling::kube_filters::{ClusterFilters, ClusterFiltersState};
+use crate::scheduling::kube_filters::{ClusterFilters, ClusterFiltersState, FilterSnapshot};
 use crate::scheduling::ledger::{Ledger, LedgerState, LoadError};
 use crate::scheduling::policy::Policy;
+use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -17,12 +18,23 @@ pub struct ClusterState {
     bindings: OpenBindings,
 }
 
+/// A copy of a cluster, to be exported outside its lock. It is made at once: it shares what neither side changes.
+#[derive(Debug, Clone)]
+pub struct ClusterCopy {
+    ledger: Ledger,
+    kube_filters: FilterSnapshot,
+    bindings: OpenBindings,
+}
+
 impl Cluster {
     pub fn export(&self) -> ClusterState {
-        ClusterState {
-            policy: self.ledger.policy().clone(),
-            ledger: self.ledger.export(),
-            kube_filters: self.kube_filters.export(),
+        self.copy().export()
+    }
+
+    pub fn copy(&self) -> ClusterCopy {
+        ClusterCopy {
+            ledger: self.ledger.copy_to_export(),
+            kube_filters: self.kube_filters.snapshot(),
             bindings: self.bindings.clone(),
         }
     }
@@ -35,5 +47,23 @@ impl Cluster {
             kube_filters: ClusterFilters::load(kube_filters),
             bindings,
         })
+    }
+}
+
+impl ClusterCopy {
+    pub fn export(&self) -> ClusterState {
+        ClusterState {
+            policy: self.ledger.policy().clone(),
+            ledger: self.ledger.export(),
+            kube_filters: self.kube_filters.export(),
+            bindings: self.bindings.clone(),
+        }
+    }
+}
+
+impl ClusterState {
+    /// The present when it was exported.
+    pub fn now(&self) -> Moment {
+        self.ledger.now()
     }
 }

@@ -1,5 +1,5 @@
-//! One panel: axes, a line for each thing compared, and at each line's end its name in the same colour. Names that would overlap
-//! are moved apart.
+//! One panel: axes, a line for each thing compared, and at each line's end its name in the same colour. Long names are broken into
+//! lines, and names that would overlap are moved apart.
 
 use kuva::plot::LinePlot;
 use kuva::render::layout::{ComputedLayout, Layout, TickFormat};
@@ -9,15 +9,20 @@ use kuva::render::render::{Primitive, Scene, TextAnchor, render_multiple};
 /// Margins in pixels: left, for the axis' figures, and right, for the names at the lines' ends.
 const MARGINS: (f64, f64) = (80.0, 215.0);
 const NAME_SIZE: u32 = 19;
-/// The least distance between two names, in pixels.
+/// The least distance between two names, in pixels, and between two lines of one.
 const NAME_HEIGHT: f64 = 25.0;
+const LINE_HEIGHT: f64 = 21.0;
+/// Characters of a name's line that the right margin has room for.
+const NAME_WIDTH: usize = 17;
+/// What a figure of the horizontal axis takes, in pixels.
+const TICK_WIDTH: f64 = 50.0;
 
 /// What a panel shows.
 #[derive(Debug, Clone)]
 pub struct Panel {
     pub title: String,
     pub x_label: String,
-    /// Where the horizontal axis begins and ends, and its step.
+    /// Where the horizontal axis begins and ends, and its least step.
     pub x: (f64, f64, f64),
     /// The step of the vertical axis.
     pub y_step: f64,
@@ -37,10 +42,18 @@ pub struct PanelLine {
 /// A name at the end of a line, in pixels.
 struct LineLabel<'a> {
     line: &'a PanelLine,
-    text: String,
+    text: Vec<String>,
     /// Where the line ends.
     end: f64,
+    /// The middle of its first line.
     y: f64,
+}
+
+impl LineLabel<'_> {
+    /// From the middle of its first line to that of its last.
+    fn depth(&self) -> f64 {
+        (self.text.len() - 1) as f64 * LINE_HEIGHT
+    }
 }
 
 impl Panel {
@@ -54,6 +67,9 @@ impl Panel {
 
     fn layout(&self, (width, height): (f64, f64)) -> Layout {
         let (first, last, step) = self.x;
+        let room = ((width - MARGINS.0 - MARGINS.1) / TICK_WIDTH).max(1.0);
+        // Whole steps, so that the figures stay round.
+        let step = step * ((last - first) / step / room).ceil().max(1.0);
         let (low, high) = self.range();
         Layout::new((first, last), (low, high))
             .with_width(width)
@@ -91,13 +107,14 @@ impl Panel {
             let PanelLine { name, points, .. } = line;
             let (_, figure) = points.last()?;
             let end = computed.map_y(*figure);
-            Some(LineLabel { line, text: format!("{name} {figure:.1}"), end, y: end })
+            Some(LineLabel { line, text: broken(&format!("{name} {figure:.1}")), end, y: end })
         };
         let mut names: Vec<LineLabel<'_>> = self.lines.iter().filter_map(name).collect();
         names.sort_by(|a, b| a.end.total_cmp(&b.end));
         let (top, bottom) = (computed.margin_top, computed.height - computed.margin_bottom);
-        let mut ys: Vec<f64> = names.iter().map(|name| name.end).collect();
-        apart(&mut ys, top, bottom);
+        let mut ys: Vec<f64> = names.iter().map(|name| name.end - name.depth() / 2.0).collect();
+        let heights: Vec<f64> = names.iter().map(|name| NAME_HEIGHT + name.depth()).collect();
+        apart(&mut ys, &heights, top, bottom);
         names.iter_mut().zip(ys).for_each(|(name, y)| name.y = y);
         names
     }
@@ -110,30 +127,52 @@ impl PanelLine {
     }
 }
 
-/// Moves positions that are closer than a name's height apart. Keeps their order and the bounds, and moves each as little as
-/// possible: names that push each other form a block around the mean of their positions.
-fn apart(ys: &mut [f64], top: f64, bottom: f64) {
+/// Lines of at most [`NAME_WIDTH`] characters, as far as words allow.
+fn broken(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= NAME_WIDTH => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// Moves positions apart that are closer than the height of the upper one. Keeps their order and the bounds, and moves each as
+/// little as possible: names that push each other form a block around the mean of their positions.
+fn apart(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
     // Each block: the position of its first name, and its number of names.
     let mut blocks: Vec<(f64, usize)> = Vec::new();
     for (place, wanted) in ys.iter().enumerate() {
         blocks.push((*wanted, 1));
         while let [.., (above, n), (below, m)] = blocks[..] {
-            if above + n as f64 * NAME_HEIGHT <= below {
+            let first = place + 1 - m - n;
+            if above + heights[first..first + n].iter().sum::<f64>() <= below {
                 break;
             }
-            let members = &ys[place + 1 - m - n..=place];
-            let mean = members.iter().enumerate().map(|(k, y)| y - k as f64 * NAME_HEIGHT).sum::<f64>();
+            let mut offset = 0.0;
+            let mut sum = 0.0;
+            for (y, height) in ys[first..=place].iter().zip(&heights[first..=place]) {
+                sum += y - offset;
+                offset += height;
+            }
             blocks.truncate(blocks.len() - 2);
-            blocks.push((mean / (n + m) as f64, n + m));
+            blocks.push((sum / (n + m) as f64, n + m));
         }
     }
     let mut place = 0;
     for (start, count) in blocks {
-        let last = (bottom - (count - 1) as f64 * NAME_HEIGHT).max(top);
-        for member in 0..count {
-            ys[place] = start.clamp(top, last) + member as f64 * NAME_HEIGHT;
-            place += 1;
+        let height: f64 = heights[place..place + count].iter().sum();
+        let mut y = start.clamp(top, (bottom - height + NAME_HEIGHT).max(top));
+        for (member, height) in ys[place..place + count].iter_mut().zip(&heights[place..place + count]) {
+            *member = y;
+            y += height;
         }
+        place += count;
     }
 }
 
@@ -144,22 +183,24 @@ fn write(scene: &mut Scene, computed: &ComputedLayout, name: &LineLabel<'_>) {
         x1: right + 2.0,
         y1: name.end,
         x2: right + 16.0,
-        y2: name.y,
+        y2: name.y + name.depth() / 2.0,
         stroke: stroke(),
         stroke_width: 1.5,
         stroke_dasharray: None,
     });
-    scene.add(Primitive::Text {
-        x: right + 20.0,
-        // The middle of lower-case letters, not their baseline, is level with the line's end.
-        y: name.y + f64::from(NAME_SIZE) / 3.0,
-        content: name.text.clone(),
-        size: NAME_SIZE,
-        anchor: TextAnchor::Start,
-        rotate: None,
-        bold: name.line.stands_out,
-        color: Some(stroke()),
-    });
+    for (place, text) in name.text.iter().enumerate() {
+        scene.add(Primitive::Text {
+            x: right + 20.0,
+            // The middle of lower-case letters, not their baseline, is level with the line's end.
+            y: name.y + place as f64 * LINE_HEIGHT + f64::from(NAME_SIZE) / 3.0,
+            content: text.clone(),
+            size: NAME_SIZE,
+            anchor: TextAnchor::Start,
+            rotate: None,
+            bold: name.line.stands_out,
+            color: Some(stroke()),
+        });
+    }
 }
 
 #[cfg(test)]
@@ -167,8 +208,18 @@ mod tests {
     use super::*;
 
     fn moved(mut ys: Vec<f64>) -> Vec<f64> {
-        apart(&mut ys, 0.0, 500.0);
+        let heights = vec![NAME_HEIGHT; ys.len()];
+        apart(&mut ys, &heights, 0.0, 500.0);
         ys
+    }
+
+    #[test]
+    fn a_long_name_is_broken_between_words_and_pushes_by_its_height() {
+        assert_eq!(broken("stowage 95.0"), ["stowage 95.0"]);
+        assert_eq!(broken("replicas by GPU utilisation 9.5"), ["replicas by GPU", "utilisation 9.5"]);
+        let mut ys = vec![100.0, 100.0];
+        apart(&mut ys, &[NAME_HEIGHT + LINE_HEIGHT, NAME_HEIGHT], 0.0, 500.0);
+        assert_eq!(ys, [77.0, 123.0]);
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! An explanation as it would have been at a time in the past: the recording is replayed up to there.
+
+use crate::cli::replay::source::Source;
+use crate::ids::PodKey;
+use crate::policy_file::format;
+use crate::recording::entry::{Entry, SegmentHeader};
+use crate::recording::read::{Part, ReadError};
+use crate::recording::replay::Replay;
+use crate::scheduling::explaining::{Explanation, ShownNodes, explain};
+use crate::units::{Millis, Moment};
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use std::path::Path;
+
+/// What explain says of the pod on the state that the recording had at this time; without one, at its end.
+pub fn explained(
+    path: &Path,
+    at: Option<Timestamp>,
+    pod: &PodKey,
+    options: &ShownNodes,
+) -> Result<Explanation> {
+    let mut replay = Replay::default();
+    replay_until(&mut replay, Source::open(path)?, at)?;
+    let then = at.map_or("at its end".to_owned(), |at| format!("at {at}"));
+    let Some(cluster) = replay.cluster() else { bail!("the recording has nothing {then}") };
+    let uid = cluster.uid_of(pod);
+    uid.and_then(|uid| explain(cluster, &uid, options)).with_context(|| {
+        format!("the recording has no pod {pod} {then}; write NAMESPACE/NAME, or another --at")
+    })
+}
+
+fn replay_until(replay: &mut Replay, source: Source, at: Option<Timestamp>) -> Result<()> {
+    // The same moment on the clock of the present segment.
+    let mut until = None;
+    for file in source {
+        for part in file.reader {
+            let part = match part {
+                Ok(part) => part,
+                Err(ReadError::Cut { .. }) if file.may_be_torn => break,
+                Err(error) => bail!("{}: {error}", file.name),
+            };
+            match (&part, at) {
+                (Part::Segment(header), Some(at)) => {
+                    until = moment_in(header, at);
+                    if until.is_none() && replay.cluster().is_none() {
+                        let begins = Timestamp::from_millisecond(header.wall_ms).unwrap_or_default();
+                        bail!("the recording begins at {begins}, after --at {at}");
+                    }
+                    if until.is_none() {
+                        return Ok(());
+                    }
+                }
+                (Part::Entry(Entry::Clock(now)), Some(_)) if until.is_some_and(|until| *now > until) => {
+                    return Ok(());
+                }
+                _ => {}
+            }
+            replay.step(part).with_context(|| file.name.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// The time on the clock of this segment; `None` if that begins later.
+fn moment_in(header: &SegmentHeader, at: Timestamp) -> Option<Moment> {
+    let since = at.as_millisecond().checked_sub(header.wall_ms)?;
+    Some(header.began + Millis(u64::try_from(since).ok()?))
+}
+
+pub fn time(text: &str) -> Result<Timestamp, String> {
+    format::timestamp(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_moment_of_the_segment_that_had_begun_by_then() {
+        let header = SegmentHeader { stowage: "0".into(), wall_ms: 1_000_000, began: Moment(77) };
+        let at = |millis| moment_in(&header, Timestamp::from_millisecond(millis).unwrap());
+        assert_eq!((at(1_000_000), at(1_000_500), at(999_999)), (Some(Moment(77)), Some(Moment(577)), None));
+    }
+}

@@ -1,0 +1,40 @@
+//! The part of `stowage serve`'s command line about the flight recorder.
+
+use crate::flight_recorder::{RecordOptions, RingLimits};
+use crate::policy_file::format;
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Flight recorder")]
+pub struct RecordArgs {
+    /// A directory to record into: everything that decisions are made on, in its order, and the answers. `stowage replay` decides
+    /// it again. It has names of pods, namespaces and nodes, and no more of their contents than Stowage reads
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
+
+    /// How much to keep there, in MiB; the oldest goes first
+    #[arg(long, value_name = "MIB", default_value_t = 512, requires = "record", value_parser = clap::value_parser!(u32).range(8..))]
+    record_size: u32,
+
+    /// How long to keep it
+    #[arg(long, value_name = "TIME", default_value = "1h", requires = "record", value_parser = age)]
+    record_age: Duration,
+}
+
+impl RecordArgs {
+    pub fn options(self) -> Option<RecordOptions> {
+        let limits = RingLimits { bytes: u64::from(self.record_size) << 20, age: self.record_age };
+        self.record.map(|directory| RecordOptions { directory, limits })
+    }
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    match Duration::from_millis(millis.0) {
+        age if age >= Duration::from_secs(60) => Ok(age),
+        _ => Err("write a duration from 1m on, such as 1h".into()),
+    }
+}

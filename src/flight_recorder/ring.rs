@@ -1,0 +1,194 @@
+//! The directory of a recording: segments in files whose names tell their order, and the oldest go first.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// The end of a segment's name.
+pub const EXTENSION: &str = "stowrec";
+
+/// How much is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingLimits {
+    /// Of all segments together, but for the one that is being written.
+    pub bytes: u64,
+    pub age: Duration,
+}
+
+/// Why nothing can be recorded in a directory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--record {}: {why}. Name a directory that exists or can be made, in which this process may write",
+    directory.display()
+)]
+pub struct BadDirectory {
+    directory: PathBuf,
+    why: io::Error,
+}
+
+/// Where segments go.
+pub trait Segments: Send {
+    type Segment: Write + Send;
+
+    /// A new segment, begun at this wall time.
+    fn begin(&mut self, wall_ms: i64) -> io::Result<Self::Segment>;
+
+    /// Brings a finished segment to the disk.
+    fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
+
+    /// Removes the oldest segments beyond the limits, never the latest.
+    fn tidy(&mut self) -> io::Result<()>;
+
+    /// A segment is not longer than this.
+    fn segment_bytes(&self) -> u64;
+
+    /// Where that is, for the log.
+    fn place(&self) -> String;
+}
+
+/// Segments in a directory. Other files there are left alone.
+#[derive(Debug)]
+pub struct Ring {
+    directory: PathBuf,
+    limits: RingLimits,
+}
+
+/// A file of the ring.
+#[derive(Debug, Clone)]
+pub struct SegmentFile {
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// When it was last written.
+    pub written: SystemTime,
+}
+
+impl Ring {
+    /// Makes the directory if it is not there, and finds out whether it can be written.
+    pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
+        let bad = |why| BadDirectory { directory: directory.to_owned(), why };
+        fs::create_dir_all(directory).map_err(bad)?;
+        let trial = directory.join(format!(".trial-{}", std::process::id()));
+        File::create(&trial).and_then(|_| fs::remove_file(&trial)).map_err(bad)?;
+        Ok(Self { directory: directory.to_owned(), limits })
+    }
+
+    /// The segments of a directory, oldest first.
+    pub fn segments(directory: &Path) -> io::Result<Vec<SegmentFile>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            // One that is removed meanwhile is none.
+            let Some(about) = fs::metadata(&path).ok().filter(|about| about.is_file()) else { continue };
+            if path.extension() == Some(OsStr::new(EXTENSION)) {
+                let written = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                found.push(SegmentFile { path, bytes: about.len(), written });
+            }
+        }
+        // A name begins with the time, in as many digits as any.
+        found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+}
+
+impl Segments for Ring {
+    type Segment = File;
+
+    fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
+        // Two in one millisecond, or a clock that was set back, must not meet an older one's name.
+        for attempt in 0..1000 {
+            let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
+            match OpenOptions::new().write(true).create_new(true).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                opened => return opened,
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn finish(&mut self, segment: &File) -> io::Result<()> {
+        segment.sync_data()
+    }
+
+    fn tidy(&mut self) -> io::Result<()> {
+        let segments = Self::segments(&self.directory)?;
+        let Some((_, older)) = segments.split_last() else { return Ok(()) };
+        let (now, mut kept) = (SystemTime::now(), 0);
+        for segment in older.iter().rev() {
+            kept += segment.bytes;
+            let age = now.duration_since(segment.written).unwrap_or_default();
+            if kept > self.limits.bytes || age > self.limits.age {
+                fs::remove_file(&segment.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        // So that the ring has some to keep when the oldest goes.
+        (self.limits.bytes / 8).max(1 << 20)
+    }
+
+    fn place(&self) -> String {
+        self.directory.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(directory: &Path, bytes: u64, age: Duration) -> Ring {
+        Ring::open(directory, RingLimits { bytes, age }).unwrap()
+    }
+
+    fn add(ring: &mut Ring, wall_ms: i64, bytes: usize) {
+        ring.begin(wall_ms).unwrap().write_all(&vec![0; bytes]).unwrap();
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let name = |segment: SegmentFile| segment.path.file_stem().unwrap().to_string_lossy().into_owned();
+        Ring::segments(directory).unwrap().into_iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_oldest_segments_go_first_and_the_latest_stays_however_large_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = ring(directory.path(), 250, Duration::from_secs(3600));
+        fs::write(directory.path().join("notes.txt"), "kept").unwrap();
+        [100, 100, 100, 1000]
+            .into_iter()
+            .enumerate()
+            .for_each(|(at, bytes)| add(&mut ring, at as i64, bytes));
+        ring.tidy().unwrap();
+        let kept = ["000000000000001-000", "000000000000002-000", "000000000000003-000"];
+        assert_eq!(names(directory.path()), kept);
+        add(&mut ring, 3, 1);
+        ring.tidy().unwrap();
+        assert_eq!(names(directory.path()), ["000000000000003-001"], "the large one is a closed one now");
+        assert!(directory.path().join("notes.txt").exists());
+    }
+
+    #[test]
+    fn segments_beyond_the_age_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ring = ring(directory.path(), 1000, Duration::from_secs(60));
+        (0..3).for_each(|at| add(&mut ring, at, 1));
+        let old =
+            OpenOptions::new().write(true).open(&Ring::segments(directory.path()).unwrap()[0].path).unwrap();
+        old.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+        ring.tidy().unwrap();
+        assert_eq!(names(directory.path()), ["000000000000001-000", "000000000000002-000"]);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named_with_the_flag() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let limits = RingLimits { bytes: 1, age: Duration::from_secs(1) };
+        let error = Ring::open(&file, limits).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--record {}: ", file.display())), "{error}");
+    }
+}

@@ -1,0 +1,248 @@
+//! The recorder's work, beside everything else: takes entries out of the queue, makes them small, and writes them.
+//!
+//! A segment ends when it is long or old enough, by a checkpoint that comes through the queue in its place among the inputs. What
+//! a checkpoint costs bounds how often there is one, so that large clusters do not pay more of a processor than small ones. A write
+//! that fails ends the segment and closes the tap: until the next attempt the recorder costs nothing and the service notices
+//! nothing.
+
+use super::ring::Segments;
+use crate::recording::answer::{Answer, KeptAnswer};
+use crate::recording::entry::{Checkpoint, Entry, Gap, SegmentHeader};
+use crate::recording::write::SegmentWriter;
+use crate::scheduling::verbs::ClusterCopy;
+use crate::service::{Service, Tapped};
+use crate::telemetry::RecordingMetrics;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// A crash loses no more than this, and a frame of a quiet cluster is worth compressing.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Text that is flushed before that.
+const FLUSH_BYTES: usize = 256 << 10;
+/// How often the recorder looks whether there is something to do.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
+const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
+/// The same for the time between two checkpoints if entries were dropped or are many.
+const CHECKPOINTS_APART: (Duration, u32) = (Duration::from_secs(1), 100);
+/// Between a write that failed and the next attempt: a full disk does not empty by itself within a second.
+const RETRY_AFTER: Duration = Duration::from_secs(15);
+
+pub struct Writer<S: Segments> {
+    segments: S,
+    queue: Receiver<Tapped>,
+    /// The service ends without asking the recorder.
+    service: Weak<Service>,
+    metrics: RecordingMetrics,
+    build: &'static str,
+    segment: Option<OpenSegment<S::Segment>>,
+    look_at: Instant,
+    /// There is no checkpoint before this.
+    checkpoint_at: Instant,
+    /// Writing has failed.
+    is_failing: bool,
+}
+
+struct OpenSegment<W> {
+    writer: SegmentWriter<W>,
+    ends_at: Instant,
+    /// Its length when it ends whatever the time.
+    ends_with: u64,
+    flush_at: Instant,
+    /// Bytes that were counted.
+    counted: u64,
+    /// The checkpoint that ends it is in the queue.
+    is_ending: bool,
+}
+
+impl<S: Segments> Writer<S> {
+    pub fn new(segments: S, queue: Receiver<Tapped>, service: &Arc<Service>, build: &'static str) -> Self {
+        let metrics = service.metrics.recording.clone();
+        let service = Arc::downgrade(service);
+        let (look_at, checkpoint_at) = (Instant::now(), Instant::now());
+        Self {
+            segments,
+            queue,
+            service,
+            metrics,
+            build,
+            segment: None,
+            look_at,
+            checkpoint_at,
+            is_failing: false,
+        }
+    }
+
+    /// Until it is stopped, or the service is gone; then it writes what is left in the queue.
+    pub fn run(mut self, is_stopped: &dyn Fn() -> bool) {
+        // The first segment begins at once.
+        self.look(Instant::now(), true);
+        while !is_stopped() {
+            let is_empty = match self.queue.recv_timeout(LOOK_EVERY) {
+                Ok(tapped) => {
+                    self.take(tapped);
+                    false
+                }
+                Err(RecvTimeoutError::Timeout) => true,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let now = Instant::now();
+            if is_empty || now >= self.look_at {
+                self.look(now, is_empty);
+            }
+        }
+        // A last checkpoint, with which a replay compares the state that all inputs led to.
+        if let Some(service) = self.service.upgrade().filter(|_| self.segment.is_some()) {
+            service.record_checkpoint();
+        }
+        while let Ok(tapped) = self.queue.try_recv() {
+            self.take(tapped);
+        }
+        self.end_segment();
+        self.metrics.is_recording.set(0);
+    }
+
+    /// What is due by the time.
+    fn look(&mut self, now: Instant, is_empty: bool) {
+        self.look_at = now + LOOK_EVERY;
+        if let Some(segment) = self.segment.as_mut().filter(|segment| now >= segment.flush_at) {
+            segment.flush_at = now + FLUSH_EVERY;
+            let flushed = segment.writer.flush();
+            self.note(flushed);
+        }
+        let Some(service) = self.service.upgrade() else { return };
+        let Some(tap) = service.recording() else { return };
+        let is_recording = tap.is_recording();
+        self.metrics.is_recording.set(i64::from(is_recording && self.segment.is_some()));
+        let is_due = match &self.segment {
+            Some(segment) if is_recording => segment.is_over(now),
+            // While the queue is full there is no use in going on.
+            _ => !is_recording && is_empty,
+        };
+        if is_due && now >= self.checkpoint_at {
+            self.segment.iter_mut().for_each(|segment| segment.is_ending = true);
+            service.record_checkpoint();
+        }
+    }
+
+    fn take(&mut self, tapped: Tapped) {
+        let entry = match tapped {
+            Tapped::Checkpoint { next, after, copy } => return self.begin_segment(next, after, *copy),
+            // They would only be dropped.
+            _ if self.segment.is_none() => return,
+            Tapped::Clock(now) => Entry::Clock(now),
+            Tapped::Input(numbered) => Entry::Input(numbered),
+            Tapped::Answer(asked, decision) => {
+                Entry::Answer(Answer { asked, answer: KeptAnswer::of(*decision) })
+            }
+        };
+        if let Some(segment) = &mut self.segment {
+            let mut pushed = segment.writer.push(entry);
+            if pushed.is_ok() && segment.writer.pending() >= FLUSH_BYTES {
+                pushed = segment.writer.flush();
+            }
+            self.note(pushed);
+        }
+    }
+
+    fn begin_segment(&mut self, next: u64, after: Gap, copy: ClusterCopy) {
+        let goes_on = self.end_segment();
+        // What was lost before it came to the disk is missing, too.
+        let after = if after == Gap::None && !goes_on { Gap::Dropped(0) } else { after };
+        if let Gap::Dropped(dropped) = after {
+            warn!(
+                dropped,
+                "the flight recorder did not keep up, or could not write; it goes on from a checkpoint"
+            );
+        }
+        let begun = self.try_begin(next, after, copy);
+        match begun {
+            Ok(segment) => {
+                self.segment = Some(segment);
+                if std::mem::take(&mut self.is_failing) {
+                    info!(directory = self.segments.place(), "the flight recorder records again");
+                }
+                self.note(Ok(()));
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn try_begin(&mut self, next: u64, after: Gap, copy: ClusterCopy) -> io::Result<OpenSegment<S::Segment>> {
+        let (wall, began) = (jiff::Timestamp::now().as_millisecond(), Instant::now());
+        let state = copy.export();
+        drop(copy);
+        let header = SegmentHeader { stowage: self.build.into(), wall_ms: wall, began: state.now() };
+        // Before the new one, so that a full disk has room for it.
+        self.segments.tidy()?;
+        let mut writer = SegmentWriter::begin(self.segments.begin(wall)?, &header)?;
+        writer.push(Entry::Checkpoint(Box::new(Checkpoint { next, after, state })))?;
+        writer.flush()?;
+        let (now, took) = (Instant::now(), began.elapsed());
+        let after = |(least, times): (Duration, u32)| now + least.max(took * times);
+        self.checkpoint_at = after(CHECKPOINTS_APART);
+        Ok(OpenSegment {
+            ends_with: writer.written() + self.segments.segment_bytes(),
+            writer,
+            ends_at: after(SEGMENT_LASTS),
+            flush_at: now + FLUSH_EVERY,
+            counted: 0,
+            is_ending: false,
+        })
+    }
+
+    /// Answers whether all of it is written.
+    fn end_segment(&mut self) -> bool {
+        let Some(mut segment) = self.segment.take() else { return false };
+        let ended = segment.writer.flush().and_then(|()| self.segments.finish(segment.writer.get_ref()));
+        self.metrics.bytes.inc_by(segment.uncounted());
+        if let Err(error) = &ended {
+            self.fail(error);
+        }
+        ended.is_ok()
+    }
+
+    /// Counts what was written, or gives the segment up.
+    fn note(&mut self, written: io::Result<()>) {
+        if let Some(segment) = &mut self.segment {
+            self.metrics.bytes.inc_by(segment.uncounted());
+        }
+        if let Err(error) = written {
+            self.fail(&error);
+        }
+    }
+
+    /// What was recorded since the last flush is lost; the next checkpoint begins anew.
+    fn fail(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            warn!(
+                directory = self.segments.place(), %error,
+                "the flight recorder cannot write, and pauses; decisions go on. Free space there, or give it less by --record-size"
+            );
+        }
+        self.segment = None;
+        self.checkpoint_at = Instant::now() + RETRY_AFTER;
+        if let Some(service) = self.service.upgrade()
+            && let Some(tap) = service.recording()
+        {
+            tap.interrupt(Gap::Dropped(0));
+        }
+        self.metrics.is_recording.set(0);
+        self.metrics.errors.inc();
+    }
+}
+
+impl<W: io::Write> OpenSegment<W> {
+    fn is_over(&self, now: Instant) -> bool {
+        !self.is_ending && (now >= self.ends_at || self.writer.written() >= self.ends_with)
+    }
+
+    /// Bytes written since this was last asked.
+    fn uncounted(&mut self) -> u64 {
+        let written = self.writer.written();
+        written - std::mem::replace(&mut self.counted, written)
+    }
+}

@@ -1,0 +1,170 @@
+//! What a verb answered, small enough to be kept of every request: nodes by their places in the snapshot that the decision was
+//! made on, and of the nodes that do not fit the counts and a digest.
+//!
+//! The order of the names in a request changes nothing of its answer, and kube-scheduler sends them in any; so it is not kept.
+
+use crate::scheduling::evicting::VictimSet;
+use crate::scheduling::placing::fit::Misfit;
+use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
+use crate::scheduling::verbs::bind::{BindAnswer, BindRefusal};
+use crate::scheduling::verbs::preempt::PreemptDecision;
+use crate::scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
+use crate::scheduling::vocabulary::gpu::GpuSet;
+use crate::scheduling::vocabulary::placement::Placement;
+use crate::units::Moment;
+use rustc_hash::FxHasher;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+
+/// The input by which a verb was asked, and what the cluster was then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// The input's number.
+    #[serde(rename = "of")]
+    pub number: u64,
+    /// The generation that the decision was made on.
+    #[serde(rename = "gen")]
+    pub generation: u64,
+}
+
+/// A verb's answer, as the core gave it.
+#[derive(Debug)]
+pub enum Decision {
+    Filter(Shortlist),
+    Prioritize(Shortlist),
+    /// `None` if the pod has a reservation already.
+    Preempt(Option<PreemptDecision>),
+    Narrow(NarrowedCandidates),
+    Bind(Result<BindAnswer, BindRefusal>),
+}
+
+/// A verb's answer, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    #[serde(flatten)]
+    pub asked: Asked,
+    pub answer: KeptAnswer,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptAnswer {
+    Filter(KeptRanking),
+    Prioritize(KeptRanking),
+    Preempt(KeptPreemption),
+    /// The place of the chosen candidate among those that were offered, or why there is none.
+    Narrow(Result<usize, String>),
+    Bind(KeptBind),
+}
+
+/// Nodes that fit and nodes that do not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptRanking {
+    /// The places of the nodes that were asked about, as runs: the first place of each, and its length.
+    pub asked: Vec<(u32, u32)>,
+    /// How many names were of no node.
+    pub unknown: u32,
+    /// The best nodes, best first, with the GPUs of each.
+    pub best: Vec<(u32, GpuSet)>,
+    /// How many nodes do not fit, by reason.
+    pub refused: BTreeMap<String, u32>,
+    /// Of each node that does not fit, with the reason and its figures.
+    pub digest: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptPreemption {
+    AlreadyReserved,
+    Evict { victims: VictimSet, others: Vec<String> },
+    NoCandidate,
+    FitsNow,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptBind {
+    Write { placement: Placement, is_reserved: bool, is_new: bool, wakes: bool, begun: Moment },
+    AlreadyBound,
+    Refused(String),
+}
+
+impl KeptAnswer {
+    pub fn of(decision: Decision) -> Self {
+        match decision {
+            Decision::Filter(list) => Self::Filter(KeptRanking::of(list)),
+            Decision::Prioritize(list) => Self::Prioritize(KeptRanking::of(list)),
+            Decision::Preempt(decision) => Self::Preempt(match decision {
+                None => KeptPreemption::AlreadyReserved,
+                Some(PreemptDecision::Evict { victims, others }) => KeptPreemption::Evict { victims, others },
+                Some(PreemptDecision::NoCandidate) => KeptPreemption::NoCandidate,
+                Some(PreemptDecision::FitsNow) => KeptPreemption::FitsNow,
+            }),
+            Decision::Narrow(narrowed) => Self::Narrow(narrowed.chosen.ok_or(narrowed.code.to_owned())),
+            Decision::Bind(answer) => Self::Bind(match answer {
+                Ok(BindAnswer::Write(decision)) => KeptBind::Write {
+                    placement: decision.placement,
+                    is_reserved: decision.is_reserved,
+                    is_new: decision.is_new,
+                    wakes: decision.wakes,
+                    begun: decision.begun,
+                },
+                Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
+                Err(BindRefusal::Conflict(conflict)) => KeptBind::Refused(conflict.to_string()),
+                Err(BindRefusal::InShadow) => KeptBind::Refused("shadow mode".into()),
+            }),
+        }
+    }
+
+    /// The verb, as it is on the wire.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Filter(_) => "filter",
+            Self::Prioritize(_) => "prioritize",
+            Self::Preempt(_) | Self::Narrow(_) => "preempt",
+            Self::Bind(_) => "bind",
+        }
+    }
+}
+
+impl KeptRanking {
+    fn of(list: Shortlist) -> Self {
+        let Shortlist { best, refused, mut places } = list;
+        let mut refused: Vec<(u32, Misfit)> =
+            refused.into_iter().map(|(asked, misfit)| (places[asked], misfit)).collect();
+        refused.sort_unstable_by_key(|(place, _)| *place);
+        let (mut counts, mut digest) = (BTreeMap::new(), FxHasher::default());
+        for (_, misfit) in &refused {
+            *counts.entry(misfit.code()).or_insert(0) += 1;
+        }
+        refused.hash(&mut digest);
+        places.sort_unstable();
+        let known = places.partition_point(|place| *place != UNKNOWN_PLACE);
+        Self {
+            asked: runs(&places[..known]),
+            unknown: (places.len() - known) as u32,
+            best: best.iter().map(|candidate| (candidate.node as u32, candidate.gpus)).collect(),
+            refused: counts.into_iter().map(|(code, count)| (code.to_owned(), count)).collect(),
+            digest: digest.finish(),
+        }
+    }
+
+    /// The places of the nodes that were asked about, and [`UNKNOWN_PLACE`] for each name of no node.
+    pub fn places(&self) -> impl Iterator<Item = u32> {
+        let known = self.asked.iter().flat_map(|(first, length)| *first..first.saturating_add(*length));
+        known.chain(std::iter::repeat_n(UNKNOWN_PLACE, self.unknown as usize))
+    }
+}
+
+/// Places in order, as runs of consecutive ones.
+fn runs(places: &[u32]) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for place in places {
+        match runs.last_mut() {
+            Some((first, length)) if *first + *length == *place => *length += 1,
+            _ => runs.push((*place, 1)),
+        }
+    }
+    runs
+}

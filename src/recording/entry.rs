@@ -1,0 +1,62 @@
+//! What a segment says: its header, and its entries in order.
+
+use super::answer::Answer;
+use crate::scheduling::verbs::{ClusterState, Input};
+use crate::units::Moment;
+use serde::{Deserialize, Serialize};
+
+/// The first line of a segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SegmentHeader {
+    /// The build that recorded, as `stowage version` prints it. Another one may answer otherwise.
+    pub stowage: String,
+    /// When the segment began: milliseconds since 1970 by the wall clock of the machine.
+    pub wall_ms: i64,
+    /// The same moment on the recorded clock.
+    pub began: Moment,
+}
+
+/// One step of a recording.
+#[derive(Debug, Clone)]
+pub enum Entry {
+    Checkpoint(Box<Checkpoint>),
+    /// The present from here on.
+    Clock(Moment),
+    Input(Numbered),
+    Answer(Answer),
+}
+
+/// The cluster between two inputs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Checkpoint {
+    /// The number of the next input.
+    pub next: u64,
+    /// What stands between the entry before and this one.
+    pub after: Gap,
+    pub state: ClusterState,
+}
+
+/// Whether the recording goes on without a break.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gap {
+    /// The entries before lead to this state.
+    None,
+    /// The recording begins here.
+    Start,
+    /// Changes are missing: how many were not recorded because the recorder did not keep up, or could not write.
+    Dropped(u64),
+    /// A panic discarded the cluster's state.
+    Discarded,
+}
+
+/// An input and its number; each input's is one more than that of the one before.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Numbered {
+    #[serde(rename = "n")]
+    pub number: u64,
+    #[serde(rename = "in")]
+    pub input: Input,
+}

@@ -1,0 +1,110 @@
+//! The bytes of a segment: a preface, then frames.
+//!
+//! ```text
+//! preface   "STOWREC\n"  format: u32
+//! frame     stored: u32  raw: u32  checksum: u32  stored bytes
+//! ```
+//!
+//! Numbers are little-endian. A frame holds at most [`FRAME_BYTES`] of text, compressed; the checksum is of both lengths and the
+//! stored bytes, so no bit of a frame can change unnoticed. The top bit of `raw` says that the text ends with the end of an
+//! entry: a copy of a recording that is still written ends there. A preface begins with bytes that no length has, so it
+//! shows where the next segment begins.
+
+use crc32fast::Hasher;
+
+/// How segments begin.
+pub const MAGIC: [u8; 8] = *b"STOWREC\n";
+/// Rises with every change that an older reader would misread.
+pub const FORMAT: u32 = 1;
+/// What a frame's text comes to at most: compression gains little beyond, and a reader keeps no more in memory.
+pub const FRAME_BYTES: usize = 1 << 20;
+/// A compressed frame is no longer than its text but for LZ4's worst case, which adds less than a hundredth.
+const MOST_STORED: usize = FRAME_BYTES + FRAME_BYTES / 64;
+/// Set in `raw` if the frame ends with the end of an entry.
+const ENDS_ENTRY: u32 = 1 << 31;
+
+/// The length of a preface.
+pub const PREFACE_BYTES: usize = MAGIC.len() + 4;
+/// The length of what stands before a frame's bytes.
+pub const HEAD_BYTES: usize = 12;
+
+/// What stands before a frame's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHead {
+    /// How many bytes follow.
+    pub stored: usize,
+    /// How many they are of text.
+    raw: usize,
+    /// Whether the text ends with the end of an entry.
+    pub ends_entry: bool,
+    checksum: u32,
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadFrame {
+    #[error("a frame says that it is longer than any frame is")]
+    Length,
+    #[error("the checksum of a frame does not match its bytes")]
+    Checksum,
+    #[error("a frame does not decompress to the length that it says")]
+    Compression,
+}
+
+pub fn preface() -> [u8; PREFACE_BYTES] {
+    let mut preface = [0; PREFACE_BYTES];
+    preface[..MAGIC.len()].copy_from_slice(&MAGIC);
+    preface[MAGIC.len()..].copy_from_slice(&FORMAT.to_le_bytes());
+    preface
+}
+
+/// A frame of this text, which is at most [`FRAME_BYTES`] long.
+pub fn encode(text: &[u8], ends_entry: bool) -> Vec<u8> {
+    debug_assert!(text.len() <= FRAME_BYTES);
+    let packed = lz4_flex::block::compress(text);
+    let raw = text.len() as u32 | if ends_entry { ENDS_ENTRY } else { 0 };
+    let stored = packed.len() as u32;
+    let mut frame = Vec::with_capacity(HEAD_BYTES + packed.len());
+    frame.extend(stored.to_le_bytes());
+    frame.extend(raw.to_le_bytes());
+    frame.extend(checksum(stored, raw, &packed).to_le_bytes());
+    frame.extend(packed);
+    frame
+}
+
+impl FrameHead {
+    pub fn read(head: &[u8; HEAD_BYTES]) -> Result<Self, BadFrame> {
+        let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (stored, raw, checksum) = (number(0), number(4), number(8));
+        let (stored, ends_entry, raw) =
+            (stored as usize, raw & ENDS_ENTRY != 0, (raw & !ENDS_ENTRY) as usize);
+        if stored > MOST_STORED || raw > FRAME_BYTES {
+            return Err(BadFrame::Length);
+        }
+        Ok(Self { stored, raw, ends_entry, checksum })
+    }
+
+    /// Whether these are the frame's bytes.
+    pub fn check(&self, stored: &[u8]) -> Result<(), BadFrame> {
+        let raw = self.raw as u32 | if self.ends_entry { ENDS_ENTRY } else { 0 };
+        match checksum(stored.len() as u32, raw, stored) == self.checksum {
+            true => Ok(()),
+            false => Err(BadFrame::Checksum),
+        }
+    }
+
+    /// The text of the frame's bytes.
+    pub fn text(&self, stored: &[u8]) -> Result<Vec<u8>, BadFrame> {
+        self.check(stored)?;
+        let text = lz4_flex::block::decompress(stored, self.raw).map_err(|_| BadFrame::Compression)?;
+        if text.len() == self.raw { Ok(text) } else { Err(BadFrame::Compression) }
+    }
+}
+
+fn checksum(stored: u32, raw: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = Hasher::new();
+    hasher.update(&stored.to_le_bytes());
+    hasher.update(&raw.to_le_bytes());
+    hasher.update(bytes);
+    hasher.finalize()
+}

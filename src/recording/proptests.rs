@@ -1,0 +1,238 @@
+//! Whatever comes through the door is written, read back the same, and replays; what was cut is a prefix; what was changed is
+//! noticed.
+
+use super::answer::{Answer, Asked, Decision, KeptAnswer};
+use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use super::read::{Part, ReadError, Reader};
+use super::replay::{Replay, ReplayError};
+use super::write::SegmentWriter;
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::testkit::lending;
+use crate::scheduling::verbs::filter::filter;
+use crate::scheduling::verbs::proptests::taken_inputs;
+use crate::scheduling::verbs::{Cluster, Input};
+use crate::units::Moment;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use std::sync::Arc;
+
+fn header() -> SegmentHeader {
+    SegmentHeader { stowage: "0.0.0".into(), wall_ms: 1_700_000_000_000, began: Moment(7) }
+}
+
+fn input(text: &str) -> Input {
+    serde_json::from_str(text).unwrap()
+}
+
+/// What a recorder would write of these inputs: a segment for each so many of them, and the answer of each filter with the next
+/// input.
+fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>> {
+    let mut cluster = Cluster::new(Arc::new(lending()));
+    let mut segments: Vec<Vec<Entry>> = Vec::new();
+    let mut late = None;
+    for (number, text) in inputs.iter().enumerate() {
+        if number % each_segment == 0 {
+            let after = if number == 0 { Gap::Start } else { Gap::None };
+            let checkpoint = Checkpoint { next: number as u64, after, state: cluster.export() };
+            segments.push(vec![Entry::Checkpoint(Box::new(checkpoint))]);
+        }
+        let segment = segments.last_mut().unwrap();
+        segment.push(Entry::Input(Numbered { number: number as u64, input: input(text) }));
+        let answered = match input(text) {
+            Input::FilterAsked(asked) => {
+                let view = cluster.apply(*asked);
+                let names: Vec<&str> = view.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+                let scores =
+                    &mut ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+                let list = filter(
+                    &view,
+                    names.iter().rev().copied().chain(["nowhere"]).collect::<Vec<_>>().into_iter(),
+                    scores,
+                );
+                Some(Decision::Filter(list))
+            }
+            Input::BindAsked(asked) => Some(Decision::Bind(cluster.apply(*asked))),
+            input => {
+                cluster.apply(input);
+                None
+            }
+        };
+        segment.extend(late.take().map(Entry::Answer));
+        late = answered.map(|decision| {
+            let asked = Asked { number: number as u64, generation: cluster.generation() };
+            Answer { asked, answer: KeptAnswer::of(decision) }
+        });
+    }
+    segments
+}
+
+fn written(segments: &[Vec<Entry>], flush_each: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for entries in segments {
+        let mut writer = SegmentWriter::begin(&mut bytes, &header()).unwrap();
+        for (nth, entry) in entries.iter().enumerate() {
+            writer.push(entry.clone()).unwrap();
+            if nth % flush_each == 0 {
+                writer.flush().unwrap();
+            }
+        }
+        writer.flush().unwrap();
+    }
+    bytes
+}
+
+/// A part as text that shows all of it.
+fn shown(part: &Part) -> String {
+    let value = |entry: &Entry| match entry {
+        // Maps without an order are stored, too.
+        Entry::Checkpoint(checkpoint) => serde_json::to_value(checkpoint).unwrap(),
+        Entry::Clock(now) => serde_json::to_value(now).unwrap(),
+        Entry::Input(input) => serde_json::to_value(input).unwrap(),
+        Entry::Answer(answer) => serde_json::to_value(answer).unwrap(),
+    };
+    match part {
+        Part::Segment(header) => serde_json::to_string(header).unwrap(),
+        Part::Entry(entry) => value(entry).to_string(),
+    }
+}
+
+fn all(segments: &[Vec<Entry>]) -> Vec<String> {
+    let parts = |entries: &Vec<Entry>| {
+        let header = [Part::Segment(header())].into_iter();
+        header.chain(entries.iter().cloned().map(Part::Entry)).map(|part| shown(&part)).collect::<Vec<_>>()
+    };
+    segments.iter().flat_map(parts).collect()
+}
+
+/// What is read, and the error at its end.
+fn read(bytes: &[u8]) -> (Vec<String>, Option<ReadError>) {
+    let (mut parts, mut error) = (Vec::new(), None);
+    for part in Reader::new(bytes) {
+        match part {
+            Ok(part) => parts.push(shown(&part)),
+            Err(why) => error = Some(why),
+        }
+    }
+    (parts, error)
+}
+
+fn replay(bytes: &[u8]) -> Result<Replay, ReplayError> {
+    let mut replay = Replay::default();
+    Reader::new(bytes).try_for_each(|part| replay.step(part.expect("it is whole")))?;
+    Ok(replay)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_is_written_is_read_back_and_replays(
+        inputs in taken_inputs(40), each_segment in 1usize..40, flush_each in 1usize..20,
+    ) {
+        let segments = entries(&inputs, each_segment);
+        let bytes = written(&segments, flush_each);
+        let (parts, error) = read(&bytes);
+        prop_assert!(error.is_none(), "{:?}", error);
+        prop_assert_eq!(parts, all(&segments));
+        let replayed = replay(&bytes).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert_eq!(replayed.progress.inputs, inputs.len() as u64);
+        prop_assert_eq!(replayed.progress.checkpoints, segments.len() as u64 - 1);
+        let answers = segments.iter().flatten().filter(|entry| matches!(entry, Entry::Answer(_))).count();
+        prop_assert_eq!(replayed.progress.answers, answers as u64);
+    }
+
+    #[test]
+    fn a_recording_cut_anywhere_is_a_prefix_and_says_where_it_is_cut(
+        inputs in taken_inputs(12), cut in any::<prop::sample::Index>(),
+    ) {
+        let segments = entries(&inputs, 9);
+        let bytes = written(&segments, 4);
+        let at = cut.index(bytes.len());
+        let (parts, error) = read(&bytes[..at]);
+        prop_assert!(parts.len() < all(&segments).len());
+        prop_assert_eq!(&parts[..], &all(&segments)[..parts.len()]);
+        match error {
+            Some(ReadError::Cut { at: named }) => prop_assert!(named <= at as u64),
+            Some(ReadError::NotARecording) => prop_assert_eq!(at, 0),
+            // Between two frames nothing shows that more came.
+            None => prop_assert!(at > 0),
+            Some(other) => prop_assert!(false, "{}", other),
+        }
+    }
+
+    #[test]
+    fn one_changed_bit_is_noticed(
+        inputs in taken_inputs(12), changed in any::<prop::sample::Index>(), bit in 0u32..8,
+    ) {
+        let segments = entries(&inputs, 9);
+        let mut bytes = written(&segments, 4);
+        let at = changed.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        let (parts, error) = read(&bytes);
+        prop_assert_eq!(&parts[..], &all(&segments)[..parts.len()], "nothing is misread");
+        prop_assert!(error.is_some(), "bit {} of byte {}", bit, at);
+    }
+
+    #[test]
+    fn bytes_that_are_no_recording_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), begins_well: bool) {
+        let mut recording = if begins_well { super::frame::preface().to_vec() } else { Vec::new() };
+        recording.extend(bytes);
+        let (parts, _) = read(&recording);
+        prop_assert!(parts.is_empty());
+    }
+}
+
+#[test]
+fn another_answer_is_named_with_its_input() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let strategy = taken_inputs(60);
+    // The first history that asks a filter.
+    let segments = loop {
+        let inputs = strategy.new_tree(&mut runner).unwrap().current();
+        let segments = entries(&inputs, 1000);
+        if segments[0]
+            .iter()
+            .any(|entry| matches!(entry, Entry::Answer(Answer { answer: KeptAnswer::Filter(_), .. })))
+        {
+            break segments;
+        }
+    };
+    let mut changed = segments;
+    let of = changed[0]
+        .iter_mut()
+        .find_map(|entry| match entry {
+            Entry::Answer(Answer { asked, answer: KeptAnswer::Filter(list) }) => {
+                list.digest ^= 1;
+                Some(asked.number)
+            }
+            _ => None,
+        })
+        .unwrap();
+    let Err(ReplayError::Diverged(divergence)) = replay(&written(&changed, 10)) else {
+        panic!("it is noticed")
+    };
+    assert_eq!((divergence.input, &*divergence.what), (of, "the answer of filter"));
+}
+
+#[test]
+fn a_recording_of_another_format_names_the_version_to_use() {
+    let mut bytes = written(&entries(&[], 1), 1);
+    bytes.extend(super::frame::preface());
+    bytes[8] = 9;
+    let (parts, error) = read(&bytes);
+    assert!(parts.is_empty());
+    let text = error.unwrap().to_string();
+    assert!(
+        text.contains("byte 0 has format 9") && text.contains("the version of stowage that recorded it"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_frame_that_says_it_is_huge_takes_no_memory() {
+    let mut bytes = super::frame::preface().to_vec();
+    bytes.extend([0xff; 64]);
+    let (_, error) = read(&bytes);
+    let text = error.unwrap().to_string();
+    assert!(text.contains("at byte 12") && text.contains("head -c 12"), "{text}");
+}

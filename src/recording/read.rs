@@ -1,0 +1,178 @@
+//! The bytes of a recording back to its entries.
+//!
+//! A recording may be cut anywhere, because a process died or a copy ended early: every entry that is complete is read, then
+//! [`ReadError::Cut`] says where. Anything else that does not belong is an error that names its byte. Memory is bounded by one
+//! entry, however long the recording is.
+
+use super::entry::{Entry, SegmentHeader};
+use super::frame::{BadFrame, FORMAT, FrameHead, HEAD_BYTES, MAGIC, PREFACE_BYTES};
+use super::repeats::{LatestReports, Line};
+use std::io::{self, Read};
+
+/// No entry is longer: a checkpoint of a hundred thousand pods is a fifth of this.
+const MOST_ENTRY_BYTES: usize = 512 << 20;
+
+/// What a recording consists of.
+#[derive(Debug, Clone)]
+pub enum Part {
+    /// A segment begins.
+    Segment(SegmentHeader),
+    Entry(Entry),
+}
+
+/// Why a recording cannot be read on. Each names the byte at which it stands.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error(
+        "this is no recording of Stowage: it does not begin with `STOWREC`. Take one with `stowage bundle`, or name a segment of the \
+         directory that `serve --record` writes"
+    )]
+    NotARecording,
+    #[error(
+        "the segment at byte {at} has format {found}, and this build of stowage reads format {FORMAT}: use the version of stowage \
+         that recorded it"
+    )]
+    OtherFormat { at: u64, found: u32 },
+    #[error("the recording is cut at byte {at}: what stands before was read. Copy it again to have the rest")]
+    Cut { at: u64 },
+    #[error(
+        "at byte {at} of the recording, {why}: it was changed or damaged after it was written. Copy it again, or keep what stands \
+         before: `head -c {at} RECORDING > shorter`"
+    )]
+    Damaged { at: u64, why: BadFrame },
+    #[error(
+        "an entry that ends in the frame at byte {at} cannot be read: {why}. If the recording is of another version of stowage, use \
+         that one"
+    )]
+    Entry { at: u64, why: String },
+    #[error("the recording cannot be read at byte {at}: {why}")]
+    Io { at: u64, why: io::Error },
+}
+
+/// Reads a recording from its beginning.
+#[derive(Debug)]
+pub struct Reader<R> {
+    bytes: R,
+    /// How many were read.
+    at: u64,
+    /// Where the frame began that was read last.
+    frame_at: u64,
+    /// Text that was not taken yet, from `taken` on.
+    text: Vec<u8>,
+    taken: usize,
+    /// The next line is a segment's header.
+    at_header: bool,
+    reports: LatestReports,
+    /// It ended, or cannot be read on.
+    is_over: bool,
+}
+
+impl<R: Read> Reader<R> {
+    pub fn new(bytes: R) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            frame_at: 0,
+            text: Vec::new(),
+            taken: 0,
+            at_header: false,
+            reports: LatestReports::default(),
+            is_over: false,
+        }
+    }
+
+    fn next_part(&mut self) -> Result<Option<Part>, ReadError> {
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.text[self.taken..]) {
+                let line = self.taken..self.taken + end;
+                self.taken = line.end + 1;
+                return self.part(line).map(Some);
+            }
+            self.text.drain(..std::mem::take(&mut self.taken));
+            if self.text.len() > MOST_ENTRY_BYTES {
+                return Err(self.unreadable("it is longer than any entry is"));
+            }
+            if !self.read_frame()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn part(&mut self, line: std::ops::Range<usize>) -> Result<Part, ReadError> {
+        let line = &self.text[line];
+        if std::mem::take(&mut self.at_header) {
+            return serde_json::from_slice(line).map(Part::Segment).map_err(|why| self.unreadable(why));
+        }
+        let line: Line = serde_json::from_slice(line).map_err(|why| self.unreadable(why))?;
+        self.reports.restore(line).map(Part::Entry).map_err(|why| self.unreadable(why))
+    }
+
+    /// Takes in the next frame, over the beginning of a segment if one is there. Answers whether there was one.
+    fn read_frame(&mut self) -> Result<bool, ReadError> {
+        self.frame_at = self.at;
+        let mut head = [0; HEAD_BYTES];
+        match self.fill(&mut head)? {
+            0 if self.text.is_empty() && self.at > 0 && !self.at_header => return Ok(false),
+            0 if self.at == 0 => return Err(ReadError::NotARecording),
+            n if n < HEAD_BYTES && self.frame_at == 0 && !MAGIC.starts_with(&head[..n.min(8)]) => {
+                return Err(ReadError::NotARecording);
+            }
+            n if n < HEAD_BYTES => return Err(ReadError::Cut { at: self.frame_at }),
+            _ => {}
+        }
+        const { assert!(HEAD_BYTES == PREFACE_BYTES) };
+        if let Some(format) = head.strip_prefix(&MAGIC) {
+            let found = u32::from_le_bytes([format[0], format[1], format[2], format[3]]);
+            if found != FORMAT {
+                return Err(ReadError::OtherFormat { at: self.frame_at, found });
+            }
+            // An entry that a crash left unfinished ends with its segment.
+            (self.text, self.at_header, self.reports) = (Vec::new(), true, LatestReports::default());
+            return Ok(true);
+        }
+        if self.frame_at == 0 {
+            return Err(ReadError::NotARecording);
+        }
+        let damaged = |why| ReadError::Damaged { at: self.frame_at, why };
+        let frame = FrameHead::read(&head).map_err(damaged)?;
+        let mut stored = vec![0; frame.stored];
+        if self.fill(&mut stored)? < frame.stored {
+            return Err(ReadError::Cut { at: self.frame_at });
+        }
+        let text = frame.text(&stored).map_err(|why| ReadError::Damaged { at: self.frame_at, why })?;
+        self.text.extend(text);
+        Ok(true)
+    }
+
+    /// Fills the buffer as far as there are bytes; answers how far.
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ReadError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.bytes.read(&mut buffer[filled..]) {
+                Ok(0) => break,
+                Ok(n) => (filled, self.at) = (filled + n, self.at + n as u64),
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(ReadError::Io { at: self.at, why }),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn unreadable(&self, why: impl ToString) -> ReadError {
+        ReadError::Entry { at: self.frame_at, why: why.to_string() }
+    }
+}
+
+impl<R: Read> Iterator for Reader<R> {
+    type Item = Result<Part, ReadError>;
+
+    /// After an error there is nothing more.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        let part = self.next_part().transpose();
+        self.is_over = !matches!(part, Some(Ok(_)));
+        part
+    }
+}

@@ -1,0 +1,191 @@
+//! A recording through the door once more: the same build gives the same answers, byte for byte, or this names the first input
+//! where it does not.
+//!
+//! Every answer of a verb is decided again on the state that the inputs before it led to, and compared with what was kept of it;
+//! so is the generation of that state. Where a segment begins, the whole state is compared with the checkpoint, so a change that
+//! went around the door cannot stay hidden.
+
+mod difference;
+mod open_questions;
+
+use super::answer::{Answer, KeptAnswer};
+use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use super::read::Part;
+use crate::scheduling::ledger::LoadError;
+use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::verbs::{Cluster, Input};
+use crate::units::Moment;
+use difference::first_difference;
+use open_questions::OpenQuestions;
+use serde::Serialize;
+
+/// A replay in progress. Feed it a recording's parts in order.
+#[derive(Debug, Default)]
+pub struct Replay {
+    cluster: Option<Cluster>,
+    /// The number of the next input.
+    next: u64,
+    questions: OpenQuestions,
+    segment: Option<SegmentHeader>,
+    pub progress: Progress,
+}
+
+/// What was replayed so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    pub segments: u64,
+    pub inputs: u64,
+    /// Answers that were decided again and are the same.
+    pub answers: u64,
+    /// Answers to questions from before the recording begins, or from before a gap.
+    pub unasked: u64,
+    /// Checkpoints that the inputs before them led to.
+    pub checkpoints: u64,
+    /// How often the recording has a gap. Replay goes on behind it.
+    pub gaps: u64,
+    /// Changes that the gaps left out.
+    pub dropped: u64,
+}
+
+/// Why a replay ends before its recording does.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    #[error("{0}")]
+    Diverged(Box<Divergence>),
+    #[error("the checkpoint before input {next} does not load: {why}")]
+    Load { next: u64, why: LoadError },
+    #[error("input {found} follows, and {expected} should: entries are missing")]
+    Missing { expected: u64, found: u64 },
+}
+
+/// The first input whose result is another than the recorded one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "camelCase")]
+#[error("input {input}, {what}: recorded {recorded}, replayed {replayed}")]
+pub struct Divergence {
+    pub input: u64,
+    /// The recorded clock when it came.
+    pub at: Moment,
+    pub what: String,
+    pub recorded: String,
+    pub replayed: String,
+}
+
+impl Replay {
+    pub fn step(&mut self, part: Part) -> Result<(), ReplayError> {
+        match part {
+            Part::Segment(header) => {
+                self.progress.segments += 1;
+                self.segment = Some(header);
+                Ok(())
+            }
+            Part::Entry(Entry::Checkpoint(checkpoint)) => self.checkpoint(*checkpoint),
+            Part::Entry(Entry::Clock(now)) => {
+                if let Some(cluster) = &mut self.cluster {
+                    cluster.apply(ClockAdvanced(now));
+                }
+                Ok(())
+            }
+            Part::Entry(Entry::Input(input)) => self.input(input),
+            Part::Entry(Entry::Answer(answer)) => self.answer(answer),
+        }
+    }
+
+    /// The cluster as it is after the latest part; `None` before the first checkpoint.
+    pub fn cluster(&mut self) -> Option<&mut Cluster> {
+        self.cluster.as_mut()
+    }
+
+    /// The header of the present segment.
+    pub fn segment(&self) -> Option<&SegmentHeader> {
+        self.segment.as_ref()
+    }
+
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), ReplayError> {
+        let Checkpoint { next, after, state } = checkpoint;
+        match (&self.cluster, after) {
+            (Some(cluster), Gap::None) => {
+                if self.next != next {
+                    return Err(ReplayError::Missing { expected: self.next, found: next });
+                }
+                if let Some((place, recorded, replayed)) = first_difference(&state, &cluster.export()) {
+                    let what = format!("the state before it at {place}");
+                    return Err(self.diverged(next, what, recorded, replayed));
+                }
+                self.progress.checkpoints += 1;
+            }
+            _ => {
+                if self.cluster.is_some() {
+                    self.progress.gaps += 1;
+                }
+                if let Gap::Dropped(dropped) = after {
+                    self.progress.dropped += dropped;
+                }
+                self.questions = OpenQuestions::default();
+                self.cluster = Some(Cluster::load(state).map_err(|why| ReplayError::Load { next, why })?);
+                self.next = next;
+            }
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, Numbered { number, input }: Numbered) -> Result<(), ReplayError> {
+        let Some(cluster) = &mut self.cluster else { return Ok(()) };
+        if number != self.next {
+            return Err(ReplayError::Missing { expected: self.next, found: number });
+        }
+        self.next += 1;
+        self.progress.inputs += 1;
+        match input {
+            Input::FilterAsked(asked) => {
+                let view = cluster.apply(*asked);
+                self.questions.filter(number, view);
+            }
+            Input::PrioritizeAsked(asked) => {
+                let view = cluster.apply(*asked);
+                self.questions.prioritize(number, view);
+            }
+            Input::PreemptAsked(asked) => {
+                let view = cluster.apply(*asked).map(|(_, view)| view);
+                self.questions.preempt(number, cluster.generation(), view);
+            }
+            Input::NarrowAsked(asked) => {
+                let narrowed = cluster.apply(*asked);
+                self.questions.narrow(number, cluster.generation(), narrowed);
+            }
+            Input::BindAsked(asked) => {
+                let answer = cluster.apply(*asked);
+                self.questions.bind(number, cluster.generation(), answer);
+            }
+            input => cluster.apply(input),
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, recorded: Answer) -> Result<(), ReplayError> {
+        let number = recorded.asked.number;
+        let Some(replayed) = self.questions.answer(&recorded) else {
+            self.progress.unasked += 1;
+            return Ok(());
+        };
+        let verb = recorded.answer.verb();
+        if replayed.asked.generation != recorded.asked.generation {
+            let (recorded, replayed) = (recorded.asked.generation, replayed.asked.generation);
+            let what = format!("the generation that {verb} decided on");
+            return Err(self.diverged(number, what, recorded.to_string(), replayed.to_string()));
+        }
+        if replayed.answer != recorded.answer {
+            let text = |answer: &KeptAnswer| serde_json::to_string(answer).unwrap_or_default();
+            let what = format!("the answer of {verb}");
+            return Err(self.diverged(number, what, text(&recorded.answer), text(&replayed.answer)));
+        }
+        self.progress.answers += 1;
+        Ok(())
+    }
+
+    fn diverged(&self, input: u64, what: String, recorded: String, replayed: String) -> ReplayError {
+        let at = self.cluster.as_ref().map_or(Moment::default(), |cluster| cluster.now());
+        ReplayError::Diverged(Box::new(Divergence { input, at, what, recorded, replayed }))
+    }
+}

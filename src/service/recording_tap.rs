@@ -1,0 +1,213 @@
+//! The tap of the flight recorder: what comes through the door goes into a bounded queue, in its order.
+//!
+//! It stands in [`ClusterGuard`](super::ClusterGuard), the one place where this process changes its cluster, and works under the
+//! cluster's lock. There an input costs a copy and a place in the queue; nothing is serialised, compressed or written. If the queue
+//! is full nothing waits: the input is counted as dropped, and nothing is recorded until the recorder has taken a checkpoint, from
+//! which replay can go on. A checkpoint costs a copy of the cluster that shares what neither side changes.
+
+use crate::recording::answer::{Asked, Decision};
+use crate::recording::entry::{Gap, Numbered};
+use crate::scheduling::verbs::{ClusterCopy, Input};
+use crate::telemetry::RecordingMetrics;
+use crate::units::Moment;
+use parking_lot::Mutex;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Inputs and answers that wait to be written; more are dropped.
+const WAITING: usize = 16_384;
+
+/// What goes to the recorder.
+#[derive(Debug)]
+pub enum Tapped {
+    Clock(Moment),
+    Input(Numbered),
+    Answer(Asked, Box<Decision>),
+    Checkpoint { next: u64, after: Gap, copy: Box<ClusterCopy> },
+}
+
+#[derive(Debug)]
+pub struct RecordingTap {
+    queue: SyncSender<Tapped>,
+    state: Mutex<TapState>,
+    metrics: RecordingMetrics,
+}
+
+#[derive(Debug)]
+struct TapState {
+    /// The number of the next input.
+    next: u64,
+    /// What is missing since the last recorded entry; `None` while everything is recorded.
+    gap: Option<Gap>,
+    /// The present, and the one that was recorded last: most of the times at which the lock is taken change nothing.
+    now: Moment,
+    recorded_now: Moment,
+}
+
+impl RecordingTap {
+    /// A tap that records from its first checkpoint on, and what comes out of it.
+    pub fn new(metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
+        Self::holding(WAITING, metrics)
+    }
+
+    fn holding(waiting: usize, metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
+        let (queue, out) = sync_channel(waiting);
+        let (now, recorded_now) = (Moment::default(), Moment::default());
+        let state = TapState { next: 0, gap: Some(Gap::Start), now, recorded_now };
+        (Self { queue, state: Mutex::new(state), metrics }, out)
+    }
+
+    /// The present. It is recorded with the next input.
+    pub fn clock(&self, now: Moment) {
+        self.state.lock().now = now;
+    }
+
+    /// An input is about to be applied.
+    pub fn input(&self, input: impl FnOnce() -> Input) {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.gap.is_some() {
+            return self.drop_one(&mut state);
+        }
+        if self.send_clock(&mut state)
+            && self.queue.try_send(Tapped::Input(Numbered { number, input: input() })).is_ok()
+        {
+            self.metrics.inputs.inc();
+        } else {
+            self.drop_one(&mut state);
+        }
+    }
+
+    /// The number of the latest input, if it was recorded.
+    pub fn latest(&self) -> Option<u64> {
+        let state = self.state.lock();
+        if state.gap.is_none() { state.next.checked_sub(1) } else { None }
+    }
+
+    /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
+    pub fn answer(&self, asked: Asked, decision: Decision) {
+        if self.queue.try_send(Tapped::Answer(asked, Box::new(decision))).is_err() {
+            self.metrics.dropped_answers.inc();
+        }
+    }
+
+    /// The cluster as it is between two inputs. Recording goes on from here, if the queue takes it.
+    pub fn checkpoint(&self, copy: ClusterCopy) {
+        let mut state = self.state.lock();
+        if state.gap.is_none() && !self.send_clock(&mut state) {
+            self.drop_one(&mut state);
+        }
+        let (next, after) = (state.next, state.gap.unwrap_or(Gap::None));
+        if self.queue.try_send(Tapped::Checkpoint { next, after, copy: Box::new(copy) }).is_ok() {
+            (state.gap, state.recorded_now) = (None, state.now);
+        } else if state.gap.is_none() {
+            state.gap = Some(Gap::Dropped(0));
+        }
+    }
+
+    /// What was recorded cannot be gone on with: the state was discarded, or what was recorded could not be written.
+    pub fn interrupt(&self, why: Gap) {
+        let mut state = self.state.lock();
+        if !matches!(state.gap, Some(Gap::Dropped(_))) || why == Gap::Discarded {
+            state.gap = Some(why);
+        }
+    }
+
+    /// Whether what comes in is recorded.
+    pub fn is_recording(&self) -> bool {
+        self.state.lock().gap.is_none()
+    }
+
+    /// Records the present if it has changed. Answers whether it is recorded.
+    fn send_clock(&self, state: &mut TapState) -> bool {
+        if state.now == state.recorded_now {
+            return true;
+        }
+        let is_sent = self.queue.try_send(Tapped::Clock(state.now)).is_ok();
+        if is_sent {
+            state.recorded_now = state.now;
+        }
+        is_sent
+    }
+
+    fn drop_one(&self, state: &mut TapState) {
+        state.gap = Some(match state.gap {
+            None => Gap::Dropped(1),
+            Some(Gap::Dropped(dropped)) => Gap::Dropped(dropped + 1),
+            // Nothing is missing of what was recorded.
+            Some(Gap::Start) => return,
+            Some(other) => other,
+        });
+        self.metrics.dropped_inputs.inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Policy;
+    use crate::scheduling::verbs::Cluster;
+    use crate::scheduling::verbs::tick::LeadershipEnded;
+    use std::sync::Arc;
+
+    fn copy() -> ClusterCopy {
+        Cluster::new(Arc::new(Policy::default())).copy()
+    }
+
+    fn input(tap: &RecordingTap) {
+        tap.input(|| LeadershipEnded.into());
+    }
+
+    /// What comes out, shortened: inputs by their numbers.
+    fn out(queue: &Receiver<Tapped>) -> Vec<String> {
+        let shown = |tapped| match tapped {
+            Tapped::Clock(now) => format!("clock {}", now.0),
+            Tapped::Input(numbered) => format!("{}", numbered.number),
+            Tapped::Answer(asked, _) => format!("answer of {}", asked.number),
+            Tapped::Checkpoint { next, after, .. } => format!("checkpoint before {next} after {after:?}"),
+        };
+        queue.try_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn nothing_is_recorded_before_the_first_checkpoint_and_everything_after_it() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        input(&tap);
+        assert_eq!((tap.is_recording(), tap.latest()), (false, None));
+        tap.checkpoint(copy());
+        input(&tap);
+        tap.clock(Moment(5));
+        assert_eq!(tap.latest(), Some(1));
+        input(&tap);
+        input(&tap);
+        assert_eq!(out(&queue), ["checkpoint before 1 after Start", "1", "clock 5", "2", "3"]);
+        assert_eq!(tap.metrics.dropped_inputs.get(), 0);
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_counts_until_the_next_checkpoint_which_says_how_many() {
+        let (tap, queue) = RecordingTap::holding(3, RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        (0..5).for_each(|_| input(&tap));
+        assert!(!tap.is_recording());
+        tap.checkpoint(copy());
+        assert!(!tap.is_recording(), "the queue is full still");
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0", "1"]);
+        input(&tap);
+        assert_eq!(out(&queue), Vec::<String>::new(), "a change without those before it is of no use");
+        tap.checkpoint(copy());
+        input(&tap);
+        assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
+        assert_eq!(tap.metrics.dropped_inputs.get(), 4);
+    }
+
+    #[test]
+    fn a_discarded_state_is_a_gap() {
+        let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
+        tap.checkpoint(copy());
+        tap.interrupt(Gap::Discarded);
+        input(&tap);
+        tap.checkpoint(copy());
+        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "checkpoint before 1 after Discarded"]);
+    }
+}
