@@ -242,6 +242,14 @@ mod tests {
     }
 
     #[test]
+    fn after_nothing_the_first_reading_counts_as_it_is() {
+        assert_eq!(counted([(0, 0), (97, 40)]), (97, 40), "an engine has started, or has its first requests");
+        assert_eq!(counted([(0, 0), (0, 0), (35, 0), (36, 0)]), (35, 0));
+        assert_eq!(after([load(0, 0), load(35, 0)]).kv_cache(), Percent::new(35));
+        assert_eq!(counted([(20, 0), (0, 0), (20, 0)]), (20, 0), "one reading of nothing is an outlier, as any other");
+    }
+
+    #[test]
     fn noise_around_a_steady_load_moves_nothing_that_is_counted() {
         let noise = [0, 6, 2, 8, 3, 9, 1, 5, 7, 4];
         let readings = (0..600).map(|n| (41 + noise[n % 10], noise[(n * 3) % 10] as u32));
