@@ -4,7 +4,9 @@
 //! every second. Three rules take the noise out:
 //!
 //! - An average over the policy's time constant, corrected by its trend: an average of a cache that fills lags behind it.
-//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average.
+//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average. So does the first
+//!   after nothing, neither cache nor queue: an engine has started there, or has its first requests, and what was before says
+//!   nothing of it.
 //! - What decisions count follows the average only when that has moved by a step, upwards earlier than downwards, or beyond a
 //!   limit of a class.
 //!
@@ -75,8 +77,8 @@ impl SmoothedLoad {
     ) {
         let elapsed = sampled.since(self.sampled);
         self.sampled = self.sampled.max(sampled);
-        // An average from so long ago says nothing of now; without a time constant, none does.
-        if elapsed >= time_constant.times(3) {
+        // An average from so long ago says nothing of now, nor does one of nothing; without a time constant, none does.
+        if elapsed >= time_constant.times(3) || self.is_nothing() {
             *self = Self::first(engine_load, self.sampled);
             return;
         }
@@ -97,6 +99,11 @@ impl SmoothedLoad {
         };
         let is_beyond = |terms: &ClassTerms| terms.exceeded_by(now) && !terms.exceeded_by(stepped);
         self.counted = if classes.iter().any(is_beyond) { now } else { stepped };
+    }
+
+    /// Whether no engine was there, or none that had a request.
+    fn is_nothing(&self) -> bool {
+        [self.kv_cache, self.queue].into_iter().flatten().all(MovingAverage::is_nothing)
     }
 
     /// What decisions count.
@@ -162,6 +169,10 @@ impl MovingAverage {
             false => average.outliers.min(0) - 1,
         };
         Some(if average.outliers.abs() < OUTLIERS { average } else { Self::first(value) })
+    }
+
+    fn is_nothing(self) -> bool {
+        self.once == 0 && self.twice == 0
     }
 
     /// The average, with what it lags behind its trend beyond `noise`.
