@@ -118,8 +118,9 @@ const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
 const MOST_LATE: f64 = 0.01;
 /// Replicas beyond those that a model's busy stretches need.
 const MORE_REPLICAS: u32 = 8;
-/// Between two steps of the engines.
-const STEP: Millis = Millis::seconds(5);
+/// Between two steps of the engines. As often as agents report: in a step of five seconds the cache of a small engine fills and
+/// empties, and what a reading shows is by chance.
+const STEP: Millis = Millis::seconds(1);
 const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(40), drain: Millis::seconds(120) };
 /// Between the first pods of two models.
 const COMES_EVERY: Millis = Millis::seconds(30);

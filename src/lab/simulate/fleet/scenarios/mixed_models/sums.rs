@@ -1,13 +1,15 @@
 //! What is counted over a run of the pool.
 
+use super::Timer;
 use super::catalogue::{ServedModel, most};
-use super::{STEP, Timer};
 use crate::ids::GpuUuid;
 use crate::lab::simulate::fleet::engines::Engine;
 use crate::lab::simulate::fleet::stage::Stage;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeMap;
 
+/// Between two points of the picture.
+const CURVE_EVERY: Millis = Millis::seconds(60);
 /// No class may join an engine that is fuller: the policy's limit.
 const FULL: f64 = 0.9;
 
@@ -69,7 +71,7 @@ impl Sums {
             self.stranded += if free < self.least_grant { free } else { Bytes::ZERO };
         }
         self.in_use += in_use;
-        if at.0.is_multiple_of(12 * STEP.0) {
+        if at.0.is_multiple_of(CURVE_EVERY.0) {
             self.curve.push((at.0 as f64 / 3.6e6, in_use));
         }
     }
