@@ -4,7 +4,8 @@
 //! After every step the ledgers of both replicas add up. No GPU is overallocated, as long as no write was applied after another
 //! replica began to act: what may happen then is reported by the audit, and breaks nothing else.
 
-mod made;
+pub mod made;
+mod planned;
 mod replica;
 
 use made::{bind, device, epoch, pod, sleeping};
@@ -128,6 +129,13 @@ impl LedgerRace {
         let name = NodeName::parse(&format!("node-{}", node % NODES)).expect("a name");
         let (now, acting) = (self.now, self.acting);
         self.replicas.iter_mut().for_each(|replica| replica.ledger.apply(ClockAdvanced(now)));
+        match verb {
+            220..=237 => {
+                return self.plan(1 + usize::from(pod % 4), |race| race.land(usize::from(node), amount));
+            }
+            238.. => return self.preempt(&uid),
+            _ => {}
+        }
         let ledger = &mut self.replicas[acting].ledger;
         match verb % 22 {
             0 | 1 => self.arrive(pod, amount),

@@ -1,11 +1,17 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
 //!
-//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods with as much content as possible.
+//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods with as much content as possible,
+//! [`small_cluster`] is where policies, reports and recordings come to.
 
 mod hostile;
 mod ledger;
+mod recording;
+mod reload;
+mod small_cluster;
 
 pub use ledger::ledger;
+pub use recording::recording;
+pub use reload::{reload, report};
 
 use stowage::scheduling::policy::Policy;
 use stowage::units::{Bytes, MilliCpu};
@@ -139,5 +145,20 @@ mod tests {
     #[test]
     fn the_quantity_corpus_passes() {
         replay("quantity", super::quantity);
+    }
+
+    #[test]
+    fn the_recording_corpus_passes() {
+        replay("recording", super::recording);
+    }
+
+    #[test]
+    fn the_reload_corpus_passes() {
+        replay("reload", super::reload);
+    }
+
+    #[test]
+    fn the_report_corpus_passes() {
+        replay("report", super::report);
     }
 }

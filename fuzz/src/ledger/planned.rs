@@ -1,0 +1,116 @@
+//! The planner's run and kube-scheduler's preemption in the race: what they reserve is written, and their victims are pods that they
+//! have a right to.
+
+use super::{LedgerRace, Write};
+use stowage::ids::PodUid;
+use stowage::scheduling::ledger::ObservedWaiting;
+use stowage::scheduling::planning::{EvictionRight, PlanStep, PlannedPlacement, plan};
+use stowage::scheduling::verbs::preempt::{
+    OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
+};
+use stowage::scheduling::verbs::request::VerbRequest;
+use stowage::scheduling::verbs::wait::{
+    NoPlacementFound, PodEvicted, PodRequeued, ReleaseReservation, ReservePlaces, TakePending,
+};
+use stowage::scheduling::vocabulary::placement::Reservation;
+
+impl LedgerRace {
+    /// A run over the pods that wait; before it is carried out the cluster changes as `meanwhile` does.
+    pub(super) fn plan(&mut self, limit: usize, meanwhile: impl FnOnce(&mut Self)) {
+        let acting = self.acting;
+        let ledger = &mut self.replicas[acting].ledger;
+        let pending = ledger.apply(TakePending { limit });
+        let generation = ledger.generation();
+        let kube_filters = ledger.kube_filters().snapshot();
+        let steps = plan(ledger.scratch(), &kube_filters, &pending);
+        meanwhile(self);
+        if self.acting != acting {
+            return;
+        }
+        for step in steps {
+            let ledger = &mut self.replicas[acting].ledger;
+            match step {
+                PlanStep::Place(places) => self.take(places, generation),
+                PlanStep::Wake { uid, .. } => ledger.apply(PodRequeued(uid)),
+                PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound { uid, generation }),
+            }
+        }
+    }
+
+    fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
+        let ledger = &mut self.replicas[self.acting].ledger;
+        if ledger.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
+            return;
+        }
+        for PlannedPlacement { uid, reservation, by, .. } in places {
+            if by == EvictionRight::Preemption {
+                self.check_victims(&uid, &reservation);
+            }
+            self.hold(uid, reservation);
+        }
+    }
+
+    /// kube-scheduler asks where it may preempt, and offers every node with all of its pods.
+    pub(super) fn preempt(&mut self, uid: &PodUid) {
+        let ledger = &mut self.replicas[self.acting].ledger;
+        let Some(pod) = ledger.pod_state(uid) else { return };
+        let (key, demand) = (pod.key.clone(), pod.demand.clone());
+        let request = VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default() };
+        let offered = self.nodes.keys().map(|node| OfferedNode {
+            node: node.to_string(),
+            victims: self.pods_on(node.as_str()),
+            pdb_violations: 0,
+        });
+        let asked = PreemptAsked { request, wants: Default::default(), offered: offered.collect() };
+        let ledger = &mut self.replicas[self.acting].ledger;
+        let Some((_, view)) = ledger.apply(asked) else { return };
+        let PreemptDecision::Evict { victims, .. } = preempt(view) else { return };
+        let policy = ledger.policy().version;
+        if let Ok(made) = ledger.apply(PreemptDecided { uid: uid.clone(), victims, policy }) {
+            self.check_victims(uid, &made.reservation);
+            self.hold(uid.clone(), made.reservation);
+        }
+    }
+
+    fn pods_on(&self, node: &str) -> Vec<String> {
+        let is_there = |pod: &super::ApiPod| {
+            pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == Some(node))
+        };
+        self.pods.iter().filter(|(_, (pod, _))| is_there(pod)).map(|(uid, _)| uid.to_string()).collect()
+    }
+
+    /// A pod that stays leaves only for one of higher priority. One that is leaving anyway, or is gone, is waited for.
+    fn check_victims(&self, uid: &PodUid, reservation: &Reservation) {
+        let stays = |victim: &&PodUid| {
+            self.pods.get(*victim).is_some_and(|(pod, _)| pod.metadata.deletion_timestamp.is_none())
+        };
+        // A watch may lag: of a pod that its owner has deleted nothing is known here.
+        let Some(priority) = self.priority(uid) else { return };
+        for victim in reservation.victims.iter().filter(stays) {
+            let its = self.priority(victim).expect("it stays");
+            assert!(its < priority, "{victim} of priority {its} leaves for {uid} of {priority}");
+        }
+    }
+
+    fn priority(&self, uid: &PodUid) -> Option<i32> {
+        self.pods
+            .get(uid)
+            .map(|(pod, _)| pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default())
+    }
+
+    /// The reservation is written to the pod, and its victims are asked to leave. Of a pod that is gone nothing is written.
+    fn hold(&mut self, uid: PodUid, reservation: Reservation) {
+        if !self.pods.contains_key(&uid) {
+            drop(self.replicas[self.acting].ledger.apply(ReleaseReservation(uid)));
+            return;
+        }
+        for victim in reservation.victims.iter() {
+            if let Some((pod, _)) = self.pods.get_mut(victim) {
+                pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
+                self.replicas[self.acting].ledger.apply(PodEvicted(victim.clone()));
+                self.tell_pod(victim);
+            }
+        }
+        self.writes.push_back(Write::Hold { term: self.term, uid, reservation });
+    }
+}

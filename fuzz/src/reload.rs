@@ -1,0 +1,44 @@
+//! A policy that is swapped under a running cluster, and an agent's report that comes to one.
+
+use crate::small_cluster::{self, NOW};
+use std::sync::Arc;
+use stowage::extender::reports::validate;
+use stowage::policy_file::{SourceText, load};
+use stowage::report::NodeReport;
+use stowage::scheduling::ledger::Classifications;
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::verbs::observe::{DevicesReported, ReadingReported};
+use stowage::scheduling::verbs::tick::PolicySet;
+
+/// A policy file, swapped under bound, sleeping and waiting pods, and back: the ledger adds up under each of them.
+pub fn reload(data: &[u8]) {
+    let Ok(loaded) = load(&[SourceText::new("policy.yaml", data)]) else { return };
+    let mut cluster = small_cluster::cluster();
+    for policy in [loaded.policy, Policy::default()] {
+        cluster.apply(PolicySet { policy, classified: Classifications::default() });
+        small_cluster::check(&mut cluster, true);
+    }
+}
+
+/// A report, taken by the cluster as the service takes it: refused, or the ledger adds up with what it says.
+pub fn report(data: &[u8]) {
+    let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) else { return };
+    let mut cluster = small_cluster::cluster();
+    let fresh = cluster.policy().telemetry.fresh;
+    for node in [report.node.clone(), small_cluster::name(0)] {
+        if !cluster.has_node(&node) {
+            continue;
+        }
+        let before = cluster.node(&node).map(|node| Arc::clone(&node.devices));
+        let Some(devices) = validate::devices(&report) else { return };
+        match cluster.apply(DevicesReported { node: node.clone(), devices }) {
+            Ok(_) => {
+                let reading = report.reading(NOW, fresh);
+                reading.map(|reading| cluster.apply(ReadingReported { node, reading }));
+            }
+            Err(_) => assert_eq!(cluster.node(&node).map(|node| node.devices.clone()), before),
+        }
+        // GPUs that shrink or go have what was bound there.
+        small_cluster::check(&mut cluster, true);
+    }
+}

@@ -1,0 +1,117 @@
+//! A cluster of two nodes with bound, sleeping and waiting pods, as the inputs that lead to it; and what must hold of any cluster.
+
+use crate::ledger::made::{bind, device, epoch, pod, sleeping};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use stowage::ids::{NodeName, PodUid};
+use stowage::kubernetes::objects;
+use stowage::scheduling::audit::ledger::{Violation, audit};
+use stowage::scheduling::ledger::ObservedWaiting;
+use stowage::scheduling::placing::score_cache::ScoreCache;
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::verbs::bind::BindAsked;
+use stowage::scheduling::verbs::filter::{FilterAsked, filter};
+use stowage::scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
+use stowage::scheduling::verbs::request::VerbRequest;
+use stowage::scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, Tick};
+use stowage::scheduling::verbs::wait::TakePending;
+use stowage::scheduling::verbs::{Cluster, Input};
+use stowage::scheduling::vocabulary::node::NodeKind;
+use stowage::scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage::units::{Bytes, Moment, Percent};
+
+pub const NOW: Moment = Moment(1_000_000);
+const GPUS: u32 = 2;
+/// Those before the first that waits are bound.
+const PODS: u8 = 6;
+const WAITS: u8 = 4;
+
+/// It leads.
+pub fn inputs() -> Vec<Input> {
+    let mut inputs: Vec<Input> = vec![ClockAdvanced(NOW).into(), LeadershipBegan(epoch(0)).into()];
+    for number in 0..2 {
+        let (node, devices) = (name(number), (0..GPUS).map(|index| device(number, 0, index, 0)).collect());
+        inputs.push(NodeObserved::new(node.clone(), NodeKind::Stowage).into());
+        inputs.push(DevicesReported { node, devices }.into());
+    }
+    for number in 0..PODS {
+        let mut pod = pod(uid(number).as_str(), number, 10 + number);
+        let gpu = device(number % 2, 0, u32::from(number / 2) % GPUS, 0).uuid;
+        if number < WAITS {
+            let record = [("stowage.dev/devices".to_owned(), gpu.to_string())].into();
+            bind(&mut pod, &mut None, &name(number % 2), record);
+        }
+        let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH);
+        inputs.extend(seen.map(|seen| Input::from(PodObserved(seen))));
+    }
+    inputs.extend((0..2).map(|number| reading(number).into()));
+    inputs
+}
+
+pub fn cluster() -> Cluster {
+    let mut cluster = Cluster::new(Arc::new(Policy::default()));
+    inputs().into_iter().for_each(|input| cluster.apply(input));
+    cluster
+}
+
+pub fn name(number: u8) -> NodeName {
+    NodeName::parse(&format!("node-{number}")).expect("a name")
+}
+
+pub fn uid(number: u8) -> PodUid {
+    PodUid::parse(&format!("uid-{number}")).expect("a name")
+}
+
+/// What kube-scheduler asks of a pod that the cluster knows.
+pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
+    let pod = cluster.pod_state(uid)?;
+    let (key, demand) = (pod.key.clone(), pod.demand.clone());
+    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default() })
+}
+
+/// Asks about every pod, binds what fits and takes what waits. `may_overcommit` if what was bound before may be more than the
+/// policy of now allows.
+pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
+    for number in 0..PODS {
+        let uid = uid(number);
+        let Some(request) = request(cluster, &uid) else { continue };
+        let view = cluster.apply(FilterAsked(request));
+        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<&str> = view.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+        let best = filter(&view, names.into_iter(), &mut scores).best.first().map(|best| best.node);
+        let node = best.map(|place| view.snapshot.nodes()[place].name.clone());
+        if let Some(asked) = node.and_then(|node| BindAsked::of(cluster, &uid, &node)) {
+            drop(cluster.apply(asked));
+        }
+    }
+    drop(cluster.apply(TakePending { limit: 8 }));
+    drop(cluster.apply(Tick { now: NOW, is_leading: true }));
+    let mut violations = audit(cluster);
+    if may_overcommit {
+        let is_of_the_past = |one: &Violation| {
+            matches!(one, Violation::OverPromised { .. } | Violation::ExclusiveShared { .. })
+        };
+        violations.retain(|one| !is_of_the_past(one));
+    }
+    assert!(violations.is_empty(), "{violations:?}");
+}
+
+/// What an agent finds: what is bound runs, and on one GPU an engine sleeps.
+fn reading(number: u8) -> ReadingReported {
+    let devices: Vec<_> = (0..GPUS).map(|index| device(number, 0, index, 0)).collect();
+    let runs: BTreeMap<u32, PodUid> =
+        (0..WAITS).filter(|pod| pod % 2 == number).map(|pod| (u32::from(pod / 2) % GPUS, uid(pod))).collect();
+    let gpu = |index: u32| GpuReading {
+        uuid: devices[index as usize].uuid.clone(),
+        used: Some(Bytes::gib(12)),
+        attributed: runs.get(&index).map(|pod| (pod.clone(), Bytes::gib(11))).into_iter().collect(),
+        engine_load: EngineLoad::of(Percent::new(40), Some(2)),
+    };
+    let reading = NodeReading {
+        sampled: NOW,
+        gpus: (0..GPUS).map(gpu).collect(),
+        engines: runs.get(&0).map(|pod| sleeping(pod, &devices[0], 1)).into_iter().collect(),
+        ..NodeReading::default()
+    };
+    ReadingReported { node: name(number), reading }
+}
