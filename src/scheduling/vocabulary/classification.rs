@@ -93,11 +93,25 @@ fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
 
 /// A class by its place in its policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8")]
 pub struct ClassId(u8);
+
+/// The class of a stored state that no policy has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("class {0}: a policy has at most {MAX_CLASSES}")]
+pub struct NoSuchClass(u8);
 
 /// Some of a policy's classes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClassSet(#[serde(with = "super::bits")] u64);
+
+impl TryFrom<u8> for ClassId {
+    type Error = NoSuchClass;
+
+    fn try_from(place: u8) -> Result<Self, NoSuchClass> {
+        if usize::from(place) < MAX_CLASSES { Ok(Self(place)) } else { Err(NoSuchClass(place)) }
+    }
+}
 
 impl ClassId {
     /// The class at this place of its policy, of which there are at most [`MAX_CLASSES`].

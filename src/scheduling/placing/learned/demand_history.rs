@@ -144,7 +144,7 @@ impl DemandHistory {
         *self.counts.entry(demand_shape.clone()).or_default() += 1;
         self.asked += demand_shape.vram();
         self.latest.push_back(RememberedArrival { demand_shape, departures: 0, turned_away: Bytes::ZERO });
-        self.arrivals += 1;
+        self.arrivals = self.arrivals.saturating_add(1);
     }
 
     /// Records the end of a pod that had a place.
