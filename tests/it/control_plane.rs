@@ -10,6 +10,7 @@ mod fence;
 mod fleet;
 mod install;
 mod journal;
+mod killings;
 mod leading;
 mod lending;
 mod load;

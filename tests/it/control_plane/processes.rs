@@ -1,5 +1,7 @@
 //! Child processes that end with the test, and print their output if it fails.
 
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -16,20 +18,38 @@ pub struct TestProcess {
     name: String,
     child: Child,
     log: PathBuf,
+    /// The program and its arguments.
+    line: Vec<OsString>,
 }
 
 impl TestProcess {
     /// Starts `command` with its output in `folder`. A process of the same name appends to its predecessor's.
     pub fn start(name: &str, command: &mut Command, folder: &Path) -> Self {
         let log = folder.join(format!("{name}.log"));
-        let file = File::options().create(true).append(true).open(&log).unwrap();
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
-        Self { name: name.into(), child, log }
+        let line =
+            [command.get_program()].into_iter().chain(command.get_args()).map(OsString::from).collect();
+        let child = spawn(name, command, &log);
+        Self { name: name.into(), child, log, line }
+    }
+
+    /// Kills it and starts it again as it was started.
+    pub fn restart(&mut self, after: Duration) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        std::thread::sleep(after);
+        self.child = spawn(&self.name, Command::new(&self.line[0]).args(&self.line[1..]), &self.log);
+    }
+
+    /// It does nothing for so long, and knows nothing of it.
+    pub fn pause(&self, time: Duration) {
+        self.signal(Signal::STOP);
+        std::thread::sleep(time);
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        // One that has ended takes none; `check` says so.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
     /// Fails where the process has ended by itself.
@@ -58,6 +78,12 @@ impl Drop for TestProcess {
             lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{line}"));
         }
     }
+}
+
+fn spawn(name: &str, command: &mut Command, log: &Path) -> Child {
+    let file = File::options().create(true).append(true).open(log).unwrap();
+    let command = command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+    command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// What a command that ends by itself said, and whether it succeeded.

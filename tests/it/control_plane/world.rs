@@ -38,8 +38,8 @@ pub struct RealControlPlane {
     kubelet: Option<Kubelet>,
     pub scheduler: Option<TestProcess>,
     pub stowage: Option<TestProcess>,
-    apiserver: TestProcess,
-    etcd: TestProcess,
+    pub apiserver: TestProcess,
+    pub etcd: TestProcess,
     pub client: Client,
     binaries: PathBuf,
     server: String,
@@ -141,6 +141,16 @@ impl RealControlPlane {
     /// Pods stay as they were bound: the kubelets' writes are not what is measured.
     pub fn stop_kubelets(&mut self) {
         self.kubelet = None;
+    }
+
+    /// Others take their place, which know nothing of what these began.
+    pub fn restart_kubelets(&mut self) {
+        self.kubelet = Some(Kubelet::start(self.client.clone(), kubelet::KubeletConfig::default()));
+    }
+
+    /// From now on they report to these alone.
+    pub fn report_to(&mut self, nodes: Vec<GpuNode>, replicas: Vec<Ports>) {
+        self.agents = Some(FleetAgents::start(REPORT_EVERY, nodes, replicas));
     }
 
     /// From the next report on, processes outside of pods use this much of a GPU.
@@ -337,7 +347,7 @@ impl RealControlPlane {
         self.configured(SCHEDULER_CONFIG, |_| {})
     }
 
-    fn configured(&self, shipped: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+    pub fn configured(&self, shipped: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
         let mut config = yaml(&std::fs::read_to_string(manifest(shipped)).unwrap());
         config["clientConnection"]["kubeconfig"] = self.service_account().to_str().unwrap().into();
         let address = &mut config["extenders"][0]["urlPrefix"];
