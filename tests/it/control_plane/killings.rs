@@ -98,6 +98,7 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     while Instant::now() < ends {
         tokio::time::sleep(Duration::from_millis(random.u64(1_000..12_000))).await;
         tokio::task::block_in_place(|| strike(&mut world, &mut replicas, &mut random));
+        revive(&mut world, &mut replicas);
         events += 1;
         assert!(!watched.is_finished(), "{:?}", watched.await);
     }
@@ -110,6 +111,7 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     world.restart_kubelets();
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     eventually("all pods are gone", async || {
+        revive(&mut world, &mut replicas);
         let pods = api.list(&ListParams::default()).await.ok()?;
         for pod in &pods {
             let _ = api.delete(name_of(pod), &DeleteParams::default().grace_period(0)).await;
@@ -117,11 +119,13 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
         pods.items.is_empty().then_some(())
     })
     .await;
+    world.restart_kubelets();
     let last: Vec<Pod> = (0..16)
         .map(|n| planned(pod(&format!("last-{n}"), 30, &json!({}), "stowage-serving"), n % 2 == 0))
         .collect();
     submit(&world.client, &last).await;
     let all = eventually("all that fits is bound", async || {
+        revive(&mut world, &mut replicas);
         let pods = api.list(&ListParams::default()).await.ok()?.items;
         pods.iter().all(|pod| node_of(pod).is_some()).then_some(pods)
     })
@@ -141,6 +145,16 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
             (books["violations"] == json!([]) && bound == 16).then_some(())
         })
         .await;
+    }
+}
+
+/// A kube-apiserver that finds no etcd when it starts ends, and so does a kube-scheduler that loses the Lease. Stowage never ends by
+/// itself.
+fn revive(world: &mut RealControlPlane, replicas: &mut [Replica; 2]) {
+    [&mut world.etcd, &mut world.apiserver].into_iter().for_each(TestProcess::revive);
+    for replica in replicas {
+        replica.scheduler.revive();
+        replica.stowage.check();
     }
 }
 

@@ -40,6 +40,13 @@ impl TestProcess {
         self.child = spawn(&self.name, Command::new(&self.line[0]).args(&self.line[1..]), &self.log);
     }
 
+    /// Starts it again if it has ended by itself, as a kubelet does.
+    pub fn revive(&mut self) {
+        if self.child.try_wait().unwrap().is_some() {
+            self.restart(Duration::ZERO);
+        }
+    }
+
     /// It does nothing for so long, and knows nothing of it.
     pub fn pause(&self, time: Duration) {
         self.signal(Signal::STOP);
