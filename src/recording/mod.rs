@@ -12,8 +12,10 @@
 //! - [`write`](mod@write), [`read`]: entries to segments and back.
 //! - [`whole_entries`]: a copy of a recording that is still written.
 //! - [`replay`]: the same inputs through the same door, and the first answer that differs.
+//! - [`closed_loop`]: the recorded demand under another policy, and what would have differed.
 
 pub mod answer;
+pub mod closed_loop;
 pub mod entry;
 pub mod frame;
 pub mod read;

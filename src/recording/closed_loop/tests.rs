@@ -1,0 +1,1 @@
+//! Loops over recordings that are made here.
