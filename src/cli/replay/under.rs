@@ -3,7 +3,7 @@
 use super::source::{RecordedFile, Source};
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
-use crate::recording::closed_loop::comparison::{Comparison, LoopFigures, PodDifference, PodPlace, PolicyComparison};
+use crate::recording::closed_loop::comparison::{Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison};
 use crate::recording::closed_loop::demand::RecordedDemand;
 use crate::recording::closed_loop::policies::LoopPolicy;
 use crate::recording::read::{Part, ReadError};
@@ -114,7 +114,7 @@ fn each_part(recording: &Path, mut take: impl FnMut(&Part) -> Result<bool>) -> R
 }
 
 fn text(compared: &PolicyComparison, other: &str) -> String {
-    let PolicyComparison { lasted, stops_at_gap, agreement, differences, .. } = compared;
+    let PolicyComparison { lasted, stops_at_gap, agreement, pods, .. } = compared;
     let (old, new) = (&compared.recorded, &compared.other);
     let mut text = format!(
         "{} of recorded demand, played under the recorded policy and under {other}\n\n",
@@ -136,12 +136,13 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     ];
     let rows = rows.into_iter().map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
     text += &lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
+    let differences: Vec<&PodComparison> = pods.iter().filter(|pod| pod.differs()).collect();
     text += "\n";
     text += &match differences.len() {
         0 => "Every pod has the same GPUs under both\n".to_owned(),
         n => format!("{} on other GPUs, or without a place under one of them\n", plural(n, "pod")),
     };
-    let shown = differences.iter().take(SHOWN).map(|PodDifference { pod, recorded, other }| {
+    let shown = differences.iter().take(SHOWN).map(|PodComparison { pod, recorded, other, .. }| {
         vec![pod.clone(), place(recorded), place(other)]
     });
     if !differences.is_empty() {

@@ -38,8 +38,8 @@ pub struct PolicyComparison {
     pub recorded: LoopFigures,
     /// The loop under the other one.
     pub other: LoopFigures,
-    /// Pods whose first placement, or its absence, differs between the two loops, in order of name.
-    pub differences: Vec<PodDifference>,
+    /// Every pod that came, in order of name, with its first placement in either loop.
+    pub pods: Vec<PodComparison>,
 }
 
 /// How far the loop under the recorded policy decides as was recorded.
@@ -83,8 +83,10 @@ pub struct Waits {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PodDifference {
+pub struct PodComparison {
     pub pod: String,
+    /// What the recording itself has.
+    pub recording: PodPlace,
     pub recorded: PodPlace,
     pub other: PodPlace,
 }
@@ -146,26 +148,23 @@ impl<'d> Comparison<'d> {
         let mut loops = self.loops.take()?;
         loops.iter_mut().for_each(|one| one.end(at));
         let [recorded, other] = &loops;
-        let pods = self.demand.pods.iter().filter(|(_, pod)| !pod.is_replacement);
-        let differences = pods.filter_map(|(uid, pod)| {
-            let of = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned().unwrap_or_default();
-            let (recorded, other) = (of(recorded), of(other));
-            let differs = recorded.node_and_gpus() != other.node_and_gpus();
-            differs.then(|| PodDifference {
-                pod: pod.key.to_string(),
-                recorded: PodPlace::of(&recorded, self.demand.ended),
-                other: PodPlace::of(&other, self.demand.ended),
-            })
+        let ended = self.demand.ended;
+        let pods = self.demand.pods.iter().filter_map(|(uid, pod)| {
+            let of = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned();
+            let (old, new) = (of(recorded)?, of(other)?);
+            let (recorded, other) = (PodPlace::of(&old, ended), PodPlace::of(&new, ended));
+            let (pod, recording) = (pod.key.to_string(), PodPlace::of(&pod.first_placement(), ended));
+            Some(PodComparison { pod, recording, recorded, other })
         });
-        let mut differences: Vec<_> = differences.collect();
-        differences.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let mut pods: Vec<_> = pods.collect();
+        pods.sort_by(|a, b| a.pod.cmp(&b.pod));
         Some(PolicyComparison {
             lasted: self.demand.ended.since(self.demand.began),
             stops_at_gap: self.demand.stops_at_gap,
             agreement: Agreement::of(self.demand, &recorded.tally),
             recorded: LoopFigures::of(recorded),
             other: LoopFigures::of(other),
-            differences,
+            pods,
         })
     }
 }
@@ -196,9 +195,21 @@ impl Agreement {
     }
 }
 
-impl FirstPlacement {
-    fn node_and_gpus(&self) -> Option<(&NodeName, BTreeSet<&GpuUuid>)> {
-        self.place.as_ref().map(|(_, node, devices)| (node, set_of(devices)))
+impl RecordedPod {
+    fn first_placement(&self) -> FirstPlacement {
+        let bound = self.bound.as_ref();
+        FirstPlacement {
+            came: Some(self.asked.unwrap_or(self.arrived)),
+            place: bound.map(|bound| (bound.at, bound.node.clone(), bound.devices.clone())),
+            evictions: u64::from(self.was_evicted),
+        }
+    }
+}
+
+impl PodComparison {
+    /// Whether the loops put it on other GPUs, or one of them on none.
+    pub fn differs(&self) -> bool {
+        (&self.recorded.node, &self.recorded.gpus) != (&self.other.node, &self.other.gpus)
     }
 }
 

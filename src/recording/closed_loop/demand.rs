@@ -17,9 +17,6 @@ use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A pod without a grace period of its own, as Kubernetes counts it.
-const GRACE: Millis = Millis::seconds(30);
-
 /// Every pod that asks for GPUs, over the whole recording.
 #[derive(Debug, Default)]
 pub struct RecordedDemand {
@@ -247,7 +244,7 @@ impl RecordedPod {
             footprint: None,
             successor: None,
             disruption: ObservedDisruptionInfo::default(),
-            grace: GRACE,
+            grace: demand.grace,
             bound: None,
             shows: Vec::new(),
             was_evicted: false,

@@ -1,5 +1,6 @@
 //! The policy of a loop: the recorded one as it changes, or another one whose windows open and close by the recorded time.
 
+use crate::policy_file::with_digest;
 use crate::policy_windows::TimeZones;
 use crate::scheduling::policy::{Mode, PackingPolicy, Policy};
 use jiff::Timestamp;
@@ -23,8 +24,9 @@ impl LoopPolicy {
             }
             None => recorded.clone(),
         };
-        if let Some(packing) = self.packing {
+        if let Some(packing) = self.packing.filter(|packing| *packing != policy.packing.policy) {
             policy.settings.packing.policy = packing;
+            policy = with_digest(policy);
         }
         // It is compared by what it says, whether or not it was enforced.
         policy.settings.mode = Mode::Enforce;
