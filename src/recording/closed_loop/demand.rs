@@ -2,7 +2,7 @@
 //! they ran, and what they showed while they did.
 
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
-use crate::recording::entry::{Checkpoint, Entry, Gap};
+use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered};
 use crate::recording::read::Part;
 use crate::scheduling::kube_filters::{NodeFootprint, Requirements};
 use crate::scheduling::ledger::{
@@ -41,8 +41,11 @@ pub struct RecordedPod {
     pub arrived: Moment,
     /// What kept it from the scheduler, from when on.
     pub gates: Vec<(Moment, SchedulingGate)>,
-    /// When kube-scheduler first asked about it.
+    /// When kube-scheduler first asked about it, and when it last did before it was bound.
     pub asked: Option<Moment>,
+    last_asked: Moment,
+    /// The number of the input that showed it first.
+    pub number: u64,
     /// What it requires of its node; `None` if no watch showed that.
     pub wants: Option<Requirements>,
     pub footprint: Option<NodeFootprint>,
@@ -53,6 +56,8 @@ pub struct RecordedPod {
     /// What it showed once it was bound.
     pub shows: Vec<(Moment, Show)>,
     pub was_evicted: bool,
+    /// When it was first seen being deleted.
+    leaving: Option<Moment>,
     pub gone: Option<Moment>,
     /// The pod that its owner made in its place after an eviction, and whether it is one.
     pub replaced_by: Option<PodUid>,
@@ -83,7 +88,7 @@ impl RecordedDemand {
                 return Ok(false);
             }
             Part::Entry(Entry::Clock(now)) if self.has_begun => self.ended = *now,
-            Part::Entry(Entry::Input(numbered)) if self.has_begun => self.input(&numbered.input),
+            Part::Entry(Entry::Input(numbered)) if self.has_begun => self.input(numbered),
             _ => {}
         }
         Ok(true)
@@ -112,16 +117,20 @@ impl RecordedDemand {
         Ok(())
     }
 
-    fn input(&mut self, input: &Input) {
+    fn input(&mut self, Numbered { number, input }: &Numbered) {
         let now = self.ended;
         match input {
-            Input::PodObserved(observed) => self.observe(&observed.0),
+            Input::PodObserved(observed) => self.observe(&observed.0, *number),
             Input::FilterPodObserved(observed) => self.observe_filters(observed),
             Input::FilterAsked(asked) => {
                 let request = &asked.0;
                 let known = self.pods.entry(request.uid.clone());
-                let pod = known.or_insert_with(|| RecordedPod::new(&request.key, &request.demand, now));
+                let new = || RecordedPod { number: *number, ..RecordedPod::new(&request.key, &request.demand, now) };
+                let pod = known.or_insert_with(new);
                 pod.asked.get_or_insert(now);
+                if pod.bound.is_none() {
+                    pod.last_asked = now;
+                }
             }
             Input::BindingAnswered(answered) if answered.answer == BindingAnswer::Written => {
                 let placement = &answered.placement;
@@ -148,12 +157,14 @@ impl RecordedDemand {
         }
     }
 
-    fn observe(&mut self, observation: &PodObservation) {
+    fn observe(&mut self, observation: &PodObservation, number: u64) {
         let now = self.ended;
         let PodObservation { uid, key, demand, state, observed } = observation;
-        let pod = self.pods.entry(uid.clone()).or_insert_with(|| RecordedPod::new(key, demand, now));
+        let new = || RecordedPod { number, ..RecordedPod::new(key, demand, now) };
+        let pod = self.pods.entry(uid.clone()).or_insert_with(new);
         if let Some(leaving) = observed.as_ref().and_then(|observed| observed.leaving) {
             pod.grace = leaving.grace;
+            pod.leaving.get_or_insert(now.before(leaving.asked_ago));
         }
         match state {
             ObservedPhase::Waiting(waiting) if pod.bound.is_none() => pod.observe_gate(now, waiting.gate),
@@ -214,6 +225,14 @@ impl RecordedDemand {
         self.pods.get_mut(uid).into_iter().for_each(|pod| _ = pod.gone.get_or_insert(now));
     }
 
+    /// How long pods that are evicted take to leave: half of those in the recording took less. `None` if it has none.
+    pub fn usual_leave(&self) -> Option<Millis> {
+        let mut took: Vec<Millis> =
+            self.pods.values().filter(|pod| pod.was_evicted).filter_map(RecordedPod::took_to_leave).collect();
+        took.sort_unstable();
+        took.get(took.len() / 2).copied()
+    }
+
     /// For how long a pod runs in all, over the pods that replaced it; `None` if its end is not in the recording, or was an
     /// eviction.
     pub fn work(&self, uid: &PodUid) -> Option<Millis> {
@@ -240,6 +259,8 @@ impl RecordedPod {
             arrived: now,
             gates: Vec::new(),
             asked: None,
+            last_asked: now,
+            number: 0,
             wants: None,
             footprint: None,
             successor: None,
@@ -248,6 +269,7 @@ impl RecordedPod {
             bound: None,
             shows: Vec::new(),
             was_evicted: false,
+            leaving: None,
             gone: None,
             replaced_by: None,
             is_replacement: false,
@@ -279,6 +301,17 @@ impl RecordedPod {
         if is_known != Some(true) {
             self.shows.push((now, Show::Pod { is_starting, disruption: Box::new(disruption), saved }));
         }
+    }
+
+    /// From kube-scheduler's question to the Binding; nothing if the recording does not show both.
+    pub fn bind_delay(&self) -> Millis {
+        let asked = self.asked.map(|_| self.last_asked);
+        asked.zip(self.bound.as_ref()).map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
+    }
+
+    /// From its deletion until it was gone.
+    pub fn took_to_leave(&self) -> Option<Millis> {
+        Some(self.gone?.since(self.leaving?))
     }
 
     /// Another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.

@@ -49,16 +49,17 @@ impl<'d> RecordedLoads<'d> {
 
     /// A report came.
     pub fn note(&mut self, now: Moment, node: &NodeName, reading: &NodeReading) {
+        let mut loads: BTreeMap<&'d PodUid, RecordedLoad> = BTreeMap::new();
         for gpu in &reading.gpus {
             let here = self.on(now, node, &gpu.uuid);
             for uid in &here {
-                let Some((uid, _)) = self.demand.pods.get_key_value(*uid) else { continue };
-                let load = self.pods.entry(uid).or_default();
-                load.used = gpu.attributed_to(uid).map(|used| used.max(load.used.unwrap_or_default()));
+                let load = loads.entry(uid).or_default();
+                load.used = load.used.max(gpu.attributed_to(uid));
                 load.engine_load = (here.len() == 1).then_some(gpu.engine_load);
                 (load.in_flight, load.sleep) = (reading.in_flight_of(uid), reading.sleep_of(uid));
             }
         }
+        self.pods.extend(loads);
     }
 
     /// The recorded pods on a GPU.

@@ -6,7 +6,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
 use crate::scheduling::ledger::ObservedWaiting;
 use crate::scheduling::placing::learned::PackingModel;
-use crate::scheduling::planning::{PlanStep, PlannedPlacement, plan};
+use crate::scheduling::planning::{PlanStep, PlannedPlacement, loans_to_end, plan};
 use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
 use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
 use crate::scheduling::verbs::filter::{self, FilterAsked};
@@ -21,20 +21,26 @@ use std::collections::BTreeSet;
 
 /// Pods of one planning run.
 const PODS_PER_RUN: usize = 2048;
+/// A soft reservation lasts no longer: a Binding that took more was about more than this question.
+const LONGEST_DELAY: Millis = Millis::seconds(2);
 
 impl ClosedLoop<'_> {
-    /// kube-scheduler asks about a pod that has no node, and binds it to the one that is ranked first.
+    /// kube-scheduler asks about a pod that has no node, and binds it to the one that is ranked first, as long after that as it
+    /// took in the recording: meanwhile it asks about others. A pod that is refused everywhere is the planner's.
     pub(super) fn ask(&mut self, uid: &PodUid) {
-        if self.pods.get(uid).is_none_or(|pod| pod.place.is_some()) {
-            return;
-        }
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else { return };
+        let delay = pod.recorded.bind_delay().min(LONGEST_DELAY);
         self.note_came(uid);
-        match self.best(uid) {
-            Some(node) if self.bind(uid, &node) => {}
-            // It goes back to kube-scheduler's queue.
-            Some(_) => self.at(self.now() + ROUND, Event::Asks(uid.clone())),
-            // It was refused, and the planner looks for a place for it.
-            None => {}
+        if let Some(node) = self.best(uid) {
+            self.at(self.now() + delay, Event::Binds(uid.clone(), node));
+        }
+    }
+
+    /// The pod is bound there, or goes back to kube-scheduler's queue.
+    pub(super) fn take_offer(&mut self, uid: &PodUid, node: &NodeName) {
+        let waits = self.pods.get(uid).is_some_and(|pod| pod.place.is_none());
+        if waits && !self.bind(uid, node) {
+            self.at(self.now() + ROUND, Event::Asks(uid.clone()));
         }
     }
 
@@ -43,6 +49,8 @@ impl ClosedLoop<'_> {
         let now = self.now();
         self.cluster.apply(Tick { now, is_leading: true });
         self.relieve();
+        let over = loans_to_end(&self.cluster, &self.ordered, &BTreeSet::new());
+        over.into_iter().for_each(|loan| self.evict(&loan.uid));
         self.plan();
         if let Some(history) = self.cluster.demand_to_learn() {
             let snapshot = self.cluster.snapshot();

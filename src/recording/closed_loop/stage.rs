@@ -48,6 +48,8 @@ pub(super) enum Event {
     Gated(PodUid, SchedulingGate),
     /// kube-scheduler asks about it.
     Asks(PodUid),
+    /// kube-scheduler binds it to the node that it was offered.
+    Binds(PodUid, NodeName),
     /// What was recorded of it at this place among its shows.
     Shows(PodUid, usize),
     /// It ends by itself.
@@ -93,6 +95,8 @@ pub struct ClosedLoop<'d> {
     /// Evictions that were ordered.
     pub(super) ordered: BTreeSet<PodUid>,
     demand: &'d RecordedDemand,
+    /// How long pods that are evicted take to leave.
+    usual_leave: Option<Millis>,
     rule: LoopPolicy,
     recorded_policy: Policy,
     zones: TimeZones,
@@ -121,6 +125,7 @@ impl<'d> ClosedLoop<'d> {
             pressure: PressureWatch::default(),
             ordered: BTreeSet::new(),
             demand,
+            usual_leave: demand.usual_leave(),
             rule,
             zones: TimeZones::default(),
             events: BTreeMap::new(),
@@ -129,7 +134,10 @@ impl<'d> ClosedLoop<'d> {
             windows_at: Moment::default(),
         };
         closed_loop.come_under(at);
-        demand.pods.iter().filter(|(_, pod)| !pod.is_replacement).for_each(|(uid, pod)| closed_loop.expect(uid, pod));
+        let mut pods: Vec<_> = demand.pods.iter().filter(|(_, pod)| !pod.is_replacement).collect();
+        // Of those that come within a millisecond, first the first.
+        pods.sort_by_key(|(_, pod)| pod.number);
+        pods.into_iter().for_each(|(uid, pod)| closed_loop.expect(uid, pod));
         closed_loop.at(demand.began, Event::Sample);
         closed_loop.at(demand.began, Event::Round);
         Ok(closed_loop)
@@ -272,6 +280,7 @@ impl<'d> ClosedLoop<'d> {
                 self.show_waiting(&uid);
             }
             Event::Asks(uid) => self.ask(&uid),
+            Event::Binds(uid, node) => self.take_offer(&uid, &node),
             Event::Shows(uid, place) => self.show(&uid, place),
             Event::Ends(uid) | Event::Leaves(uid) => self.remove(&uid),
             Event::Round => {
@@ -391,8 +400,9 @@ impl<'d> ClosedLoop<'d> {
                     ran: Some(self.now().since(*since)),
                 };
                 let mut observation = self.observation(uid, pod, state);
-                let loan = observation.observed.take().unwrap_or_default().loan;
-                observation.observed = Some(ObservedDisruptionInfo { loan, ..(**disruption).clone() });
+                let mut observed = (**disruption).clone();
+                observed.loan.borrows = self.cluster.pod_state(uid).is_some_and(|state| state.borrows());
+                observation.observed = Some(observed);
                 self.cluster.apply(PodObserved(observation));
             }
         }
@@ -416,10 +426,12 @@ impl<'d> ClosedLoop<'d> {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else { return };
         pod.is_leaving = true;
         let grace = pod.recorded.grace;
+        // Most are gone long before their grace period is over.
+        let took = pod.recorded.took_to_leave().filter(|_| pod.recorded.was_evicted).or(self.usual_leave);
         self.tally.pods.entry(pod.root.clone()).or_default().evictions += 1;
         self.tally.evictions += 1;
         self.show_bound(uid, false, Some(PodDeletion { asked_ago: Millis::default(), grace }));
-        self.at(now + grace, Event::Leaves(uid.clone()));
+        self.at(now + took.unwrap_or(grace).min(grace), Event::Leaves(uid.clone()));
     }
 
     /// The pod is gone. One that was evicted comes back, if it has an owner.
