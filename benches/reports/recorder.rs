@@ -32,7 +32,9 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
     let with = crate::start_with(cores, dump, &["--record", recorded, "--record-size", "4096"]);
     let servers = [without, &with];
     let fleets = servers.map(|server| Fleet::connect(nodes, server.addresses[1].clone()));
-    println!("\n| reports | CPU without, % | CPU with, % | added | of it the recorder's thread | MB/s written |\n|---|---|---|---|---|---|");
+    println!(
+        "\n| reports | CPU without, % | CPU with, % | added | of it the recorder's thread | MB/s written |\n|---|---|---|---|---|---|"
+    );
     let mut all = [Shares::default(), Shares::default()];
     for turn in 0..TURNS * 2 {
         let kind = turn % 2;
@@ -44,12 +46,17 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
     for (name, shares) in ["unchanged", "changing"].iter().zip(&all) {
         let [without, with, thread, bytes] =
             [&shares.without, &shares.with, &shares.thread, &shares.bytes].map(|of| middle(of));
-        let added: Vec<f64> = shares.with.iter().zip(&shares.without).map(|(with, without)| with - without).collect();
-        println!(
-            "| {name} | {without:.2} | {with:.2} | {:.2} | {thread:.2} | {bytes:.3} |",
-            middle(&added)
-        );
+        let added: Vec<f64> =
+            shares.with.iter().zip(&shares.without).map(|(with, without)| with - without).collect();
+        println!("| {name} | {without:.2} | {with:.2} | {:.2} | {thread:.2} | {bytes:.3} |", middle(&added));
     }
+    println!(
+        "resident memory, and its peak: {} MiB, {} MiB without; {} MiB, {} MiB with",
+        without.resident_mib(),
+        without.peak_mib(),
+        with.resident_mib(),
+        with.peak_mib()
+    );
     // The servers must answer the last reports before they end.
     fleets.iter().for_each(Fleet::pause);
     std::thread::sleep(SETTLE);

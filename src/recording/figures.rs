@@ -12,7 +12,10 @@ impl Figures {
     /// In a fixed order; `None` if one is too large to have a number beside that for "unknown".
     pub fn of(reading: &NodeReading) -> Option<Self> {
         let gpus = |gpu: &GpuReading| 4 + gpu.attributed.len();
-        let count = 1 + reading.engines.len() + reading.in_flight.len() + reading.gpus.iter().map(gpus).sum::<usize>();
+        let count = 1
+            + reading.engines.len()
+            + reading.in_flight.len()
+            + reading.gpus.iter().map(gpus).sum::<usize>();
         let mut figures = Vec::with_capacity(count);
         figures.push(reading.sampled.0);
         figures.extend(reading.engines.iter().map(|engine| engine.seen.0));
@@ -41,7 +44,10 @@ impl Figures {
     pub fn after(&self, differences: &[i64]) -> Option<Self> {
         let mut figures = self.0.clone();
         let changed = figures.get_mut(..differences.len())?;
-        changed.iter_mut().zip(differences).for_each(|(figure, more)| *figure = figure.wrapping_add(*more as u64));
+        changed
+            .iter_mut()
+            .zip(differences)
+            .for_each(|(figure, more)| *figure = figure.wrapping_add(*more as u64));
         Some(Self(figures))
     }
 
@@ -116,8 +122,12 @@ mod tests {
     fn reading(used: Option<u64>, attributed: [u64; 2], load: EngineLoad, in_flight: u32) -> NodeReading {
         let pod = |name: &str| PodUid::parse(name).unwrap();
         let attributed = vec![(pod("a"), Bytes(attributed[0])), (pod("b"), Bytes(attributed[1]))];
-        let gpu =
-            GpuReading { uuid: GpuUuid::parse("GPU-0").unwrap(), used: used.map(Bytes), attributed, engine_load: load };
+        let gpu = GpuReading {
+            uuid: GpuUuid::parse("GPU-0").unwrap(),
+            used: used.map(Bytes),
+            attributed,
+            engine_load: load,
+        };
         NodeReading {
             sampled: Moment(u64::from(in_flight)),
             gpus: vec![gpu],

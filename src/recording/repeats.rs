@@ -130,7 +130,8 @@ impl LatestReports {
                 self.devices.insert(report.node.clone(), report.devices.clone());
             }
             Input::ReadingReported(report) => {
-                let known = KnownReading { figures: Figures::of(&report.reading), shape: report.reading.clone() };
+                let known =
+                    KnownReading { figures: Figures::of(&report.reading), shape: report.reading.clone() };
                 self.readings.insert(report.node.clone(), known);
             }
             _ => {}
@@ -141,7 +142,8 @@ impl LatestReports {
     /// in anything else.
     fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
         let known = self.readings.get_mut(&report.node)?;
-        let latest = known.figures.as_mut().filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
+        let latest =
+            known.figures.as_mut().filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
         let figures = Figures::of(&report.reading)?;
         let by = figures.since(latest);
         *latest = figures;

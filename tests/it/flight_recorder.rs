@@ -79,10 +79,16 @@ fn the_recorded_demand_is_played_under_another_policy_beside_the_recorded_one() 
     assert_ne!(old["policy"], new["policy"]);
     assert!(old["placed"].as_u64().unwrap() > 20, "{}", said.out);
     assert!(report["agreement"]["placements"].as_u64().unwrap() > 20, "{}", said.out);
-    let said = stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
+    let said =
+        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(said.out.contains("RECORDED POLICY  OTHER POLICY") && said.out.contains("VRAM stranded"), "{}", said.out);
-    let again = stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
+    assert!(
+        said.out.contains("RECORDED POLICY  OTHER POLICY") && said.out.contains("VRAM stranded"),
+        "{}",
+        said.out
+    );
+    let again =
+        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
     assert_eq!(said.out, again.out, "the same recording and policy give the same table");
 }
 
@@ -97,9 +103,21 @@ fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() 
     let said = stowage(&["replay", recording, "--policy", "/nonexistent"]);
     assert!(said.code == 2 && said.err.contains("/nonexistent"), "{} {}{}", said.code, said.out, said.err);
     let said = stowage(&["replay", "-", "--packing", "best-fit"]);
-    assert!(said.code == 1 && said.err.contains("write it to a file"), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 1 && said.err.contains("write it to a file"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
     let said = stowage(&["replay", policy.to_str().unwrap(), "--packing", "best-fit"]);
-    assert!(said.code == 2 && said.err.contains("no recording of Stowage"), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 2 && said.err.contains("no recording of Stowage"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use super::source::{RecordedFile, Source};
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
-use crate::recording::closed_loop::comparison::{Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison};
+use crate::recording::closed_loop::comparison::{
+    Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
+};
 use crate::recording::closed_loop::demand::RecordedDemand;
 use crate::recording::closed_loop::policies::LoopPolicy;
 use crate::recording::read::{Part, ReadError};
@@ -48,7 +50,9 @@ impl UnderArgs {
 
     pub fn run(self, recording: &Path, output: &OutputArgs) -> Result<ExitCode> {
         if recording == Path::new("-") {
-            bail!("another policy needs the recording twice, and standard input can be read once: write it to a file first");
+            bail!(
+                "another policy needs the recording twice, and standard input can be read once: write it to a file first"
+            );
         }
         let given = match &self.policy {
             None => None,
@@ -130,7 +134,9 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
         ("wait, 99 % of the pods", |one| Duration(one.waits.p99).to_string()),
         ("wait, longest", |one| Duration(one.waits.longest).to_string()),
         ("evictions", |one| one.evictions.to_string()),
-        ("VRAM allocated, mean", |one| one.allocated_percent.map_or("–".into(), |part| format!("{part:.1} %"))),
+        ("VRAM allocated, mean", |one| {
+            one.allocated_percent.map_or("–".into(), |part| format!("{part:.1} %"))
+        }),
         ("VRAM stranded, mean", |one| gib(one.stranded)),
         ("VRAM stranded, at the end", |one| gib(one.stranded_at_the_end)),
     ];
@@ -142,9 +148,10 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
         0 => "Every pod has the same GPUs under both\n".to_owned(),
         n => format!("{} on other GPUs, or without a place under one of them\n", plural(n, "pod")),
     };
-    let shown = differences.iter().take(SHOWN).map(|PodComparison { pod, recorded, other, .. }| {
-        vec![pod.clone(), place(recorded), place(other)]
-    });
+    let shown = differences
+        .iter()
+        .take(SHOWN)
+        .map(|PodComparison { pod, recorded, other, .. }| vec![pod.clone(), place(recorded), place(other)]);
     if !differences.is_empty() {
         text += &lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
     }
@@ -157,6 +164,9 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
         share(agreement.same_node, agreement.placements),
         share(agreement.same_gpus, agreement.placements),
     );
+    if old.pods == 0 {
+        text += "No pod came: a replica on standby is not asked, so take the recording of the leader, or a longer one\n";
+    }
     if *stops_at_gap {
         text += "The recording has a gap: what comes after it is not compared\n";
     }

@@ -181,12 +181,15 @@ fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
 impl Agreement {
     fn of(demand: &RecordedDemand, tally: &Tally) -> Self {
         let mut agreement = Self::default();
-        let decided = |pod: &RecordedPod| !pod.is_foreign() && !pod.is_replacement && pod.initial_place(demand.began).is_none();
+        let decided = |pod: &RecordedPod| {
+            !pod.is_foreign() && !pod.is_replacement && pod.initial_place(demand.began).is_none()
+        };
         for (uid, pod) in demand.pods.iter().filter(|(_, pod)| decided(pod)) {
             let Some(bound) = &pod.bound else { continue };
             let place = tally.pods.get(uid).and_then(|first| first.place.as_ref());
             let is_node = place.is_some_and(|(_, node, _)| *node == bound.node);
-            let is_gpus = is_node && place.is_some_and(|(.., devices)| set_of(devices) == set_of(&bound.devices));
+            let is_gpus =
+                is_node && place.is_some_and(|(.., devices)| set_of(devices) == set_of(&bound.devices));
             agreement.placements += 1;
             agreement.same_node += u64::from(is_node);
             agreement.same_gpus += u64::from(is_gpus);
@@ -254,7 +257,10 @@ impl PodPlace {
         let until = first.place.as_ref().map_or(ended, |(at, ..)| *at);
         Self {
             node: first.place.as_ref().map(|(_, node, _)| node.clone()),
-            gpus: set_of(&first.place.as_ref().and_then(|(.., devices)| devices.clone())).into_iter().cloned().collect(),
+            gpus: set_of(&first.place.as_ref().and_then(|(.., devices)| devices.clone()))
+                .into_iter()
+                .cloned()
+                .collect(),
             waited: first.came.map_or(Millis::default(), |came| until.since(came)),
             evictions: first.evictions,
         }

@@ -125,7 +125,10 @@ impl RecordedDemand {
             Input::FilterAsked(asked) => {
                 let request = &asked.0;
                 let known = self.pods.entry(request.uid.clone());
-                let new = || RecordedPod { number: *number, ..RecordedPod::new(&request.key, &request.demand, now) };
+                let new = || RecordedPod {
+                    number: *number,
+                    ..RecordedPod::new(&request.key, &request.demand, now)
+                };
                 let pod = known.or_insert_with(new);
                 pod.asked.get_or_insert(now);
                 if pod.bound.is_none() {
@@ -278,7 +281,8 @@ impl RecordedPod {
 
     /// The planner lifts its gate by itself: then the pod has come no further than its decision.
     fn observe_gate(&mut self, now: Moment, gate: SchedulingGate) {
-        let is_lifted = |last: SchedulingGate| last == SchedulingGate::Planned && gate == SchedulingGate::Open;
+        let is_lifted =
+            |last: SchedulingGate| last == SchedulingGate::Planned && gate == SchedulingGate::Open;
         match self.gates.last() {
             Some((_, last)) if *last == gate || is_lifted(*last) => {}
             _ => self.gates.push((now, gate)),
@@ -294,7 +298,9 @@ impl RecordedPod {
         let saved = disruption.at(now).checkpoint;
         let is_known = self.shows.iter().rev().find_map(|(_, show)| match show {
             Show::Pod { is_starting: known, disruption: last, saved: at } => Some(
-                *known == is_starting && last.disruption_info == disruption.disruption_info && is_near(*at, saved),
+                *known == is_starting
+                    && last.disruption_info == disruption.disruption_info
+                    && is_near(*at, saved),
             ),
             Show::Start(_) => None,
         });
@@ -334,7 +340,11 @@ impl RecordedPod {
 
 fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
     let node = state.node()?.clone();
-    Some(RecordedBinding { at, node, devices: state.devices().cloned().filter(|devices| !devices.is_empty()) })
+    Some(RecordedBinding {
+        at,
+        node,
+        devices: state.devices().cloned().filter(|devices| !devices.is_empty()),
+    })
 }
 
 /// Moments that come of wall clocks waver.

@@ -94,22 +94,33 @@ impl<'d> RecordedLoads<'d> {
         in_flight.sort_unstable();
         sleep.sort_unstable();
         let is_here = |pod: &PodUid, gpus: &[GpuUuid]| {
-            residents.iter().any(|resident| {
-                resident.uid == pod && gpus.iter().all(|gpu| resident.devices.contains(gpu))
-            })
+            residents
+                .iter()
+                .any(|resident| resident.uid == pod && gpus.iter().all(|gpu| resident.devices.contains(gpu)))
         };
         NodeReading {
             sampled: recorded.sampled,
             gpus,
             holdings: recorded.holdings.clone(),
-            engines: recorded.engines.iter().filter(|engine| is_here(&engine.pod, &engine.gpus)).cloned().collect(),
+            engines: recorded
+                .engines
+                .iter()
+                .filter(|engine| is_here(&engine.pod, &engine.gpus))
+                .cloned()
+                .collect(),
             in_flight,
             sleep,
             over_grant: recorded.over_grant.iter().filter(|over| is_here(&over.pod, &[])).cloned().collect(),
         }
     }
 
-    fn gpu(&self, now: Moment, node: &NodeName, recorded: &GpuReading, residents: &[Resident<'_>]) -> GpuReading {
+    fn gpu(
+        &self,
+        now: Moment,
+        node: &NodeName,
+        recorded: &GpuReading,
+        residents: &[Resident<'_>],
+    ) -> GpuReading {
         let here: Vec<&Resident<'_>> =
             residents.iter().filter(|resident| resident.devices.contains(&recorded.uuid)).collect();
         let as_recorded = self.on(now, node, &recorded.uuid);
@@ -117,16 +128,13 @@ impl<'d> RecordedLoads<'d> {
             return recorded.clone();
         }
         let known = |resident: &&Resident<'_>| self.pods.get(resident.recorded);
-        let mut attributed: Vec<(PodUid, Bytes)> = here
-            .iter()
-            .filter_map(|resident| Some((resident.uid.clone(), known(resident)?.used?)))
-            .collect();
+        let mut attributed: Vec<(PodUid, Bytes)> =
+            here.iter().filter_map(|resident| Some((resident.uid.clone(), known(resident)?.used?))).collect();
         attributed.sort_unstable();
         let sum = |attributed: &[(PodUid, Bytes)]| attributed.iter().map(|(_, used)| *used).sum::<Bytes>();
         let unknown = EngineLoad::of(None, None);
-        let loads = here
-            .iter()
-            .map(|resident| known(resident).and_then(|load| load.engine_load).unwrap_or(unknown));
+        let loads =
+            here.iter().map(|resident| known(resident).and_then(|load| load.engine_load).unwrap_or(unknown));
         GpuReading {
             uuid: recorded.uuid.clone(),
             used: recorded.used.map(|used| used.minus(sum(&recorded.attributed)) + sum(&attributed)),

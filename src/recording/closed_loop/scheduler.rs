@@ -71,7 +71,8 @@ impl ClosedLoop<'_> {
         let filters = self.cluster.kube_filters().snapshot();
         let query = filters.wants(uid).map(|wants| filters.ask(Some(uid), wants));
         let may_pass = |node: &&Node| {
-            let verdict = query.as_ref().map(|query| query.verdict(&node.name, &AssumedNodeChange::default()));
+            let verdict =
+                query.as_ref().map(|query| query.verdict(&node.name, &AssumedNodeChange::default()));
             match verdict {
                 // A node that no watch showed refuses nothing, and what is not known here counts as met.
                 None | Some(FilterVerdict::Accepts | FilterVerdict::Unsupported(_)) => true,
@@ -156,7 +157,9 @@ impl ClosedLoop<'_> {
     /// Evicts neighbours of engines under pressure.
     fn relieve(&mut self) {
         for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
-            if self.cluster.may_order(std::slice::from_ref(&relief.uid)) && !self.ordered.contains(&relief.uid) {
+            if self.cluster.may_order(std::slice::from_ref(&relief.uid))
+                && !self.ordered.contains(&relief.uid)
+            {
                 self.cluster.apply(EvictionsOrdered(vec![relief.uid.clone()]));
                 self.evict(&relief.uid);
             }

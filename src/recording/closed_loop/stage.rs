@@ -190,7 +190,10 @@ impl<'d> ClosedLoop<'d> {
             }
             Input::FilterPodObserved(observed) => !self.demand.pods.contains_key(&observed.uid),
             Input::PodDeleted(deleted) => !self.demand.pods.contains_key(&deleted.0),
-            Input::NodeObserved(_) | Input::NodeDeleted(_) | Input::NodeImagesObserved(_) | Input::FreeHostKnown(_) => true,
+            Input::NodeObserved(_)
+            | Input::NodeDeleted(_)
+            | Input::NodeImagesObserved(_)
+            | Input::FreeHostKnown(_) => true,
             Input::NamespacesListed(_) | Input::NamespaceObserved(_) | Input::NamespaceDeleted(_) => true,
             Input::DevicesReported(_) | Input::SliceObserved(_) | Input::SliceDeleted(_) => true,
             Input::BudgetObserved(_) | Input::BudgetDeleted(_) | Input::BudgetsVisible(_) => true,
@@ -245,7 +248,9 @@ impl<'d> ClosedLoop<'d> {
             ran_before: Millis::default(),
         };
         self.pods.insert(uid.clone(), pod);
-        if let Some(RecordedBinding { node, devices, .. }) = recorded.initial_place(self.demand.began).cloned() {
+        if let Some(RecordedBinding { node, devices, .. }) =
+            recorded.initial_place(self.demand.began).cloned()
+        {
             if self.cluster.pod_state(uid).is_some_and(PodState::is_assumed) {
                 let (uid, node, devices) = (uid.clone(), node.clone(), devices.clone());
                 self.cluster.apply(BindingWritten { uid, node, devices });
@@ -264,7 +269,9 @@ impl<'d> ClosedLoop<'d> {
         }
         // Of a pod that was asked about before the recording begins, the Binding is the first that shows.
         let asked = recorded.asked.or(recorded.bound.as_ref().map(|bound| bound.at));
-        if let Some(asked) = asked.filter(|_| !recorded.gates.iter().any(|(_, gate)| *gate == SchedulingGate::Planned)) {
+        if let Some(asked) =
+            asked.filter(|_| !recorded.gates.iter().any(|(_, gate)| *gate == SchedulingGate::Planned))
+        {
             self.at(asked, Event::Asks(uid.clone()));
         }
         if let (None, Some(gone)) = (&recorded.bound, recorded.gone) {
@@ -376,7 +383,11 @@ impl<'d> ClosedLoop<'d> {
         if let Some(observed) = &mut observation.observed {
             (observed.leaving, observed.loan.borrows) = (leaving, borrows);
         }
-        let footprint = pod.recorded.footprint.clone().map(|footprint| NodeFootprint { node: place.node.clone(), ..footprint });
+        let footprint = pod
+            .recorded
+            .footprint
+            .clone()
+            .map(|footprint| NodeFootprint { node: place.node.clone(), ..footprint });
         let successor = pod.recorded.successor.clone();
         if let Some(footprint) = footprint {
             let pod = FilterPod::Bound { footprint, successor };
@@ -386,7 +397,9 @@ impl<'d> ClosedLoop<'d> {
     }
 
     fn show(&mut self, uid: &PodUid, place: usize) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else { return };
+        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else {
+            return;
+        };
         match &pod.recorded.shows[place].1 {
             Show::Start(progress) => {
                 self.cluster.apply(EngineStartObserved { uid: uid.clone(), progress: *progress });
@@ -423,7 +436,9 @@ impl<'d> ClosedLoop<'d> {
     /// The pod is being deleted; it is gone after its grace period.
     pub(super) fn leave(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else { return };
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else {
+            return;
+        };
         pod.is_leaving = true;
         let grace = pod.recorded.grace;
         // Most are gone long before their grace period is over.
@@ -451,7 +466,10 @@ impl<'d> ClosedLoop<'d> {
         let next = PodUid::parse(&format!("{}-{returns}", pod.root)).unwrap_or_else(|_| pod.root.clone());
         let gate = pod.recorded.gates.first().map(|(_, gate)| *gate).unwrap_or_default();
         let (came, is_leaving) = (None, false);
-        self.pods.insert(next.clone(), LoopPod { returns, came, gate, place: None, is_leaving, ran_before, ..pod });
+        self.pods.insert(
+            next.clone(),
+            LoopPod { returns, came, gate, place: None, is_leaving, ran_before, ..pod },
+        );
         self.tally.returned += 1;
         self.at(now + OWNER_DELAY, Event::Arrives(next.clone()));
         if gate != SchedulingGate::Planned {

@@ -65,8 +65,12 @@ impl Recorded {
         });
         self.note(shown.clone());
         self.cluster.apply(shown);
-        let asked =
-            FilterAsked(VerbRequest { uid: uid(name), key: key(name), demand, waiting: ObservedWaiting::default() });
+        let asked = FilterAsked(VerbRequest {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            waiting: ObservedWaiting::default(),
+        });
         self.note(asked.clone());
         let view = self.cluster.apply(asked);
         let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
@@ -147,8 +151,15 @@ fn the_recorded_policy_against_itself_differs_in_nothing_and_agrees_with_the_rec
     assert_eq!((compared.agreement.placements, compared.agreement.same_gpus), (3, 3));
     assert_eq!(compared.lasted, Millis::seconds(55));
     let figures = &compared.recorded;
-    assert_eq!((figures.pods, figures.placed, figures.waiting_at_the_end), (4, 4, 0), "w follows on y: {figures:#?}");
-    assert!(figures.waits.longest >= Millis::seconds(5) && figures.waits.longest <= Millis::seconds(10), "{figures:#?}");
+    assert_eq!(
+        (figures.pods, figures.placed, figures.waiting_at_the_end),
+        (4, 4, 0),
+        "w follows on y: {figures:#?}"
+    );
+    assert!(
+        figures.waits.longest >= Millis::seconds(5) && figures.waits.longest <= Millis::seconds(10),
+        "{figures:#?}"
+    );
 }
 
 #[test]
