@@ -154,9 +154,8 @@ impl LatestReports {
     fn latest(&self, node: &NodeName) -> Option<NodeReading> {
         let known = self.readings.get(node)?;
         let mut reading = known.shape.clone();
-        match &known.figures {
-            Some(figures) => figures.put_into(&mut reading)?,
-            None => {}
+        if let Some(figures) = &known.figures {
+            figures.put_into(&mut reading)?;
         }
         Some(reading)
     }

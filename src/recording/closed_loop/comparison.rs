@@ -187,9 +187,9 @@ impl Agreement {
         for (uid, pod) in demand.pods.iter().filter(|(_, pod)| decided(pod)) {
             let Some(bound) = &pod.bound else { continue };
             let place = tally.pods.get(uid).and_then(|first| first.place.as_ref());
-            let is_node = place.is_some_and(|(_, node, _)| *node == bound.node);
+            let is_node = place.is_some_and(|place| place.node == bound.node);
             let is_gpus =
-                is_node && place.is_some_and(|(.., devices)| set_of(devices) == set_of(&bound.devices));
+                is_node && place.is_some_and(|place| set_of(&place.devices) == set_of(&bound.devices));
             agreement.placements += 1;
             agreement.same_node += u64::from(is_node);
             agreement.same_gpus += u64::from(is_gpus);
@@ -200,10 +200,9 @@ impl Agreement {
 
 impl RecordedPod {
     fn first_placement(&self) -> FirstPlacement {
-        let bound = self.bound.as_ref();
         FirstPlacement {
             came: Some(self.asked.unwrap_or(self.arrived)),
-            place: bound.map(|bound| (bound.at, bound.node.clone(), bound.devices.clone())),
+            place: self.bound.clone(),
             evictions: u64::from(self.was_evicted),
         }
     }
@@ -254,10 +253,10 @@ impl Waits {
 
 impl PodPlace {
     fn of(first: &FirstPlacement, ended: Moment) -> Self {
-        let until = first.place.as_ref().map_or(ended, |(at, ..)| *at);
+        let until = first.place.as_ref().map_or(ended, |place| place.at);
         Self {
-            node: first.place.as_ref().map(|(_, node, _)| node.clone()),
-            gpus: set_of(&first.place.as_ref().and_then(|(.., devices)| devices.clone()))
+            node: first.place.as_ref().map(|place| place.node.clone()),
+            gpus: set_of(&first.place.as_ref().and_then(|place| place.devices.clone()))
                 .into_iter()
                 .cloned()
                 .collect(),

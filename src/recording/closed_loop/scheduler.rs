@@ -1,6 +1,7 @@
 //! What Stowage decides in a loop, by the functions that decide in the service: `filter` and `bind` for a pod that is asked about,
 //! the planner's run for pods that wait, and relief for engines under pressure.
 
+use super::demand::RecordedBinding;
 use super::stage::{ClosedLoop, Event, ROUND};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
@@ -108,7 +109,11 @@ impl ClosedLoop<'_> {
         let now = self.now();
         if let Some(pod) = self.pods.get(uid) {
             let first = self.tally.pods.entry(pod.root.clone()).or_default();
-            first.place.get_or_insert((now, node.clone(), devices.clone()));
+            first.place.get_or_insert(RecordedBinding {
+                at: now,
+                node: node.clone(),
+                devices: devices.clone(),
+            });
         }
         self.settle(uid, node.clone(), devices);
         true

@@ -1,11 +1,11 @@
 //! What a loop came to, counted while it is played.
 
-use crate::ids::{GpuUuid, NodeName, PodUid};
+use super::demand::RecordedBinding;
+use crate::ids::PodUid;
 use crate::scheduling::explaining::fragmentation::fragmented_vram;
 use crate::scheduling::verbs::Cluster;
 use crate::units::{Bytes, Millis, Moment};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Of one loop.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub struct Tally {
 pub struct FirstPlacement {
     /// From when on it could have been placed; `None` if it never came.
     pub came: Option<Moment>,
-    pub place: Option<(Moment, NodeName, Option<Arc<[GpuUuid]>>)>,
+    pub place: Option<RecordedBinding>,
     pub evictions: u64,
 }
 
