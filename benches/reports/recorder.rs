@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub const NODES: usize = 1000;
-const TURNS: usize = 4;
-const STRETCH: Duration = Duration::from_secs(15);
+const TURNS: usize = 3;
+const STRETCH: Duration = Duration::from_secs(10);
 /// Until every node has reported figures of the other kind twice.
 const SETTLE: Duration = Duration::from_secs(3);
 const THREAD: &str = "flight-recorder";
