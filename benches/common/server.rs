@@ -36,6 +36,11 @@ impl ServeProcess {
         resident_mib(&self.process.id().to_string())
     }
 
+    /// The most that was ever resident.
+    pub fn peak_mib(&self) -> u64 {
+        status_mib(&self.process.id().to_string(), "VmHWM:")
+    }
+
     pub fn cpu(&self) -> Duration {
         cpu(&self.process.id().to_string())
     }
@@ -55,8 +60,12 @@ impl ServeProcess {
 
 /// `process` is its id, or `self`.
 pub fn resident_mib(process: &str) -> u64 {
+    status_mib(process, "VmRSS:")
+}
+
+fn status_mib(process: &str, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 

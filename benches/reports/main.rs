@@ -1,6 +1,7 @@
 //! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`; or filters beside reports whose KV
 //! caches jitter and beside such as do not: `cargo bench --bench reports -- jitter [NODES]`; or scrapes of the metrics, alone and beside filters: `cargo
-//! bench --bench reports -- scrape [NODES]`.
+//! bench --bench reports -- scrape [NODES]`; or with the flight recorder and without: `cargo bench --bench reports -- recorder
+//! [NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
 //! one run, so that other load on the machine affects both; filter requests come at a steady pace all the while, in turn about
@@ -19,6 +20,7 @@ mod fleet;
 mod jitter;
 mod node;
 mod phase;
+mod recorder;
 #[path = "../common/samples.rs"]
 mod samples;
 mod scrape;
@@ -48,7 +50,12 @@ fn main() {
     let is_asked_for = |mode: &str| std::env::args().any(|arg| arg == mode);
     let (is_jitter, is_scrape) = (is_asked_for("jitter"), is_asked_for("scrape"));
     let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
-    let nodes = nodes.unwrap_or(if is_jitter { jitter::NODES } else { 5000 });
+    let is_recorder = is_asked_for("recorder");
+    let nodes = nodes.unwrap_or(match () {
+        () if is_jitter => jitter::NODES,
+        () if is_recorder => recorder::NODES,
+        () => 5000,
+    });
     let cluster = BenchCluster::new(nodes, 0);
     let folder = tempfile::tempdir().expect("a folder for the dump");
     let dump = folder.path().join("cluster.json");
@@ -58,6 +65,9 @@ fn main() {
     let server = start(&cores, &dump);
     if is_jitter {
         return jitter::print(&cluster, &server);
+    }
+    if is_recorder {
+        return recorder::print(nodes, &cores, &dump, &server);
     }
     if is_scrape {
         return scrape::print(&cluster, &server);
@@ -84,11 +94,16 @@ fn main() {
 }
 
 fn start(cores: &OneCore, dump: &Path) -> ServeProcess {
+    start_with(cores, dump, &[])
+}
+
+fn start_with(cores: &OneCore, dump: &Path, options: &[&str]) -> ServeProcess {
     ServeProcess::start(
         cores
             .command(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .args(["--connections-per-source", "16384"])
+            .args(options)
             .arg("--cluster")
             .arg(dump)
             .env("RUST_LOG", "stowage::serve=info,warn"),

@@ -23,8 +23,10 @@ pub enum Caches {
     /// Each engine its own, from idle to full; a node's eight differ, so that each node has a GPU that fits.
     Mixed,
     Full,
-    /// Each engine its own, the same in every report; so is all else.
+    /// Each engine its own, the same in every report; so is all else but what no decision reads.
     Steady,
+    /// Each engine its own, and nothing differs from the report before but times.
+    Unchanged,
     /// Around the same figures, by up to six points and one request. All else is the same in every report.
     Jittering,
 }
@@ -70,7 +72,8 @@ impl ReportingNode {
             let (usage, waiting) = load(caches, self.place * GPUS + place, &mut random);
             engine.kv_cache_usage = Some(usage);
             engine.waiting = Some(waiting);
-            engine.running = Some(random.below(200) as u64);
+            let running = if caches == Caches::Unchanged { 100 } else { random.below(200) };
+            engine.running = Some(running as u64);
             engine.age_millis = Millis(random.below(40) as u64);
         }
         serde_json::to_vec(report).expect("a report is plain data")
@@ -82,12 +85,12 @@ fn load(caches: Caches, engine: usize, random: &mut Random) -> (f64, u64) {
     let hundredths = match caches {
         Caches::Full => 9900,
         Caches::Mixed => (engine % GPUS * 1250 + random.below(1250)).max(1),
-        Caches::Steady => mean(engine),
+        Caches::Steady | Caches::Unchanged => mean(engine),
         Caches::Jittering => mean(engine) - 600 + random.below(1201),
     };
     let waiting = match caches {
         Caches::Full | Caches::Mixed => random.below(9),
-        Caches::Steady => 1,
+        Caches::Steady | Caches::Unchanged => 1,
         Caches::Jittering => random.below(3),
     };
     (hundredths as f64 / 1e4, waiting as u64)

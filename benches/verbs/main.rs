@@ -1,4 +1,5 @@
-//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`; or beside another build, as `beside` says.
+//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`; or beside another build, as `beside` says;
+//! or with the flight recorder and without, as `recorder` says.
 //!
 //! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both are
 //! measured alternately in one run, so that other load on the machine affects both; the ratio is comparable between machines. In
@@ -13,6 +14,7 @@ mod cluster;
 #[path = "../common/connection.rs"]
 mod connection;
 mod http;
+mod recorder;
 mod report;
 #[path = "../common/samples.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -48,6 +50,11 @@ const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 fn main() -> ExitCode {
     if std::env::var_os(FLOOR).is_some() {
         http::serve_floor();
+        return ExitCode::SUCCESS;
+    }
+    if std::env::args().skip(1).any(|argument| argument == "recorder") {
+        let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+        recorder::beside_none(if asked.is_empty() { &[1000, 5000] } else { &asked });
         return ExitCode::SUCCESS;
     }
     match beside::BesideArgs::of(std::env::args().skip(1)) {

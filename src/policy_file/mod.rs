@@ -163,6 +163,12 @@ fn from_tree<T: serde::de::DeserializeOwned>(
     }
 }
 
+/// The policy with the digest of what it says, for one that was not read from files.
+pub fn with_digest(mut policy: Policy) -> Policy {
+    policy.digest = digest(&policy);
+    policy
+}
+
 /// Digest of the policy with all defaults, so that comments, order of keys and files do not matter.
 fn digest(policy: &Policy) -> Digest {
     let written =

@@ -8,13 +8,16 @@
 //! - [`frame`]: a segment's bytes: a magic number and the format's version, then frames with length, checksum and compression.
 //! - [`entry`]: what a segment says, a line of JSON each.
 //! - [`answer`]: what a verb answered, small enough to be kept of every request.
-//! - [`repeats`]: reports that say what the one before said.
+//! - [`repeats`]: reports that say what the one before said, or the same with other [`figures`].
 //! - [`write`](mod@write), [`read`]: entries to segments and back.
 //! - [`whole_entries`]: a copy of a recording that is still written.
 //! - [`replay`]: the same inputs through the same door, and the first answer that differs.
+//! - [`closed_loop`]: the recorded demand under another policy, and what would have differed.
 
 pub mod answer;
+pub mod closed_loop;
 pub mod entry;
+mod figures;
 pub mod frame;
 pub mod read;
 mod repeats;

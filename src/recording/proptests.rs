@@ -2,11 +2,15 @@
 //! noticed.
 
 use super::answer::{Answer, Asked, Decision, KeptAnswer};
+use super::closed_loop::comparison::Comparison;
+use super::closed_loop::demand::RecordedDemand;
+use super::closed_loop::policies::LoopPolicy;
 use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
 use super::read::{Part, ReadError, Reader};
 use super::replay::{Replay, ReplayError};
 use super::write::SegmentWriter;
 use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::policy::PackingPolicy;
 use crate::scheduling::testkit::lending;
 use crate::scheduling::verbs::filter::filter;
 use crate::scheduling::verbs::proptests::taken_inputs;
@@ -139,6 +143,19 @@ proptest! {
         prop_assert_eq!(replayed.progress.checkpoints, segments.len() as u64 - 1);
         let answers = segments.iter().flatten().filter(|entry| matches!(entry, Entry::Answer(_))).count();
         prop_assert_eq!(replayed.progress.answers, answers as u64);
+    }
+
+    #[test]
+    fn any_history_is_played_in_closed_loops_and_one_policy_differs_from_itself_in_nothing(inputs in taken_inputs(40)) {
+        let parts: Vec<Part> = Reader::new(&*written(&entries(&inputs, 1000), 10)).map(|part| part.unwrap()).collect();
+        let mut demand = RecordedDemand::default();
+        parts.iter().for_each(|part| _ = demand.note(part).unwrap());
+        for packing in [None, Some(PackingPolicy::BestFit)] {
+            let mut comparison = Comparison::new(&demand, LoopPolicy { given: None, packing });
+            parts.iter().for_each(|part| _ = comparison.step(part).unwrap());
+            let compared = comparison.finish().unwrap();
+            prop_assert!(packing.is_some() || compared.recorded == compared.other);
+        }
     }
 
     #[test]

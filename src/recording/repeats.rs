@@ -1,7 +1,9 @@
-//! Reports that say what the one before of their node said: most of them, and most of what comes in. Only their times are kept.
+//! Reports that say what the one before of their node said, or differ from it in figures: most of what comes in. Only their times
+//! and the differences are kept.
 
 use super::answer::Answer;
 use super::entry::{Checkpoint, Entry, Numbered};
+use super::figures::{self, Figures};
 use crate::ids::NodeName;
 use crate::scheduling::verbs::Input;
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
@@ -31,16 +33,31 @@ pub enum Line {
         sampled: Moment,
         seen: Vec<Moment>,
     },
+    /// Some figures of the node's reading are others, by so much each.
+    ReadingDiffers {
+        n: u64,
+        node: NodeName,
+        by: Vec<i64>,
+    },
 }
 
 /// The latest report of each node, since the segment began.
 #[derive(Debug, Default)]
 pub struct LatestReports {
     devices: FxHashMap<NodeName, Vec<Device>>,
-    readings: FxHashMap<NodeName, NodeReading>,
+    readings: FxHashMap<NodeName, KnownReading>,
 }
 
-/// A line says that a report is unchanged, and there is none before it.
+/// A reading of which only the figures change.
+#[derive(Debug)]
+struct KnownReading {
+    /// Its figures may be older ones.
+    shape: NodeReading,
+    /// `None` if they are no numbers to take differences of.
+    figures: Option<Figures>,
+}
+
+/// A line says that a report is unchanged, or by how much it differs, and there is none before it that it could follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a report of node {0} repeats one that is not in its segment")]
 pub struct NothingToRepeat(NodeName);
@@ -57,10 +74,18 @@ impl LatestReports {
             Input::DevicesReported(report) if self.devices.get(&report.node) == Some(&report.devices) => {
                 Line::SameDevices { n, node: report.node }
             }
-            Input::ReadingReported(report) if self.repeats(&report) => {
-                let seen = report.reading.engines.iter().map(|engine| engine.seen).collect();
-                Line::SameReading { n, node: report.node, sampled: report.reading.sampled, seen }
-            }
+            Input::ReadingReported(report) => match self.difference(&report) {
+                Some(by) if by.len() <= figures::times(&report.reading) => {
+                    let seen = report.reading.engines.iter().map(|engine| engine.seen).collect();
+                    Line::SameReading { n, node: report.node, sampled: report.reading.sampled, seen }
+                }
+                Some(by) => Line::ReadingDiffers { n, node: report.node, by },
+                None => {
+                    let input = Input::ReadingReported(report);
+                    self.note(&input);
+                    Line::Input(Numbered { number: n, input })
+                }
+            },
             input => {
                 self.note(&input);
                 Line::Input(Numbered { number: n, input })
@@ -82,10 +107,17 @@ impl LatestReports {
                 (n, DevicesReported { node, devices }.into())
             }
             Line::SameReading { n, node, sampled, seen } => {
-                let known = self.readings.get(&node).filter(|known| known.engines.len() == seen.len());
-                let mut reading = known.cloned().ok_or(NothingToRepeat(node.clone()))?;
+                let mut reading = self.latest(&node).ok_or(NothingToRepeat(node.clone()))?;
+                if reading.engines.len() != seen.len() {
+                    return Err(NothingToRepeat(node));
+                }
                 reading.sampled = sampled;
                 reading.engines.iter_mut().zip(seen).for_each(|(engine, seen)| engine.seen = seen);
+                self.note_reading(&node, &reading);
+                (n, ReadingReported { node, reading }.into())
+            }
+            Line::ReadingDiffers { n, node, by } => {
+                let reading = self.after(&node, &by).ok_or(NothingToRepeat(node.clone()))?;
                 (n, ReadingReported { node, reading }.into())
             }
         };
@@ -98,23 +130,48 @@ impl LatestReports {
                 self.devices.insert(report.node.clone(), report.devices.clone());
             }
             Input::ReadingReported(report) => {
-                self.readings.insert(report.node.clone(), report.reading.clone());
+                let known =
+                    KnownReading { figures: Figures::of(&report.reading), shape: report.reading.clone() };
+                self.readings.insert(report.node.clone(), known);
             }
             _ => {}
         }
     }
 
-    /// Whether the reading differs from the latest one of its node in nothing but times.
-    fn repeats(&mut self, report: &ReadingReported) -> bool {
-        let (reading, Some(known)) = (&report.reading, self.readings.get_mut(&report.node)) else {
-            return false;
-        };
-        if known.engines.len() != reading.engines.len() {
-            return false;
+    /// By how much the reading's figures differ from the latest ones of its node, which they are from here on; `None` if it differs
+    /// in anything else.
+    fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
+        let known = self.readings.get_mut(&report.node)?;
+        let latest =
+            known.figures.as_mut().filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
+        let figures = Figures::of(&report.reading)?;
+        let by = figures.since(latest);
+        *latest = figures;
+        Some(by)
+    }
+
+    /// The latest reading of a node.
+    fn latest(&self, node: &NodeName) -> Option<NodeReading> {
+        let known = self.readings.get(node)?;
+        let mut reading = known.shape.clone();
+        if let Some(figures) = &known.figures {
+            figures.put_into(&mut reading)?;
         }
-        // The latest one's times are not needed any more.
-        known.sampled = reading.sampled;
-        known.engines.iter_mut().zip(&reading.engines).for_each(|(known, engine)| known.seen = engine.seen);
-        known == reading
+        Some(reading)
+    }
+
+    /// The reading that differs so from the latest one of its node, which it is from here on.
+    fn after(&mut self, node: &NodeName, by: &[i64]) -> Option<NodeReading> {
+        let known = self.readings.get_mut(node)?;
+        let figures = known.figures.as_ref()?.after(by)?;
+        let mut reading = known.shape.clone();
+        figures.put_into(&mut reading)?;
+        known.figures = Some(figures);
+        Some(reading)
+    }
+
+    /// The latest reading of a node is this one, of the same shape.
+    fn note_reading(&mut self, node: &NodeName, reading: &NodeReading) {
+        self.readings.get_mut(node).into_iter().for_each(|known| known.figures = Figures::of(reading));
     }
 }

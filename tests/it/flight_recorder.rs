@@ -1,5 +1,5 @@
-//! The flight recorder as its users run it: the demo recorded and replayed to the byte, and what `replay` says of recordings that
-//! are not whole.
+//! The flight recorder as its users run it: the demo recorded and replayed to the byte, what `replay` says of recordings that are
+//! not whole, and what would have differed under another policy.
 
 use crate::process::{RunningServe, eventually, json_dump};
 use serde_json::Value;
@@ -65,6 +65,58 @@ fn the_recorded_demo_replays_to_the_byte() {
         (0, 0, 0, 0),
         "{}",
         said.out
+    );
+}
+
+#[test]
+fn the_recorded_demand_is_played_under_another_policy_beside_the_recorded_one() {
+    let recording = recorded_demo().to_str().unwrap();
+    let said = stowage(&["replay", recording, "--packing", "best-fit", "-o", "json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let (old, new) = (&report["recorded"], &report["other"]);
+    assert_eq!(old["pods"], new["pods"], "the same demand: {}", said.out);
+    assert_ne!(old["policy"], new["policy"]);
+    assert!(old["placed"].as_u64().unwrap() > 20, "{}", said.out);
+    assert!(report["agreement"]["placements"].as_u64().unwrap() > 20, "{}", said.out);
+    let said =
+        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    assert!(
+        said.out.contains("RECORDED POLICY  OTHER POLICY") && said.out.contains("VRAM stranded"),
+        "{}",
+        said.out
+    );
+    let again =
+        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
+    assert_eq!(said.out, again.out, "the same recording and policy give the same table");
+}
+
+#[test]
+fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("policy.yaml");
+    std::fs::write(&policy, "packing:\n  policy: fastest\n").unwrap();
+    let recording = recorded_demo().to_str().unwrap();
+    let said = stowage(&["replay", recording, "--policy", policy.to_str().unwrap()]);
+    assert!(said.code == 1 && said.err.contains("policy.yaml:2:"), "{} {}{}", said.code, said.out, said.err);
+    let said = stowage(&["replay", recording, "--policy", "/nonexistent"]);
+    assert!(said.code == 2 && said.err.contains("/nonexistent"), "{} {}{}", said.code, said.out, said.err);
+    let said = stowage(&["replay", "-", "--packing", "best-fit"]);
+    assert!(
+        said.code == 1 && said.err.contains("write it to a file"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
+    let said = stowage(&["replay", policy.to_str().unwrap(), "--packing", "best-fit"]);
+    assert!(
+        said.code == 2 && said.err.contains("no recording of Stowage"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
     );
 }
 

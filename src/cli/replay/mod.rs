@@ -1,6 +1,7 @@
 //! `stowage replay`: a recording through the same decisions once more.
 
 pub mod source;
+mod under;
 
 use super::output::OutputArgs;
 use crate::build_info;
@@ -14,9 +15,11 @@ use source::Source;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use under::UnderArgs;
 
 const EXIT_CODES: &str = "Exit codes: 0 if every answer is the recorded one, 1 if one is not, 2 if the recording cannot be read to \
-                          its end. What stands before the place where it cannot be read is replayed.";
+                          its end. What stands before the place where it cannot be read is replayed. With --policy or --packing: 0 \
+                          if the policies were compared, 1 if the policy has problems, 2 if something cannot be read.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -24,6 +27,9 @@ pub struct ReplayArgs {
     /// The directory that `serve --record` writes, one of its segments, or a bundle of them; `-` is standard input
     #[arg(value_name = "RECORDING")]
     recording: PathBuf,
+
+    #[command(flatten)]
+    under: UnderArgs,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -48,6 +54,9 @@ struct ReplayReport {
 
 impl ReplayArgs {
     pub fn run(self) -> Result<ExitCode> {
+        if self.under.is_asked() {
+            return self.under.run(&self.recording, &self.output);
+        }
         let report = replay(Source::open(&self.recording)?);
         match self.output.data(&report)? {
             Some(data) => write!(std::io::stdout(), "{data}")?,

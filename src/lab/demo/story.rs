@@ -4,6 +4,7 @@ use super::engines::StubEngineLoad;
 use super::machine::{DemoMachine, OnDisk};
 use super::termination;
 use crate::kubernetes::objects::PLAN_GATE;
+use crate::policy_file::with_digest;
 use crate::scheduling::policy::{ModelRules, Policy, SleepingRule};
 use crate::units::Millis;
 use anyhow::Result;
@@ -178,7 +179,7 @@ pub fn policy() -> Result<Policy> {
     policy.autoscaling.scale_down.window = Millis::seconds(1);
     let two = ModelRules { min_replicas: Some(2), ..ModelRules::default() };
     policy.autoscaling.models.insert("llama-8b".into(), two);
-    Ok(policy)
+    Ok(with_digest(policy))
 }
 
 /// Each is a little busier than the one before, so that no later pod finds two places alike and takes the one whose engine was

@@ -1,0 +1,100 @@
+//! The verbs with the flight recorder and without: `cargo bench --bench verbs -- recorder [NODES…]`. Two Stowages in one process
+//! over the same cluster are asked the same, alternately; one records into a directory. Other load on the machine affects both, and
+//! the ratio is comparable between machines. The recorder's thread runs beside, as it does in the service.
+
+use crate::cluster::{self, BenchCluster};
+use crate::samples::Samples;
+use crate::{ROUNDS, WARM_UP, extender};
+use std::time::{Duration, Instant};
+use stowage::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage::extender::{Extender, bind, filter, prioritize};
+use stowage::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
+use stowage::scheduling::policy::Policy;
+
+const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
+/// More than a run writes.
+const LIMITS: RingLimits = RingLimits { bytes: 4 << 30, age: Duration::from_secs(3600) };
+
+pub fn beside_none(sizes: &[usize]) {
+    for nodes in sizes {
+        let cluster = BenchCluster::new(*nodes, ROUNDS + WARM_UP);
+        compare(&cluster);
+    }
+}
+
+fn compare(cluster: &BenchCluster) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let both = [extender(cluster, Policy::default()), extender(cluster, Policy::default())];
+    let directory = tempfile::tempdir().expect("a directory to record into");
+    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
+    let recorder = FlightRecorder::start(&options, &both[1].service).expect("the directory is writable");
+    let is_recording = || both[1].service.recording().is_some_and(|tap| tap.is_recording());
+    while !is_recording() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut samples: [[Samples; 2]; 4] = Default::default();
+    for round in 0..ROUNDS + WARM_UP {
+        // The first of the two finds the request in no cache, so they take turns.
+        let mut in_turn = |verb: usize, ask: &mut dyn FnMut(&Extender) -> Vec<u8>| {
+            let mut answers = [Vec::new(), Vec::new()];
+            for turn in 0..2 {
+                let one = (round + turn) % 2;
+                let started = Instant::now();
+                answers[one] = ask(&both[one]);
+                let took = started.elapsed();
+                if round >= WARM_UP {
+                    samples[verb][one].add(took);
+                }
+            }
+            assert_eq!(answers[0], answers[1], "what is recorded is answered the same");
+            std::mem::take(&mut answers[0])
+        };
+        let body = cluster.filter_body(round);
+        let answer = in_turn(0, &mut |one| ask_filter(one, &body));
+        let body = cluster.prioritize_body(round, &cluster::passed_names(&answer));
+        let answer = in_turn(1, &mut |one| ask_prioritize(one, &body));
+        let body = cluster.bind_body(round, &cluster::top_name(&answer));
+        let answer = in_turn(2, &mut |one| {
+            let args: BindingArgs = serde_json::from_slice(&body).expect("a request");
+            let answer = runtime.block_on(bind::bind(one, &args)).expect("an answer");
+            serde_json::to_vec(&answer).expect("JSON")
+        });
+        cluster::assert_bound(&answer);
+        let body = cluster.refused_body(round);
+        let answer = in_turn(3, &mut |one| ask_filter(one, &body));
+        cluster::assert_all_refused(&answer, cluster.nodes());
+    }
+    assert!(is_recording(), "the recorder kept up");
+    recorder.stop();
+    print(cluster, &samples);
+}
+
+fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
+    println!("\n{} nodes × 8 GPUs, with the flight recorder and without, in process", cluster.nodes());
+    println!(
+        "{:<20} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8}",
+        "", "p50 µs", "p99 µs", "none, p50", "none, p99", "× p50", "× p99"
+    );
+    for (verb, [without, with]) in VERBS.iter().zip(samples) {
+        let [p50, p99, none50, none99] =
+            [(with, 50), (with, 99), (without, 50), (without, 99)].map(|(one, at)| one.percentile(at));
+        println!(
+            "{verb:<20} {p50:>10.0} {p99:>10.0} {none50:>10.0} {none99:>10.0} {:>8.3} {:>8.3}",
+            p50 / none50,
+            p99 / none99
+        );
+    }
+}
+
+fn ask_filter(extender: &Extender, body: &[u8]) -> Vec<u8> {
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    serde_json::to_vec(&filter::filter(extender, &args, &nodes).expect("an answer")).expect("JSON")
+}
+
+fn ask_prioritize(extender: &Extender, body: &[u8]) -> Vec<u8> {
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    serde_json::to_vec(&prioritize::prioritize(extender, &args, &nodes).expect("an answer")).expect("JSON")
+}

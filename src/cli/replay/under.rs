@@ -1,0 +1,211 @@
+//! `stowage replay --policy`, `--packing`: what would have differed under another policy, as a table.
+
+use super::source::{RecordedFile, Source};
+use crate::cli::output::{OutputArgs, lines};
+use crate::cli::policy::policy_at;
+use crate::recording::closed_loop::comparison::{
+    Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
+};
+use crate::recording::closed_loop::demand::RecordedDemand;
+use crate::recording::closed_loop::policies::LoopPolicy;
+use crate::recording::read::{Part, ReadError};
+use crate::scheduling::policy::PackingPolicy;
+use crate::units::{Bytes, Millis, plural};
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The exit code for a recording that cannot be read, as without another policy.
+const UNREADABLE: u8 = 2;
+/// Pods of which the text shows where they went; `-o json` has all.
+const SHOWN: usize = 10;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Another policy")]
+pub struct UnderArgs {
+    /// Play the recorded demand under this policy, a directory of YAML files or a file, and under the recorded one, and show what
+    /// differs: placements, waits, evictions, and free VRAM that no pod can use
+    #[arg(long, value_name = "PATH")]
+    policy: Option<PathBuf>,
+
+    /// The same with this packing in place of what the policy says
+    #[arg(long, value_enum, value_name = "PACKING")]
+    packing: Option<Packing>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Packing {
+    /// By the learned value of free VRAM
+    Learned,
+    /// The least VRAM left free on the GPU
+    BestFit,
+}
+
+impl UnderArgs {
+    pub fn is_asked(&self) -> bool {
+        self.policy.is_some() || self.packing.is_some()
+    }
+
+    pub fn run(self, recording: &Path, output: &OutputArgs) -> Result<ExitCode> {
+        if recording == Path::new("-") {
+            bail!(
+                "another policy needs the recording twice, and standard input can be read once: write it to a file first"
+            );
+        }
+        let given = match &self.policy {
+            None => None,
+            Some(path) => match policy_at(path, None)? {
+                Ok(policy) => Some(policy),
+                Err(code) => return Ok(code),
+            },
+        };
+        let packing = self.packing.map(|packing| match packing {
+            Packing::Learned => PackingPolicy::Learned,
+            Packing::BestFit => PackingPolicy::BestFit,
+        });
+        let other = LoopPolicy { given, packing };
+        let compared = match compare(recording, other) {
+            Ok(compared) => compared,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                return Ok(ExitCode::from(UNREADABLE));
+            }
+        };
+        match output.data(&compared)? {
+            Some(data) => write!(std::io::stdout(), "{data}")?,
+            None => write!(std::io::stdout(), "{}", text(&compared, &self.describe()))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn describe(&self) -> String {
+        let packing = self.packing.and_then(|packing| packing.to_possible_value());
+        let packing = packing.map(|packing| format!("packing {}", packing.get_name()));
+        let path = self.policy.as_ref().map(|path| path.display().to_string());
+        [path, packing].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
+    let mut demand = RecordedDemand::default();
+    each_part(recording, |part| Ok(demand.note(part)?))?;
+    if !demand.has_begun() {
+        bail!(
+            "{} has no checkpoint to begin at: record with `stowage serve --record DIR`",
+            recording.display()
+        );
+    }
+    let mut comparison = Comparison::new(&demand, other);
+    each_part(recording, |part| Ok(comparison.step(part)?))?;
+    comparison.finish().context("the recording was changed while it was read: run it again")
+}
+
+/// Each part, as long as `take` goes on. A segment that a killed process left without an end ends where it is cut.
+fn each_part(recording: &Path, mut take: impl FnMut(&Part) -> Result<bool>) -> Result<()> {
+    for RecordedFile { name, reader, may_be_torn } in Source::open(recording)? {
+        for part in reader {
+            match part {
+                Ok(part) if take(&part).with_context(|| name.clone())? => {}
+                Ok(_) => return Ok(()),
+                Err(ReadError::Cut { .. }) if may_be_torn => break,
+                Err(error) => bail!("{name}: {error}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn text(compared: &PolicyComparison, other: &str) -> String {
+    let PolicyComparison { lasted, stops_at_gap, agreement, pods, .. } = compared;
+    let (old, new) = (&compared.recorded, &compared.other);
+    let mut text = format!(
+        "{} of recorded demand, played under the recorded policy and under {other}\n\n",
+        Duration(*lasted)
+    );
+    type Figure = fn(&LoopFigures) -> String;
+    let rows: [(&str, Figure); 11] = [
+        ("pods that came", |one| one.pods.to_string()),
+        ("placed", |one| one.placed.to_string()),
+        ("waiting at the end", |one| one.waiting_at_the_end.to_string()),
+        ("wait, mean", |one| Duration(one.waits.mean).to_string()),
+        ("wait, half of the pods", |one| Duration(one.waits.p50).to_string()),
+        ("wait, 99 % of the pods", |one| Duration(one.waits.p99).to_string()),
+        ("wait, longest", |one| Duration(one.waits.longest).to_string()),
+        ("evictions", |one| one.evictions.to_string()),
+        ("VRAM allocated, mean", |one| {
+            one.allocated_percent.map_or("–".into(), |part| format!("{part:.1} %"))
+        }),
+        ("VRAM stranded, mean", |one| gib(one.stranded)),
+        ("VRAM stranded, at the end", |one| gib(one.stranded_at_the_end)),
+    ];
+    let rows = rows.into_iter().map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
+    text += &lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
+    let differences: Vec<&PodComparison> = pods.iter().filter(|pod| pod.differs()).collect();
+    text += "\n";
+    text += &match differences.len() {
+        0 => "Every pod has the same GPUs under both\n".to_owned(),
+        n => format!("{} on other GPUs, or without a place under one of them\n", plural(n, "pod")),
+    };
+    let shown = differences
+        .iter()
+        .take(SHOWN)
+        .map(|PodComparison { pod, recorded, other, .. }| vec![pod.clone(), place(recorded), place(other)]);
+    if !differences.is_empty() {
+        text += &lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
+    }
+    if differences.len() > SHOWN {
+        text += &format!("and {} more: -o json has all\n", differences.len() - SHOWN);
+    }
+    text += &format!(
+        "\nOf {} that the recording has, the loop under the recorded policy puts {} on the same node, {} on the same GPUs\n",
+        plural(agreement.placements, "placement"),
+        share(agreement.same_node, agreement.placements),
+        share(agreement.same_gpus, agreement.placements),
+    );
+    if old.pods == 0 {
+        text += "No pod came: a replica on standby is not asked, so take the recording of the leader, or a longer one\n";
+    }
+    if *stops_at_gap {
+        text += "The recording has a gap: what comes after it is not compared\n";
+    }
+    text
+}
+
+fn place(place: &PodPlace) -> String {
+    let waited = Duration(place.waited);
+    let Some(node) = &place.node else { return format!("none, waited {waited}") };
+    let evicted = match place.evictions {
+        0 => String::new(),
+        n => format!(", evicted {n} ×"),
+    };
+    let gpus = place.gpus.iter().map(|gpu| gpu.as_str()).collect::<Vec<_>>().join(" ");
+    let gpus = if gpus.is_empty() { String::new() } else { format!(" {gpus}") };
+    format!("{node}{gpus} after {waited}{evicted}")
+}
+
+fn share(part: u64, of: u64) -> String {
+    match of {
+        0 => "none".into(),
+        of => format!("{:.0} %", part as f64 * 100.0 / of as f64),
+    }
+}
+
+fn gib(bytes: Bytes) -> String {
+    format!("{:.1} GiB", bytes.0 as f64 / Bytes::gib(1).0 as f64)
+}
+
+/// A length of time with one decimal, in the unit that suits it.
+struct Duration(Millis);
+
+impl std::fmt::Display for Duration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.0.0 as f64 / 1000.0;
+        match self.0.0 {
+            0..60_000 => write!(f, "{seconds:.1} s"),
+            60_000..7_200_000 => write!(f, "{:.1} min", seconds / 60.0),
+            _ => write!(f, "{:.1} h", seconds / 3600.0),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Two loops over one recording, and what differs between them: one under the recorded policy, one under another.
+
+use super::demand::{RecordedDemand, RecordedPod};
+use super::policies::LoopPolicy;
+use super::reports::RecordedLoads;
+use super::stage::ClosedLoop;
+use super::tally::{FirstPlacement, Tally};
+use crate::ids::{GpuUuid, NodeName};
+use crate::recording::entry::{Entry, Gap, SegmentHeader};
+use crate::recording::read::Part;
+use crate::scheduling::ledger::LoadError;
+use crate::scheduling::verbs::Input;
+use crate::units::{Bytes, Millis, Moment};
+use jiff::Timestamp;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// Both loops, in progress. Feed them the parts that the demand was read from, in order.
+#[derive(Debug)]
+pub struct Comparison<'d> {
+    demand: &'d RecordedDemand,
+    other: LoopPolicy,
+    loads: RecordedLoads<'d>,
+    segment: Option<SegmentHeader>,
+    loops: Option<[ClosedLoop<'d>; 2]>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyComparison {
+    /// The length of what was played.
+    pub lasted: Millis,
+    /// The recording has a gap: what comes after it is not compared.
+    pub stops_at_gap: bool,
+    pub agreement: Agreement,
+    /// The loop under the recorded policy.
+    pub recorded: LoopFigures,
+    /// The loop under the other one.
+    pub other: LoopFigures,
+    /// Every pod that came, in order of name, with its first placement in either loop.
+    pub pods: Vec<PodComparison>,
+}
+
+/// How far the loop under the recorded policy decides as was recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Agreement {
+    /// Placements in the recording that Stowage decided.
+    pub placements: u64,
+    pub same_node: u64,
+    pub same_gpus: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoopFigures {
+    /// Identifies the policy at the end.
+    pub policy: String,
+    /// Pods that came and had no place.
+    pub pods: u64,
+    pub placed: u64,
+    pub waiting_at_the_end: u64,
+    pub evictions: u64,
+    /// Pods that came back after an eviction.
+    pub returned: u64,
+    /// Pods that wait at the end count with their wait so far.
+    pub waits: Waits,
+    /// Of allocatable VRAM, in percent, on average.
+    pub allocated_percent: Option<f64>,
+    /// Free VRAM that pods like the latest cannot use, in bytes.
+    pub stranded: Bytes,
+    pub stranded_at_the_end: Bytes,
+}
+
+/// From the first filter, or from the planner's first sight of a gated pod, to the Binding.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Waits {
+    pub mean: Millis,
+    pub p50: Millis,
+    pub p99: Millis,
+    pub longest: Millis,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodComparison {
+    pub pod: String,
+    /// What the recording itself has.
+    pub recording: PodPlace,
+    pub recorded: PodPlace,
+    pub other: PodPlace,
+}
+
+/// Where a pod went first; nothing if it had no place by the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodPlace {
+    pub node: Option<NodeName>,
+    pub gpus: Vec<GpuUuid>,
+    /// Until it was bound, or until the end.
+    pub waited: Millis,
+    pub evictions: u64,
+}
+
+impl<'d> Comparison<'d> {
+    pub fn new(demand: &'d RecordedDemand, other: LoopPolicy) -> Self {
+        Self { demand, other, loads: RecordedLoads::new(demand), segment: None, loops: None }
+    }
+
+    /// Takes in the next part. Answers whether the recording goes on without a gap.
+    pub fn step(&mut self, part: &Part) -> Result<bool, LoadError> {
+        match part {
+            Part::Segment(header) => self.segment = Some(header.clone()),
+            Part::Entry(Entry::Checkpoint(checkpoint)) if self.loops.is_none() => {
+                let at = self.calendar(checkpoint.state.now());
+                let begin = |rule| ClosedLoop::begin(self.demand, rule, checkpoint.state.clone(), at);
+                self.loops = Some([begin(LoopPolicy::default())?, begin(self.other.clone())?]);
+            }
+            Part::Entry(Entry::Checkpoint(checkpoint)) => return Ok(checkpoint.after == Gap::None),
+            Part::Entry(Entry::Clock(now)) => {
+                let at = self.calendar(*now);
+                self.loops.iter_mut().flatten().for_each(|one| one.advance(*now, at));
+            }
+            Part::Entry(Entry::Input(numbered)) => self.input(&numbered.input),
+            Part::Entry(Entry::Answer(_)) => {}
+        }
+        Ok(true)
+    }
+
+    fn input(&mut self, input: &Input) {
+        let Some(loops) = &mut self.loops else { return };
+        let now = loops[0].now();
+        if let Input::ReadingReported(report) = input {
+            self.loads.note(now, &report.node, &report.reading);
+            loops.iter_mut().for_each(|one| one.read(&report.node, &report.reading, &self.loads));
+            return;
+        }
+        let at = calendar(self.segment.as_ref(), now);
+        loops.iter_mut().for_each(|one| one.input(input, at));
+    }
+
+    fn calendar(&self, now: Moment) -> Timestamp {
+        calendar(self.segment.as_ref(), now)
+    }
+
+    /// `None` if the recording has no checkpoint.
+    pub fn finish(mut self) -> Option<PolicyComparison> {
+        let at = self.calendar(self.demand.ended);
+        let mut loops = self.loops.take()?;
+        loops.iter_mut().for_each(|one| one.end(at));
+        let [recorded, other] = &loops;
+        let ended = self.demand.ended;
+        let pods = self.demand.pods.iter().filter_map(|(uid, pod)| {
+            let of = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned();
+            let (old, new) = (of(recorded)?, of(other)?);
+            let (recorded, other) = (PodPlace::of(&old, ended), PodPlace::of(&new, ended));
+            let (pod, recording) = (pod.key.to_string(), PodPlace::of(&pod.first_placement(), ended));
+            Some(PodComparison { pod, recording, recorded, other })
+        });
+        let mut pods: Vec<_> = pods.collect();
+        pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+        Some(PolicyComparison {
+            lasted: self.demand.ended.since(self.demand.began),
+            stops_at_gap: self.demand.stops_at_gap,
+            agreement: Agreement::of(self.demand, &recorded.tally),
+            recorded: LoopFigures::of(recorded),
+            other: LoopFigures::of(other),
+            pods,
+        })
+    }
+}
+
+/// A moment of the recorded clock, by the wall clock of the machine that recorded.
+fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
+    let at = segment.map_or(0, |header| {
+        let since = i64::try_from(now.0).unwrap_or(i64::MAX).saturating_sub_unsigned(header.began.0);
+        header.wall_ms.saturating_add(since)
+    });
+    Timestamp::from_millisecond(at).unwrap_or_default()
+}
+
+impl Agreement {
+    fn of(demand: &RecordedDemand, tally: &Tally) -> Self {
+        let mut agreement = Self::default();
+        let decided = |pod: &RecordedPod| {
+            !pod.is_foreign() && !pod.is_replacement && pod.initial_place(demand.began).is_none()
+        };
+        for (uid, pod) in demand.pods.iter().filter(|(_, pod)| decided(pod)) {
+            let Some(bound) = &pod.bound else { continue };
+            let place = tally.pods.get(uid).and_then(|first| first.place.as_ref());
+            let is_node = place.is_some_and(|place| place.node == bound.node);
+            let is_gpus =
+                is_node && place.is_some_and(|place| set_of(&place.devices) == set_of(&bound.devices));
+            agreement.placements += 1;
+            agreement.same_node += u64::from(is_node);
+            agreement.same_gpus += u64::from(is_gpus);
+        }
+        agreement
+    }
+}
+
+impl RecordedPod {
+    fn first_placement(&self) -> FirstPlacement {
+        FirstPlacement {
+            came: Some(self.asked.unwrap_or(self.arrived)),
+            place: self.bound.clone(),
+            evictions: u64::from(self.was_evicted),
+        }
+    }
+}
+
+impl PodComparison {
+    /// Whether the loops put it on other GPUs, or one of them on none.
+    pub fn differs(&self) -> bool {
+        (&self.recorded.node, &self.recorded.gpus) != (&self.other.node, &self.other.gpus)
+    }
+}
+
+fn set_of(devices: &Option<std::sync::Arc<[GpuUuid]>>) -> BTreeSet<&GpuUuid> {
+    devices.iter().flat_map(|devices| devices.iter()).collect()
+}
+
+impl LoopFigures {
+    fn of(one: &ClosedLoop<'_>) -> Self {
+        let tally = &one.tally;
+        let (stranded, stranded_at_the_end) = tally.stranded();
+        let came = tally.pods.values().filter(|pod| pod.came.is_some());
+        Self {
+            policy: one.policy().to_string(),
+            pods: came.clone().count() as u64,
+            placed: came.filter(|pod| pod.place.is_some()).count() as u64,
+            waiting_at_the_end: one.waiting() as u64,
+            evictions: tally.evictions,
+            returned: tally.returned,
+            waits: Waits::of(tally.waits.clone()),
+            allocated_percent: tally.allocated_percent(),
+            stranded,
+            stranded_at_the_end,
+        }
+    }
+}
+
+impl Waits {
+    fn of(mut waits: Vec<Millis>) -> Self {
+        waits.sort_unstable();
+        let at = |percent: usize| {
+            let place = (waits.len() * percent / 100).min(waits.len().saturating_sub(1));
+            waits.get(place).copied().unwrap_or_default()
+        };
+        let sum: u64 = waits.iter().map(|wait| wait.0).sum();
+        Self { mean: Millis(sum / waits.len().max(1) as u64), p50: at(50), p99: at(99), longest: at(100) }
+    }
+}
+
+impl PodPlace {
+    fn of(first: &FirstPlacement, ended: Moment) -> Self {
+        let until = first.place.as_ref().map_or(ended, |place| place.at);
+        Self {
+            node: first.place.as_ref().map(|place| place.node.clone()),
+            gpus: set_of(&first.place.as_ref().and_then(|place| place.devices.clone()))
+                .into_iter()
+                .cloned()
+                .collect(),
+            waited: first.came.map_or(Millis::default(), |came| until.since(came)),
+            evictions: first.evictions,
+        }
+    }
+}

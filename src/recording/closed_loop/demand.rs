@@ -1,0 +1,357 @@
+//! What a recording says was asked of the cluster, whatever was answered: pods with their requests, when they came, for how long
+//! they ran, and what they showed while they did.
+
+use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
+use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered};
+use crate::recording::read::Part;
+use crate::scheduling::kube_filters::{NodeFootprint, Requirements};
+use crate::scheduling::ledger::{
+    LoadError, ObservedPhase, PodObservation, PodPhase, PodState, SchedulingGate, StartProgress,
+};
+use crate::scheduling::verbs::binding::{BindingAnswer, PodRead};
+use crate::scheduling::verbs::observe::{FilterPod, FilterPodObserved};
+use crate::scheduling::verbs::{Cluster, Input};
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::disruption_info::{Checkpoint as Saved, ObservedDisruptionInfo};
+use crate::units::{Millis, Moment};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Every pod that asks for GPUs, over the whole recording.
+#[derive(Debug, Default)]
+pub struct RecordedDemand {
+    pub pods: BTreeMap<PodUid, RecordedPod>,
+    /// The recorded clock at the first checkpoint.
+    pub began: Moment,
+    pub ended: Moment,
+    /// The demand stops at a gap: what came after it is not compared.
+    pub stops_at_gap: bool,
+    has_begun: bool,
+    /// Pods that were evicted and not replaced yet, by their owners.
+    unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
+}
+
+/// One pod, as the recording shows it.
+#[derive(Debug)]
+pub struct RecordedPod {
+    pub key: PodKey,
+    pub demand: Demand,
+    /// It is in the first checkpoint.
+    pub is_known: bool,
+    pub arrived: Moment,
+    /// What kept it from the scheduler, from when on.
+    pub gates: Vec<(Moment, SchedulingGate)>,
+    /// When kube-scheduler first asked about it, and when it last did before it was bound.
+    pub asked: Option<Moment>,
+    last_asked: Moment,
+    /// The number of the input that showed it first.
+    pub number: u64,
+    /// What it requires of its node; `None` if no watch showed that.
+    pub wants: Option<Requirements>,
+    pub footprint: Option<NodeFootprint>,
+    pub successor: Option<Requirements>,
+    pub disruption: ObservedDisruptionInfo,
+    pub grace: Millis,
+    pub bound: Option<RecordedBinding>,
+    /// What it showed once it was bound.
+    pub shows: Vec<(Moment, Show)>,
+    pub was_evicted: bool,
+    /// When it was first seen being deleted.
+    leaving: Option<Moment>,
+    pub gone: Option<Moment>,
+    /// The pod that its owner made in its place after an eviction, and whether it is one.
+    pub replaced_by: Option<PodUid>,
+    pub is_replacement: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedBinding {
+    pub at: Moment,
+    pub node: NodeName,
+    pub devices: Option<Arc<[GpuUuid]>>,
+}
+
+/// A bound pod, shown.
+#[derive(Debug)]
+pub enum Show {
+    Pod { is_starting: bool, disruption: Box<ObservedDisruptionInfo>, saved: Saved },
+    Start(StartProgress),
+}
+
+impl RecordedDemand {
+    /// Takes in the next part. Answers whether the recording goes on without a gap.
+    pub fn note(&mut self, part: &Part) -> Result<bool, LoadError> {
+        match part {
+            Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => self.begin(checkpoint)?,
+            Part::Entry(Entry::Checkpoint(checkpoint)) if checkpoint.after != Gap::None => {
+                self.stops_at_gap = true;
+                return Ok(false);
+            }
+            Part::Entry(Entry::Clock(now)) if self.has_begun => self.ended = *now,
+            Part::Entry(Entry::Input(numbered)) if self.has_begun => self.input(numbered),
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Whether there was a checkpoint to begin at.
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    fn begin(&mut self, checkpoint: &Checkpoint) -> Result<(), LoadError> {
+        let now = checkpoint.state.now();
+        (self.has_begun, self.began, self.ended) = (true, now, now);
+        let cluster = Cluster::load(checkpoint.state.clone())?;
+        let filters = cluster.kube_filters().snapshot();
+        for (uid, state) in cluster.pod_states() {
+            let mut pod = RecordedPod { is_known: true, ..RecordedPod::new(&state.key, &state.demand, now) };
+            pod.wants = filters.wants(uid).or_else(|| filters.movable(uid)).cloned();
+            pod.disruption.disruption_info = (*state.disruption_info).clone();
+            pod.bound = binding(state, now);
+            if let PodPhase::Waiting(waiting) = &state.phase {
+                pod.gates.push((now, waiting.gate));
+            }
+            self.pods.insert(uid.clone(), pod);
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, Numbered { number, input }: &Numbered) {
+        let now = self.ended;
+        match input {
+            Input::PodObserved(observed) => self.observe(&observed.0, *number),
+            Input::FilterPodObserved(observed) => self.observe_filters(observed),
+            Input::FilterAsked(asked) => {
+                let request = &asked.0;
+                let known = self.pods.entry(request.uid.clone());
+                let new = || RecordedPod {
+                    number: *number,
+                    ..RecordedPod::new(&request.key, &request.demand, now)
+                };
+                let pod = known.or_insert_with(new);
+                pod.asked.get_or_insert(now);
+                if pod.bound.is_none() {
+                    pod.last_asked = now;
+                }
+            }
+            Input::BindingAnswered(answered) if answered.answer == BindingAnswer::Written => {
+                let placement = &answered.placement;
+                self.bound(&answered.uid, &placement.node, placement.recorded());
+            }
+            Input::BindingRead(read) => {
+                if let PodRead::Bound { node, devices, .. } = &read.pod {
+                    self.bound(&read.uid, node, devices.clone());
+                }
+            }
+            Input::EngineStartObserved(start) => {
+                if let Some(pod) = self.pods.get_mut(&start.uid).filter(|pod| pod.bound.is_some()) {
+                    pod.shows.push((now, Show::Start(start.progress)));
+                }
+            }
+            Input::PodEvicted(evicted) => self.evicted(&evicted.0),
+            Input::PreemptDecided(decided) => {
+                let victims = &decided.victims;
+                victims.victims.iter().chain(&victims.elsewhere).for_each(|victim| self.evicted(victim));
+            }
+            Input::PodDeleted(deleted) => self.gone(&deleted.0),
+            Input::PodReleased(released) => self.gone(&released.0),
+            _ => {}
+        }
+    }
+
+    fn observe(&mut self, observation: &PodObservation, number: u64) {
+        let now = self.ended;
+        let PodObservation { uid, key, demand, state, observed } = observation;
+        let new = || RecordedPod { number, ..RecordedPod::new(key, demand, now) };
+        let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+        if let Some(leaving) = observed.as_ref().and_then(|observed| observed.leaving) {
+            pod.grace = leaving.grace;
+            pod.leaving.get_or_insert(now.before(leaving.asked_ago));
+        }
+        match state {
+            ObservedPhase::Waiting(waiting) if pod.bound.is_none() => pod.observe_gate(now, waiting.gate),
+            ObservedPhase::Waiting(_) => {}
+            ObservedPhase::Bound { node, devices, starting, .. } => {
+                pod.bind(now, node, devices.clone());
+                pod.show(now, *starting, observed.as_ref());
+            }
+        }
+        let Some(observed) = observed else { return };
+        let is_first = pod.disruption.disruption_info.owner.is_none();
+        pod.disruption.disruption_info = observed.disruption_info.clone();
+        if let Some(owner) = observed.disruption_info.owner.clone().filter(|_| is_first && !pod.is_known) {
+            self.replace(&owner, uid);
+        }
+    }
+
+    /// The pod of this owner that was evicted first is replaced by the one that comes now.
+    fn replace(&mut self, owner: &OwnerUid, by: &PodUid) {
+        let Some(unreplaced) = self.unreplaced.get_mut(owner).filter(|unreplaced| !unreplaced.is_empty())
+        else {
+            return;
+        };
+        let evicted = unreplaced.remove(0);
+        self.pods.get_mut(by).into_iter().for_each(|pod| pod.is_replacement = true);
+        self.pods.get_mut(&evicted).into_iter().for_each(|pod| pod.replaced_by = Some(by.clone()));
+    }
+
+    fn observe_filters(&mut self, observed: &FilterPodObserved) {
+        // One that asks for no GPU is not in the ledger, and is the world's.
+        let Some(pod) = self.pods.get_mut(&observed.uid) else { return };
+        match &observed.pod {
+            FilterPod::Waiting(wants) => pod.wants = Some(wants.clone()),
+            FilterPod::Bound { footprint, successor } => {
+                (pod.footprint, pod.successor) = (Some(footprint.clone()), successor.clone());
+            }
+            FilterPod::Irrelevant => {}
+        }
+    }
+
+    fn bound(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+        let now = self.ended;
+        self.pods.get_mut(uid).into_iter().for_each(|pod| pod.bind(now, node, devices.clone()));
+    }
+
+    fn evicted(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.bound.is_some() && !pod.was_evicted) else {
+            return;
+        };
+        pod.was_evicted = true;
+        if let Some(owner) = pod.disruption.disruption_info.owner.clone() {
+            self.unreplaced.entry(owner).or_default().push(uid.clone());
+        }
+    }
+
+    fn gone(&mut self, uid: &PodUid) {
+        let now = self.ended;
+        self.pods.get_mut(uid).into_iter().for_each(|pod| _ = pod.gone.get_or_insert(now));
+    }
+
+    /// How long pods that are evicted take to leave: half of those in the recording took less. `None` if it has none.
+    pub fn usual_leave(&self) -> Option<Millis> {
+        let mut took: Vec<Millis> =
+            self.pods.values().filter(|pod| pod.was_evicted).filter_map(RecordedPod::took_to_leave).collect();
+        took.sort_unstable();
+        took.get(took.len() / 2).copied()
+    }
+
+    /// For how long a pod runs in all, over the pods that replaced it; `None` if its end is not in the recording, or was an
+    /// eviction.
+    pub fn work(&self, uid: &PodUid) -> Option<Millis> {
+        let (mut work, mut next) = (Millis::default(), Some(uid));
+        while let Some(uid) = next {
+            let pod = self.pods.get(uid)?;
+            let (bound, gone) = (pod.bound.as_ref()?, pod.gone?);
+            work = work + gone.since(bound.at);
+            next = pod.replaced_by.as_ref();
+            if next.is_none() && pod.was_evicted {
+                return None;
+            }
+        }
+        Some(work)
+    }
+}
+
+impl RecordedPod {
+    fn new(key: &PodKey, demand: &Demand, now: Moment) -> Self {
+        Self {
+            key: key.clone(),
+            demand: demand.clone(),
+            is_known: false,
+            arrived: now,
+            gates: Vec::new(),
+            asked: None,
+            last_asked: now,
+            number: 0,
+            wants: None,
+            footprint: None,
+            successor: None,
+            disruption: ObservedDisruptionInfo::default(),
+            grace: demand.grace,
+            bound: None,
+            shows: Vec::new(),
+            was_evicted: false,
+            leaving: None,
+            gone: None,
+            replaced_by: None,
+            is_replacement: false,
+        }
+    }
+
+    /// The planner lifts its gate by itself: then the pod has come no further than its decision.
+    fn observe_gate(&mut self, now: Moment, gate: SchedulingGate) {
+        let is_lifted =
+            |last: SchedulingGate| last == SchedulingGate::Planned && gate == SchedulingGate::Open;
+        match self.gates.last() {
+            Some((_, last)) if *last == gate || is_lifted(*last) => {}
+            _ => self.gates.push((now, gate)),
+        }
+    }
+
+    fn bind(&mut self, at: Moment, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+        self.bound.get_or_insert_with(|| RecordedBinding { at, node: node.clone(), devices });
+    }
+
+    fn show(&mut self, now: Moment, is_starting: bool, observed: Option<&ObservedDisruptionInfo>) {
+        let disruption = observed.unwrap_or(&self.disruption).clone();
+        let saved = disruption.at(now).checkpoint;
+        let is_known = self.shows.iter().rev().find_map(|(_, show)| match show {
+            Show::Pod { is_starting: known, disruption: last, saved: at } => Some(
+                *known == is_starting
+                    && last.disruption_info == disruption.disruption_info
+                    && is_near(*at, saved),
+            ),
+            Show::Start(_) => None,
+        });
+        if is_known != Some(true) {
+            self.shows.push((now, Show::Pod { is_starting, disruption: Box::new(disruption), saved }));
+        }
+    }
+
+    /// From kube-scheduler's question to the Binding; nothing if the recording does not show both.
+    pub fn bind_delay(&self) -> Millis {
+        let asked = self.asked.map(|_| self.last_asked);
+        asked.zip(self.bound.as_ref()).map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
+    }
+
+    /// From its deletion until it was gone.
+    pub fn took_to_leave(&self) -> Option<Millis> {
+        Some(self.gone?.since(self.leaving?))
+    }
+
+    /// Another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.
+    pub fn is_foreign(&self) -> bool {
+        let is_planned = |(_, gate): &(Moment, SchedulingGate)| *gate == SchedulingGate::Planned;
+        !self.is_known && self.asked.is_none() && !self.gates.iter().any(is_planned)
+    }
+
+    /// Its place when the recording begins.
+    pub fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
+        self.bound.as_ref().filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
+    }
+
+    /// Its engine's start shows in the recording, or nothing does that comes after its binding.
+    pub fn starts(&self) -> bool {
+        let starting = |(_, show): &(Moment, Show)| matches!(show, Show::Pod { is_starting: true, .. });
+        self.shows.is_empty() || self.shows.iter().any(starting)
+    }
+}
+
+fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
+    let node = state.node()?.clone();
+    Some(RecordedBinding {
+        at,
+        node,
+        devices: state.devices().cloned().filter(|devices| !devices.is_empty()),
+    })
+}
+
+/// Moments that come of wall clocks waver.
+fn is_near(one: Saved, other: Saved) -> bool {
+    match (one, other) {
+        (Saved::Never, Saved::Never) => true,
+        (Saved::At(one), Saved::At(other)) => one.since(other).max(other.since(one)) < Millis::seconds(2),
+        _ => false,
+    }
+}

@@ -1,0 +1,40 @@
+//! The policy of a loop: the recorded one as it changes, or another one whose windows open and close by the recorded time.
+
+use crate::policy_file::with_digest;
+use crate::policy_windows::TimeZones;
+use crate::scheduling::policy::{Mode, PackingPolicy, Policy};
+use jiff::Timestamp;
+
+/// By which policy a loop decides.
+#[derive(Debug, Clone, Default)]
+pub struct LoopPolicy {
+    /// Instead of the recorded one.
+    pub given: Option<Policy>,
+    /// Instead of what the policy says.
+    pub packing: Option<PackingPolicy>,
+}
+
+impl LoopPolicy {
+    /// The policy that the loop decides by when `recorded` is in force, at a time.
+    pub fn when(&self, recorded: &Policy, zones: &mut TimeZones, at: Timestamp) -> Policy {
+        let mut policy = match &self.given {
+            Some(given) => {
+                let open = zones.open_at(given, at);
+                given.clone().with_open_windows(open)
+            }
+            None => recorded.clone(),
+        };
+        if let Some(packing) = self.packing.filter(|packing| *packing != policy.packing.policy) {
+            policy.settings.packing.policy = packing;
+            policy = with_digest(policy);
+        }
+        // It is compared by what it says, whether or not it was enforced.
+        policy.settings.mode = Mode::Enforce;
+        policy
+    }
+
+    /// Whether the time alone may change it.
+    pub fn has_windows(&self) -> bool {
+        self.given.as_ref().is_some_and(|given| given.windows().next().is_some())
+    }
+}

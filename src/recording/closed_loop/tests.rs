@@ -1,0 +1,215 @@
+//! Loops over recordings that are made here: a few pods on two nodes of one GPU each.
+
+use super::comparison::{Comparison, PolicyComparison};
+use super::demand::RecordedDemand;
+use super::policies::LoopPolicy;
+use crate::ids::PodUid;
+use crate::recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
+use crate::recording::read::Part;
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::placing::score_cache::ScoreCache;
+use crate::scheduling::policy::{PackingPolicy, Policy};
+use crate::scheduling::testkit::{LedgerCluster, demand_of, key, node, uid};
+use crate::scheduling::verbs::Input;
+use crate::scheduling::verbs::bind::{BindAnswer, BindAsked};
+use crate::scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
+use crate::scheduling::verbs::filter::{FilterAsked, filter, offered, refused};
+use crate::scheduling::verbs::observe::{NodeDeleted, PodDeleted, PodObserved};
+use crate::scheduling::verbs::request::VerbRequest;
+use crate::scheduling::verbs::tick::ClockAdvanced;
+use crate::scheduling::vocabulary::demand::{Demand, Sharing};
+use crate::scheduling::vocabulary::headroom::Headroom;
+use crate::units::{Bytes, Millis, Moment, Percent};
+
+/// A Stowage that records: what is done to it is what the recording says.
+struct Recorded {
+    cluster: LedgerCluster,
+    parts: Vec<Part>,
+    numbered: u64,
+}
+
+fn gib(gib: u64) -> Demand {
+    demand_of(Bytes::gib(gib).0, 1, Sharing::Shared, 0)
+}
+
+impl Recorded {
+    /// Two nodes, `a` with one GPU and `b` with two, each of which has 72 GiB for pods.
+    fn new() -> Self {
+        let cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 2)]);
+        let header = SegmentHeader { stowage: "0".into(), wall_ms: 1_700_000_000_000, began: cluster.now() };
+        let checkpoint = Checkpoint { next: 0, after: Gap::Start, state: cluster.export() };
+        let parts = vec![Part::Segment(header), Part::Entry(Entry::Checkpoint(Box::new(checkpoint)))];
+        Self { cluster, parts, numbered: 0 }
+    }
+
+    fn note(&mut self, input: impl Into<Input>) {
+        let (number, input) = (self.numbered, input.into());
+        self.numbered += 1;
+        self.parts.push(Part::Entry(Entry::Input(Numbered { number, input })));
+    }
+
+    fn pass(&mut self, time: Millis) {
+        let now = self.cluster.now() + time;
+        self.cluster.apply(ClockAdvanced(now));
+        self.parts.push(Part::Entry(Entry::Clock(now)));
+    }
+
+    /// The pod comes, and is bound at once if a node takes it.
+    fn come(&mut self, name: &str, demand: Demand) -> Option<String> {
+        let shown = PodObserved(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand: demand.clone(),
+            state: ObservedPhase::Waiting(ObservedWaiting::default()),
+            observed: None,
+        });
+        self.note(shown.clone());
+        self.cluster.apply(shown);
+        let asked = FilterAsked(VerbRequest {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            waiting: ObservedWaiting::default(),
+        });
+        self.note(asked.clone());
+        let view = self.cluster.apply(asked);
+        let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
+        let names = || names.iter().map(String::as_str);
+        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let list = filter(&view, names().collect::<Vec<_>>().into_iter(), &mut scores);
+        let Some(best) = list.best.first() else {
+            let refused = refused(&view, names());
+            self.note(refused.clone());
+            self.cluster.apply(refused);
+            return None;
+        };
+        let offered = offered(&view, best);
+        self.note(offered.clone());
+        self.cluster.apply(offered);
+        let at = view.snapshot.nodes()[best.node].name.clone();
+        let asked = BindAsked { uid: uid(name), key: key(name), node: at.clone() };
+        self.note(asked.clone());
+        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else { panic!("it passed filter") };
+        let written = BindingAnswered {
+            uid: uid(name),
+            placement: decision.placement,
+            stage: BindingStage::Request { is_new: true },
+            begun: decision.begun,
+            answer: BindingAnswer::Written,
+            latest_landing: Millis::default(),
+        };
+        self.note(written.clone());
+        self.cluster.apply(written);
+        Some(at.to_string())
+    }
+
+    fn end(&mut self, name: &str) {
+        self.note(PodDeleted(uid(name)));
+        self.cluster.apply(PodDeleted(uid(name)));
+    }
+
+    fn demand(&self) -> RecordedDemand {
+        let mut demand = RecordedDemand::default();
+        self.parts.iter().all(|part| demand.note(part).unwrap());
+        demand
+    }
+
+    fn under(&self, other: LoopPolicy) -> PolicyComparison {
+        let demand = self.demand();
+        let mut comparison = Comparison::new(&demand, other);
+        self.parts.iter().all(|part| comparison.step(part).unwrap());
+        comparison.finish().unwrap()
+    }
+}
+
+/// The default policy, which keeps so many hundredths of each GPU's VRAM free.
+fn with_headroom(percent: u8) -> LoopPolicy {
+    let mut given = Policy::default();
+    given.settings.headroom = Headroom::all(Percent::new(percent).unwrap());
+    LoopPolicy { given: Some(given), packing: None }
+}
+
+fn three_pods() -> Recorded {
+    let mut recorded = Recorded::new();
+    for name in ["x", "y", "z"] {
+        assert!(recorded.come(name, gib(60)).is_some());
+        recorded.pass(Millis::seconds(10));
+    }
+    recorded
+}
+
+#[test]
+fn the_recorded_policy_against_itself_differs_in_nothing_and_agrees_with_the_recording() {
+    let mut recorded = three_pods();
+    assert_eq!(recorded.come("w", gib(60)), None, "all three GPUs are full");
+    recorded.pass(Millis::seconds(5));
+    recorded.end("y");
+    recorded.pass(Millis::seconds(20));
+    let compared = recorded.under(LoopPolicy::default());
+    assert_eq!(compared.recorded, compared.other);
+    assert!(compared.pods.iter().all(|pod| !pod.differs()), "{:#?}", compared.pods);
+    assert_eq!((compared.agreement.placements, compared.agreement.same_gpus), (3, 3));
+    assert_eq!(compared.lasted, Millis::seconds(55));
+    let figures = &compared.recorded;
+    assert_eq!(
+        (figures.pods, figures.placed, figures.waiting_at_the_end),
+        (4, 4, 0),
+        "w follows on y: {figures:#?}"
+    );
+    assert!(
+        figures.waits.longest >= Millis::seconds(5) && figures.waits.longest <= Millis::seconds(10),
+        "{figures:#?}"
+    );
+}
+
+#[test]
+fn a_policy_under_which_pods_do_not_fit_leaves_them_waiting() {
+    let compared = three_pods().under(with_headroom(50));
+    assert_eq!((compared.recorded.placed, compared.other.placed), (3, 0));
+    assert_eq!(compared.other.waiting_at_the_end, 3);
+    assert_eq!(compared.other.waits.longest, Millis::seconds(30), "until the end");
+    assert!(compared.pods.iter().all(|pod| pod.differs() && pod.other.node.is_none()));
+}
+
+#[test]
+fn a_pod_runs_as_long_as_it_did_wherever_it_starts() {
+    let mut recorded = three_pods();
+    recorded.end("x");
+    recorded.pass(Millis::seconds(60));
+    let demand = recorded.demand();
+    assert_eq!(demand.work(&uid("x")), Some(Millis::seconds(30)));
+    assert_eq!(demand.work(&uid("y")), None, "it runs on");
+}
+
+#[test]
+fn another_packing_is_played_without_a_policy_file() {
+    let other = LoopPolicy { given: None, packing: Some(PackingPolicy::BestFit) };
+    let compared = three_pods().under(other);
+    assert_eq!(compared.other.placed, 3);
+}
+
+#[test]
+fn what_comes_behind_a_gap_is_left_out_and_it_is_said() {
+    let mut recorded = three_pods();
+    let state = recorded.cluster.export();
+    let checkpoint = Checkpoint { next: 900, after: Gap::Dropped(3), state };
+    recorded.parts.push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
+    recorded.come("w", gib(1));
+    let compared = recorded.under(LoopPolicy::default());
+    assert!(compared.stops_at_gap);
+    assert_eq!(compared.recorded.pods, 3);
+}
+
+#[test]
+fn what_concerns_no_decision_comes_in_as_recorded() {
+    let mut recorded = Recorded::new();
+    recorded.note(NodeDeleted(node("b")));
+    recorded.cluster.apply(NodeDeleted(node("b")));
+    recorded.pass(Millis::seconds(1));
+    assert_eq!(recorded.come("x", gib(60)).as_deref(), Some("a"));
+    recorded.pass(Millis::seconds(1));
+    let compared = recorded.under(LoopPolicy::default());
+    assert_eq!(compared.pods[0].other.node, Some(node("a")));
+    let began: Moment = recorded.demand().began;
+    assert_eq!(recorded.demand().pods[&PodUid::parse("x").unwrap()].arrived, began + Millis::seconds(1));
+}
