@@ -13,7 +13,7 @@ use crate::scheduling::verbs::ClusterCopy;
 use crate::service::{Service, Tapped};
 use crate::telemetry::RecordingMetrics;
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -24,6 +24,8 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const FLUSH_BYTES: usize = 256 << 10;
 /// How often the recorder looks whether there is something to do.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// It sleeps for so long when the queue is empty. The queue has room for more than a hundred thousand entries a second.
+const IDLE: Duration = Duration::from_millis(10);
 /// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
 /// The same for the time between two checkpoints if entries were dropped or are many.
@@ -81,17 +83,21 @@ impl<S: Segments> Writer<S> {
         // The first segment begins at once.
         self.look(Instant::now(), true);
         while !is_stopped() {
-            let is_empty = match self.queue.recv_timeout(LOOK_EVERY) {
+            let is_empty = match self.queue.try_recv() {
                 Ok(tapped) => {
                     self.take(tapped);
                     false
                 }
-                Err(RecvTimeoutError::Timeout) => true,
-                Err(RecvTimeoutError::Disconnected) => break,
+                Err(TryRecvError::Empty) => true,
+                Err(TryRecvError::Disconnected) => break,
             };
             let now = Instant::now();
-            if is_empty || now >= self.look_at {
+            if now >= self.look_at {
                 self.look(now, is_empty);
+            }
+            if is_empty {
+                // Nothing wakes it: to wake a thread costs whatever puts an entry into the queue more than the entry does.
+                std::thread::sleep(IDLE);
             }
         }
         // A last checkpoint, with which a replay compares the state that all inputs led to.
