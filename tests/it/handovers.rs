@@ -10,7 +10,7 @@ use stowage::lab::faults::campaign::play_all;
 use stowage::lab::faults::fault::FaultKind;
 
 /// What a machine of a CI job plays in some seconds.
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 6;
 
 #[test]
 fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {

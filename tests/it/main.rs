@@ -22,6 +22,7 @@ mod edge;
 mod estimate;
 mod explain;
 mod flight_recorder;
+mod faults;
 mod floors;
 mod golden;
 mod handover;

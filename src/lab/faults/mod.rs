@@ -90,6 +90,3 @@ pub fn play(history: &History) -> HistoryRun {
         .expect("a runtime of one thread without I/O");
     runtime.block_on(async { FaultyCluster::new(history.clone()).play().await })
 }
-
-#[cfg(test)]
-mod tests;

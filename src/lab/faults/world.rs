@@ -210,6 +210,11 @@ impl FaultyCluster {
     async fn step(&mut self) {
         let gap = self.dice.gap(STEP.as_millis() as f64).0.clamp(1, 2000);
         tokio::time::sleep(Duration::from_millis(gap)).await;
+        self.go_on();
+    }
+
+    /// What goes on beside the drawn events, and a look at it all.
+    fn go_on(&mut self) {
         let can_act = [0, 1].map(|host| self.scheduler_can_act(host));
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.pass(&self.api, can_act);

@@ -12,6 +12,9 @@ use super::*;
 /// leader, for late writes and for reservations that end by their deadline.
 const BOUND_WITHIN: Duration = Duration::from_secs(100);
 
+/// What a kube-scheduler without a backlog takes for all of its pods.
+const ROUND: Duration = Duration::from_secs(1);
+
 /// Since when each waiting pod has fitted somewhere, by name.
 #[derive(Default)]
 pub struct QuietWatch {
@@ -33,7 +36,8 @@ impl FaultyCluster {
             self.bring_back();
             self.schedule_all();
             self.run_pods(false);
-            self.step().await;
+            tokio::time::sleep(ROUND).await;
+            self.go_on();
             self.judge_waiting(&mut watch);
         }
         if self.broken.is_empty() {

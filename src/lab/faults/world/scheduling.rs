@@ -77,13 +77,13 @@ impl SchedulingRequest {
     /// One scheduling cycle.
     async fn cycle(self) {
         let asked = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
-        let Some(filtered) = self.ask_twice("filter", &asked).await else { return };
+        let Some(filtered) = self.ask("filter", &asked).await else { return };
         let fits: Vec<String> = serde_json::from_value(filtered["NodeNames"].clone()).unwrap_or_default();
         if fits.is_empty() {
             return self.preempt().await;
         }
         let asked = json!({ "Pod": *self.pod, "NodeNames": fits });
-        let Some(scores) = self.ask_twice("prioritize", &asked).await else { return };
+        let Some(scores) = self.ask("prioritize", &asked).await else { return };
         let best = scores.as_array().into_iter().flatten().max_by_key(|one| one["Score"].as_u64());
         if let Some(node) = best.and_then(|best| best["Host"].as_str()) {
             self.bind(node).await;
@@ -152,17 +152,6 @@ impl SchedulingRequest {
     fn is_still_there(&self) -> bool {
         let now = self.api.get(&format!("pods/default/{}", name(&self.pod)));
         now.is_some_and(|now| now["metadata"]["uid"] == self.pod["metadata"]["uid"])
-    }
-
-    /// The same question twice: nothing changes between, so the answers must be one.
-    async fn ask_twice(&self, verb: &'static str, asked: &Value) -> Option<Value> {
-        let first = self.ask(verb, asked).await?;
-        let second = self.ask(verb, asked).await?;
-        if first != second {
-            let changed = format!("{verb} of {} answers {first}, and then {second}", name(&self.pod));
-            self.overheard.lock().broken.push(changed);
-        }
-        Some(second)
     }
 
     async fn ask(&self, verb: &'static str, asked: &Value) -> Option<Value> {
