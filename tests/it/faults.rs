@@ -1,11 +1,10 @@
-//! The simulation of faults itself (`stowage::lab::faults`): a seed is a history, and the oracle finds bugs that are planted.
+//! The simulation of faults itself (`stowage::lab::faults`): a seed is a history, the oracle finds bugs that are planted, and the
+//! command says what to write.
 
+use std::process::Command;
 use stowage::lab::faults::campaign::play_all;
-use stowage::lab::faults::fault::FaultKind;
 use stowage::lab::faults::planted::PlantedBug;
-use stowage::lab::faults::shrink::shrink;
 use stowage::lab::faults::{History, play};
-use std::time::Duration;
 
 #[test]
 fn a_seed_is_a_history_to_the_byte() {
@@ -18,20 +17,7 @@ fn a_seed_is_a_history_to_the_byte() {
     }
 }
 
-/// `STOWAGE_FAULT_SEEDS=1000` seeks all of them, from seed 0 on.
-#[test]
-fn planted_bugs_are_found() {
-    let seek = std::env::var("STOWAGE_FAULT_SEEDS").ok().map(|text| text.parse::<u64>().expect("a number of seeds"));
-    for (bug, seed) in FOUND_BY {
-        let seeds = seek.map_or(*seed..seed + 1, |seeds| 0..seeds);
-        let planted = |seed| History { planted: Some(*bug), ..History::of(seed) };
-        let found = play_all(seeds.map(planted), None, |_| ());
-        let (history, run) = found.failed.unwrap_or_else(|| panic!("{bug:?} is not found"));
-        println!("{bug:?} is found by seed {} after {}: {:?}", history.seed, found.tally.histories, run.broken);
-    }
-}
-
-/// A seed that finds each quickly.
+/// A seed that finds each.
 const FOUND_BY: &[(PlantedBug, u64)] = &[
     (PlantedBug::ConfirmsRefusedBindings, 0),
     (PlantedBug::TrustsOldLeases, 0),
@@ -40,3 +26,33 @@ const FOUND_BY: &[(PlantedBug, u64)] = &[
     (PlantedBug::SkipsRelists, 0),
     (PlantedBug::NamesNoUid, 0),
 ];
+
+/// `STOWAGE_FAULT_SEEDS=1000` looks for each from seed 0 on.
+#[test]
+fn planted_bugs_are_found() {
+    let asked = std::env::var("STOWAGE_FAULT_SEEDS").ok();
+    let seeds = asked.map(|text| text.parse::<u64>().expect("a number of seeds"));
+    for (bug, seed) in FOUND_BY {
+        let seeds = seeds.map_or(*seed..seed + 1, |seeds| 0..seeds);
+        let planted = |seed| History { planted: Some(*bug), ..History::of(seed) };
+        let found = play_all(seeds.map(planted), None, |_| ());
+        let Some((history, run)) = found.failed else { panic!("{bug:?} is not found") };
+        println!("{bug:?} is found by seed {} of {}: {:?}", history.seed, found.tally.histories, run.broken);
+    }
+}
+
+#[test]
+fn a_mistake_on_the_command_line_says_what_to_write() {
+    for (arguments, says) in [
+        (&["--seeds", "9..3"][..], "9 is larger than 3; write 3..9"),
+        (&["--seeds", "some"], "such as 0..9999"),
+        (&["--minutes", "0"], "write 1 or more"),
+        (&["--without", "kil"], "there is no kind of fault \"kil\"; write one of late-write,"),
+        (&["--seeds", "0..3", "--history"], "write --seeds 0"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        let ran = command.args(["simulate", "faults"]).args(arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&ran.stderr);
+        assert!(!ran.status.success() && error.contains(says), "{arguments:?}: {error}");
+    }
+}

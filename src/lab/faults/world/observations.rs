@@ -151,8 +151,8 @@ impl FaultyCluster {
             return;
         }
         match why.as_str() {
-            // The condition may not have been written: the Event has the reason too.
-            "Preempted" | "none" if own < 0 => {}
+            // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
+            "Preempted" | "none" | "Cancelled" if own < 0 => {}
             "GpuConflict" if self.has_proxy => {}
             _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }

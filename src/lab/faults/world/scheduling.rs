@@ -96,8 +96,10 @@ impl SchedulingRequest {
         let pods = self.api.list("pods");
         let mut offered = json!({});
         for node in &self.nodes {
+            // kube-scheduler does not watch pods that have ended.
             let lower = pods.iter().filter(|pod| {
-                pod["spec"]["nodeName"] == node.as_str() && self::priority(pod) < priority
+                let is_here = pod["spec"]["nodeName"] == node.as_str() && pod["status"]["phase"] != "Failed";
+                is_here && self::priority(pod) < priority
             });
             let victims: Vec<Value> = lower.map(|pod| json!({ "UID": pod["metadata"]["uid"] })).collect();
             if !victims.is_empty() {
