@@ -26,8 +26,14 @@ fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {
     assert!(tally.hand_overs >= seeds && tally.bound >= 10 * seeds, "{tally}");
     assert!(tally.epochs.len() as u64 >= seeds, "{tally}");
     assert!(tally.held > 0 && tally.evicted > 0 && tally.preempted > 0, "{tally}");
-    assert!(tally.by_proxy > 0 && tally.reported > 0, "the oracle and the audit see what a proxy breaks: {tally}");
-    let missing: Vec<&str> =
-        FaultKind::ALL.iter().filter(|kind| !tally.faults.contains_key(kind)).map(|kind| kind.name()).collect();
+    assert!(
+        tally.by_proxy > 0 && tally.reported > 0,
+        "the oracle and the audit see what a proxy breaks: {tally}"
+    );
+    let missing: Vec<&str> = FaultKind::ALL
+        .iter()
+        .filter(|kind| !tally.faults.contains_key(kind))
+        .map(|kind| kind.name())
+        .collect();
     assert!(missing.is_empty(), "no {missing:?}: {tally}");
 }

@@ -145,7 +145,8 @@ impl SimulateFaultsArgs {
         let histories = (self.seeds.first..=self.seeds.last).map(|seed| self.history_of(seed));
         let bar = progress((self.seeds.last - self.seeds.first).saturating_add(1));
         let limit = self.minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)));
-        let CampaignResult { tally, failed, took } = play_all(histories, limit, |played| bar.set_position(played));
+        let CampaignResult { tally, failed, took } =
+            play_all(histories, limit, |played| bar.set_position(played));
         bar.finish_and_clear();
         let within = Duration::from_secs(self.shrink);
         let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
@@ -196,13 +197,15 @@ fn text(tally: &FaultTally, took: Duration, failed: Option<&FailedHistory>) -> S
     let seconds = took.as_secs_f64().max(0.001);
     let (histories, decisions) =
         (tally.histories as f64 / seconds * 60.0, tally.decisions() as f64 / seconds);
-    let mut text =
-        format!("{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n");
+    let mut text = format!(
+        "{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n"
+    );
     match failed {
         None => text += "every history kept every promise\n",
         Some(failed) => {
             let FailedHistory { seed, broken, reproduce, smallest } = failed;
-            text += &format!("seed {seed} broke a promise: {}\nplay it again: {reproduce}\n", broken.join("; "));
+            text +=
+                &format!("seed {seed} broke a promise: {}\nplay it again: {reproduce}\n", broken.join("; "));
             if smallest != reproduce {
                 text += &format!("smaller: {smallest}\n");
             }

@@ -50,8 +50,7 @@ impl Fates {
     fn of_write(&self, dice: &mut Random, is_buffered: bool) -> (Option<FaultKind>, InjectedFault) {
         let times = self.times;
         let latest = times.latest_landing().mul_f64(0.99);
-        let late =
-            |stage, delay| (Some(FaultKind::LateWrite), InjectedFault::LandsLate(stage, delay));
+        let late = |stage, delay| (Some(FaultKind::LateWrite), InjectedFault::LandsLate(stage, delay));
         match dice.below(100) {
             0..40 if is_buffered => {
                 let later =

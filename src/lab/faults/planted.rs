@@ -50,7 +50,12 @@ impl PlantedBug {
         }))
     }
 
-    async fn pass(self, request: Request, next: Next, remembered: &Mutex<BTreeMap<String, Bytes>>) -> Response {
+    async fn pass(
+        self,
+        request: Request,
+        next: Next,
+        remembered: &Mutex<BTreeMap<String, Bytes>>,
+    ) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
         let query = request.uri().query().unwrap_or_default().to_owned();
@@ -59,7 +64,8 @@ impl PlantedBug {
                 let mut answer = next.run(request).await;
                 if answer.status() == StatusCode::CONFLICT {
                     *answer.status_mut() = StatusCode::CREATED;
-                    *answer.body_mut() = Body::from(r#"{"kind":"Status","apiVersion":"v1","status":"Success"}"#);
+                    *answer.body_mut() =
+                        Body::from(r#"{"kind":"Status","apiVersion":"v1","status":"Success"}"#);
                 }
                 answer
             }
@@ -73,9 +79,9 @@ impl PlantedBug {
             Self::ForgetsDeletions if path.ends_with("/pods") && is_watch => {
                 next.run(request).await.map(|body| {
                     let shown = body.into_data_stream().filter(|line| {
-                        let is_deletion = line.as_ref().is_ok_and(|line| {
-                            line.windows(9).any(|word| word == b"\"DELETED\"")
-                        });
+                        let is_deletion = line
+                            .as_ref()
+                            .is_ok_and(|line| line.windows(9).any(|word| word == b"\"DELETED\""));
                         futures::future::ready(!is_deletion)
                     });
                     Body::from_stream(shown)

@@ -1,9 +1,9 @@
 //! The two kube-schedulers beside the replicas, as far as the Lease is concerned: the holder renews it every two seconds, and the
 //! other takes it when it was given up or has not been renewed for its duration.
 
-use serde_json::{Value, json};
 use super::clock::HOSTS;
 use crate::lab::demo::api_server::ApiServer;
+use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 pub const LEASE: &str = "leases/kube-system/kube-scheduler";

@@ -117,8 +117,7 @@ impl FaultyCluster {
         let seed = history.seed;
         let api = Arc::new(ApiServer::in_process(clock::wall));
         let mut kinds = Random::seeded(seed, purpose::KINDS);
-        let mode =
-            if kinds.below(2) == 0 { LeadershipMode::KubeScheduler } else { LeadershipMode::OwnLease };
+        let mode = if kinds.below(2) == 0 { LeadershipMode::KubeScheduler } else { LeadershipMode::OwnLease };
         let times = WriteTimes::of(Duration::from_secs(if kinds.below(3) == 0 { 2 } else { 5 }));
         let has_proxy = kinds.below(4) == 0 && !history.without.contains(&FaultKind::ProxyDelay);
         let has_agents = kinds.below(3) > 0;

@@ -257,7 +257,11 @@ mod tests {
         assert_eq!(counted([(0, 0), (97, 40)]), (97, 40), "an engine has started, or has its first requests");
         assert_eq!(counted([(0, 0), (0, 0), (35, 0), (36, 0)]), (35, 0));
         assert_eq!(after([load(0, 0), load(35, 0)]).kv_cache(), Percent::new(35));
-        assert_eq!(counted([(20, 0), (0, 0), (20, 0)]), (20, 0), "one reading of nothing is an outlier, as any other");
+        assert_eq!(
+            counted([(20, 0), (0, 0), (20, 0)]),
+            (20, 0),
+            "one reading of nothing is an outlier, as any other"
+        );
     }
 
     #[test]

@@ -45,16 +45,8 @@ struct WatchState {
 pub fn stream(shared: Arc<Shared>, watch: WatchRequest) -> impl Stream<Item = Result<Bytes, Infallible>> {
     let writes = shared.writes.seen();
     let (number, orders) = (shared.connections.begin_watch(), shared.connections.changes());
-    let mut state = WatchState {
-        shared,
-        watch,
-        writes,
-        number,
-        orders,
-        ready: VecDeque::new(),
-        seen: 0,
-        ended: false,
-    };
+    let mut state =
+        WatchState { shared, watch, writes, number, orders, ready: VecDeque::new(), seen: 0, ended: false };
     state.begin();
     futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
 }

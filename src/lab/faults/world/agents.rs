@@ -53,9 +53,7 @@ impl NodeAgent {
     fn gpus(&self, machines: &Machines) -> Value {
         let node = node_name(self.node);
         let gpu = |index: usize| {
-            let process = |(pod, process): (&String, &super::super::machines::Process)| {
-                json!({ "pid": process.pid, "usedBytes": process.used, "pod": pod })
-            };
+            let process = |(pod, process): (&String, &super::super::machines::Process)| json!({ "pid": process.pid, "usedBytes": process.used, "pod": pod });
             let processes: Vec<Value> = machines.on(&node, index).map(process).collect();
             json!({
                 "uuid": uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": TOTAL,
@@ -79,8 +77,11 @@ impl NodeAgent {
             (Some(stale), _) => stale.clone(),
             (None, _) => self.gpus(machines),
         };
-        let missing =
-            if gpus.is_null() { json!([{ "part": "gpus", "reason": "a fault was drawn" }]) } else { json!([]) };
+        let missing = if gpus.is_null() {
+            json!([{ "part": "gpus", "reason": "a fault was drawn" }])
+        } else {
+            json!([])
+        };
         Some(json!({
             "node": node_name(self.node), "bootId": format!("boot-{}", self.boots), "sequence": self.sequence,
             "ageMillis": 0, "gpus": gpus, "missing": missing,
@@ -147,7 +148,11 @@ impl FaultyCluster {
             let Some(report) = agent.report(&self.machines) else { continue };
             let is_late = agent.has(FaultKind::LateAgent);
             for replica in self.replicas.iter().flatten() {
-                let late = if is_late { between(&mut agent.dice, Duration::from_secs(1), Duration::from_secs(9)) } else { Duration::ZERO };
+                let late = if is_late {
+                    between(&mut agent.dice, Duration::from_secs(1), Duration::from_secs(9))
+                } else {
+                    Duration::ZERO
+                };
                 let (reports, overheard) = (replica.reports.clone(), self.overheard.clone());
                 let request = Request::post("/v1/reports")
                     .header(header::CONTENT_TYPE, "application/json")

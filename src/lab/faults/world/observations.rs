@@ -1,9 +1,7 @@
 //! What the API server's objects and the machines show after each step, and what must not be among it.
 
 use super::super::machines::TOTAL;
-use super::super::oracle::{
-    asked, granted_per_gpu, holds, is_granted_alone, name, promised_twice, promises,
-};
+use super::super::oracle::{asked, granted_per_gpu, holds, is_granted_alone, name, promised_twice, promises};
 use super::scheduling::priority;
 use super::*;
 
@@ -78,7 +76,8 @@ impl FaultyCluster {
     fn judge_grant(&mut self, pod: &Value) {
         let ((gpus, bytes), granted) = (asked(pod), granted_per_gpu(pod));
         let has = super::super::oracle::devices_of(pod).map_or(0, |(_, gpus)| gpus.len() as u64);
-        let is_right = gpus == has && granted.is_some_and(|granted| granted == bytes || is_granted_alone(pod));
+        let is_right =
+            gpus == has && granted.is_some_and(|granted| granted == bytes || is_granted_alone(pod));
         if !is_right {
             self.break_with(format!(
                 "{} asks for {gpus} × {bytes} bytes and is granted {has} × {granted:?}",
@@ -108,9 +107,10 @@ impl FaultyCluster {
         let promises = promises(pods);
         let mut wrong = Vec::new();
         for gpu in gpus {
-            let left_over = self.machines.on(&node, gpu).filter(|(_, process)| {
-                process.ends.is_some_and(|(ended, _)| ended <= long_ago)
-            });
+            let left_over = self
+                .machines
+                .on(&node, gpu)
+                .filter(|(_, process)| process.ends.is_some_and(|(ended, _)| ended <= long_ago));
             let left_over: u64 = left_over.map(|(_, process)| process.used).sum();
             let promised: u64 =
                 promises.get(&format!("{node}/{gpu}")).into_iter().flatten().map(|part| part.bytes).sum();

@@ -124,7 +124,8 @@ impl FaultyCluster {
     /// No gate outlives its longest time. A condition that shows a reservation for longer than that lasts is counted: a leader
     /// knows that it is over, and clears it when the pod changes.
     fn judge_leftovers(&mut self, pods: &[Arc<Value>]) {
-        let standing = |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
+        let standing =
+            |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
         self.tally.left_conditions += pods.iter().filter(standing).filter(|pod| is_over(pod)).count() as u64;
         let is_left = |pod: &&Arc<Value>| {
             super::scheduling::is_gated(pod) && pod["metadata"]["deletionTimestamp"].is_null()
@@ -138,6 +139,7 @@ impl FaultyCluster {
 
 /// Whether the reservation that a pod shows is past its deadline, by more than a clock that was wrong when it was written.
 fn is_over(pod: &Value) -> bool {
-    let deadline = reservation(pod).and_then(|message| message["deadline"].as_str()?.parse::<jiff::Timestamp>().ok());
+    let deadline =
+        reservation(pod).and_then(|message| message["deadline"].as_str()?.parse::<jiff::Timestamp>().ok());
     deadline.is_some_and(|deadline| deadline + jiff::SignedDuration::from_secs(60) < clock::wall())
 }

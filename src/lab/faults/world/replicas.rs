@@ -26,7 +26,11 @@ impl FaultyCluster {
             }
         };
         let bug = self.history.planted;
-        let times = if bug == Some(PlantedBug::ShortWriteTimes) { WriteTimes::of(Duration::from_millis(100)) } else { self.times };
+        let times = if bug == Some(PlantedBug::ShortWriteTimes) {
+            WriteTimes::of(Duration::from_millis(100))
+        } else {
+            self.times
+        };
         let nonce = format!("process-{}", self.processes);
         let options = ClusterOptions { times, nonce, ..ClusterOptions::new(lead_with, client.clone()) };
         let shutdown = CancellationToken::new();
@@ -39,7 +43,15 @@ impl FaultyCluster {
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         self.say(format!("{client} starts"));
         let (verbs, reports) = (scheduler_router(extender.clone()), agents_router(extender));
-        self.replicas[host] = Some(RunningReplica { client, service, verbs, reports, tasks, shutdown, started: Instant::now() });
+        self.replicas[host] = Some(RunningReplica {
+            client,
+            service,
+            verbs,
+            reports,
+            tasks,
+            shutdown,
+            started: Instant::now(),
+        });
     }
 
     /// The pod is gone, with the scheduler in it.

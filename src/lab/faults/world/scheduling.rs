@@ -116,9 +116,11 @@ impl SchedulingRequest {
         let uids: Vec<&str> =
             victims["Pods"].as_array().into_iter().flatten().filter_map(|pod| pod["UID"].as_str()).collect();
         self.note(format!("{} may preempt {} pods on {node}", name(&self.pod), uids.len()));
-        let found = self.api.list("pods").into_iter().filter(|pod| {
-            pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid))
-        });
+        let found = self
+            .api
+            .list("pods")
+            .into_iter()
+            .filter(|pod| pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid)));
         for victim in found {
             let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
             self.overheard.lock().named.push((uid, priority, name(&self.pod)));
