@@ -17,23 +17,26 @@ fn a_seed_is_a_history_to_the_byte() {
     }
 }
 
-/// A seed that finds each.
+/// The first seed that finds each.
 const FOUND_BY: &[(PlantedBug, u64)] = &[
-    (PlantedBug::ConfirmsRefusedBindings, 0),
+    (PlantedBug::ConfirmsRefusedBindings, 6),
     (PlantedBug::TrustsOldLeases, 0),
     (PlantedBug::ForgetsDeletions, 0),
-    (PlantedBug::ShortWriteTimes, 0),
-    (PlantedBug::SkipsRelists, 0),
-    (PlantedBug::NamesNoUid, 0),
+    (PlantedBug::ShortWriteTimes, 14),
+    (PlantedBug::SkipsRelists, 2),
+    (PlantedBug::NamesNoUid, 1),
 ];
 
-/// `STOWAGE_FAULT_SEEDS=1000` looks for each from seed 0 on.
+/// The bugs whose histories end soonest: what a CI job has time for.
+const CHEAP: [PlantedBug; 2] = [PlantedBug::SkipsRelists, PlantedBug::NamesNoUid];
+
+/// `STOWAGE_FAULT_SEEDS=1000` looks for every one of them, from seed 0 on.
 #[test]
 fn planted_bugs_are_found() {
     let asked = std::env::var("STOWAGE_FAULT_SEEDS").ok();
     let seeds = asked.map(|text| text.parse::<u64>().expect("a number of seeds"));
     let mut missed = Vec::new();
-    for (bug, seed) in FOUND_BY {
+    for (bug, seed) in FOUND_BY.iter().filter(|(bug, _)| seeds.is_some() || CHEAP.contains(bug)) {
         let seeds = seeds.map_or(*seed..seed + 1, |seeds| 0..seeds);
         let planted = |seed| History { planted: Some(*bug), ..History::of(seed) };
         let found = play_all(seeds.map(planted), None, |_| ());

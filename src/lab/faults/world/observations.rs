@@ -153,7 +153,7 @@ impl FaultyCluster {
         match why.as_str() {
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
             "Preempted" | "none" | "Cancelled" if own < 0 => {}
-            "GpuConflict" if self.has_proxy => {}
+            "GpuConflict" | "none" if self.has_proxy => {}
             _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }
     }
