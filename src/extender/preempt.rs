@@ -77,7 +77,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
     let step = extender.service.traces().step("decide");
-    let decision = tokio::task::spawn_blocking(move || decide(view)).await;
+    let decision = extender.service.heavy_work.begin(move || decide(view)).await;
     if let Ok(decision) = &decision {
         extender.service.record_answer(asked, || Decision::Preempt(Some(decision.clone())));
     }

@@ -111,7 +111,7 @@ pub async fn publish(
     let params = PostParams::default();
     while let Some(notice) = notices.recv().await {
         let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
-        let event = event(&notice, &identity, jiff::Timestamp::now());
+        let event = event(&notice, &identity, service.clock.wall());
         let write = events.create(&params, &event);
         let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
             Ok(Ok(_)) => "published",

@@ -334,7 +334,7 @@ fn see(
     let has_reservation = reservation.is_some();
     let (mode, classify) = (service.policy().mode, |traits: &PodTraits| service.classify(traits));
     let observation =
-        objects::classified_observation(pod, mode, &classify, reservation, jiff::Timestamp::now());
+        objects::classified_observation(pod, mode, &classify, reservation, service.clock.wall());
     let mut cluster = service.cluster();
     cluster.apply(for_filters);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's

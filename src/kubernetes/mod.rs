@@ -77,11 +77,14 @@ pub struct ClusterOptions {
     pub cdi_kind: String,
     /// How long writes may take, and so how long a new leader waits for those of its predecessor.
     pub times: WriteTimes,
+    /// Distinguishes this process from every other, in its leader epochs.
+    pub nonce: String,
 }
 
 impl ClusterOptions {
     pub fn new(lead_with: LeadWith, identity: String) -> Self {
-        Self { lead_with, identity, cdi_kind: CDI_KIND.into(), times: WriteTimes::default() }
+        let (cdi_kind, times) = (CDI_KIND.into(), WriteTimes::default());
+        Self { lead_with, identity, cdi_kind, times, nonce: leader::nonce() }
     }
 }
 
@@ -95,7 +98,7 @@ pub fn start(
     options: ClusterOptions,
     shutdown: CancellationToken,
 ) -> (Arc<dyn ControlPlane>, JoinSet<()>) {
-    let ClusterOptions { lead_with, identity, cdi_kind, times } = options;
+    let ClusterOptions { lead_with, identity, cdi_kind, times, nonce } = options;
     let (notices, told) = events::EventRecorder::new(service.clone());
     let writer = Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
     let control_plane: Arc<dyn ControlPlane> = ObservedControlPlane::new(writer, service.clone());
@@ -123,6 +126,6 @@ pub fn start(
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
     run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
     // It handles the shutdown itself, because it has a Lease to give up.
-    tasks.spawn(leader::run(client, service, lead_with, times, shutdown));
+    tasks.spawn(leader::run(client, service, lead_with, times, nonce, shutdown));
     (control_plane, tasks)
 }

@@ -29,7 +29,7 @@ impl PackingLearner {
             (demand_history, ledger.snapshot())
         };
         let service = service.clone();
-        self.at_work = Some(tokio::task::spawn_blocking(move || {
+        self.at_work = Some(self.service.heavy_work.begin(move || {
             let packing_model =
                 PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
             // Dropped before the ledger is locked: the ledger copies a snapshot that is still in use.

@@ -12,7 +12,7 @@ pub use storage::{CLAIMS, CLASSES, STORAGE, VOLUMES, storage};
 
 use super::index::ClusterIndex;
 use super::port::{ControlPlane, PodEvent};
-use crate::service::Service;
+use crate::service::{SeenCount, Service};
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -23,7 +23,6 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
 const PAGE: u32 = 250;
@@ -86,6 +85,8 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
             return;
         }
         tokio::select! {
+            // In this order, so that a simulation is reproducible.
+            biased;
             () = watch(client.clone(), &feed, "namespaces", handler()) => return,
             ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
                 let mut index = feed.index.lock();
@@ -135,7 +136,7 @@ where
 {
     let mut terms = feed.service.gate.terms();
     loop {
-        let term = *terms.borrow_and_update();
+        let term = terms.see();
         (taking.expect_list)(&mut feed.index.lock(), term);
         let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
         match after {
@@ -153,7 +154,7 @@ async fn one_watch<K>(
     feed: &WatchFeed,
     what: &'static str,
     taking: &WatchHandler<K>,
-    terms: &mut watch::Receiver<u64>,
+    terms: &mut SeenCount,
 ) -> WatchEnd
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
@@ -162,7 +163,7 @@ where
     loop {
         tokio::select! {
             biased;
-            Ok(()) = terms.changed() => return WatchEnd::Leads,
+            () = terms.changed() => return WatchEnd::Leads,
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     // The beginning of a list is told before it is asked for.

@@ -5,12 +5,12 @@
 //! have listed.
 
 use super::Clock;
+use super::change_count::{ChangeCount, SeenCount};
 use crate::ids::LeaderEpoch;
 use crate::units::Moment;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tokio::sync::watch;
 
 /// Whether this replica leads.
 ///
@@ -50,7 +50,7 @@ pub struct Leadership {
     /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
     holder: Mutex<Option<Arc<str>>>,
     /// How often the cluster had to be relisted. Lists of an earlier term do not count.
-    term: watch::Sender<u64>,
+    term: ChangeCount,
     /// One more than the term whose lists the ledger contains; zero before the first list.
     synced: AtomicU64,
     stopping: AtomicBool,
@@ -62,7 +62,7 @@ impl Leadership {
             clock,
             tenure: Mutex::new(Tenure::Standby),
             holder: Mutex::default(),
-            term: watch::Sender::default(),
+            term: ChangeCount::default(),
             synced: AtomicU64::default(),
             stopping: AtomicBool::default(),
         }
@@ -76,7 +76,7 @@ impl Leadership {
     /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A list shows the
     /// cluster as of its first page, and a watch whose connection died silently may not have shown what another leader bound.
     pub fn list_anew(&self) {
-        self.term.send_modify(|term| *term += 1);
+        self.term.grow();
     }
 
     /// Sets the tenure. A replica that becomes leader, or leads in another epoch, relists first. Returns whether it leads.
@@ -122,12 +122,12 @@ impl Leadership {
     }
 
     pub fn term(&self) -> u64 {
-        *self.term.borrow()
+        self.term.get()
     }
 
     /// The term. The watches relist whenever it changes.
-    pub fn terms(&self) -> watch::Receiver<u64> {
-        self.term.subscribe()
+    pub fn terms(&self) -> SeenCount {
+        self.term.seen()
     }
 
     pub fn set_stopping(&self) {
@@ -186,7 +186,7 @@ mod tests {
         // The first lists are still in progress when this replica becomes leader.
         gate.set_tenure(leading(&gate, "a", 10));
         assert_eq!(gate.term(), 1);
-        assert!(terms.has_changed().unwrap());
+        assert!(terms.has_changed());
         gate.set_synced_in(0);
         assert!(!gate.is_open(), "a list that began before may show the cluster as it was then");
         gate.set_synced_in(1);

@@ -5,8 +5,10 @@
 mod activity;
 mod api_server_contact;
 mod bundles;
+mod change_count;
 mod classifier;
 mod cluster_guard;
+mod heavy_work;
 mod leadership;
 mod policy_status;
 mod recording_tap;
@@ -15,7 +17,9 @@ mod refused_reads;
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
 pub use bundles::BundleSource;
+pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
+pub use heavy_work::HeavyWork;
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::{PolicyStanding, PolicyStatus, RefusedPolicy};
 pub use recording_tap::{RecordingTap, Tapped};
@@ -58,6 +62,8 @@ pub struct Service {
     namespaces_wanted: watch::Sender<bool>,
     /// Whether they have been listed, and are watched since.
     namespaces_known: AtomicBool,
+    /// Where plans and searches run.
+    pub heavy_work: HeavyWork,
     pub metrics: Metrics,
     traces: OnceLock<Traces>,
     /// Where changes are recorded; nowhere, unless [`Service::record_with`] said otherwise.
@@ -74,17 +80,22 @@ impl Service {
 
     /// With a clock that is driven from outside, such as by a simulation.
     pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(source), policy)
+        Self::by(Clock::start(source), HeavyWork::OnThreads, policy)
+    }
+
+    /// In simulated time on one thread: the same events lead to the same history.
+    pub fn simulated(source: TimeSource, heavy_work: HeavyWork, policy: Policy) -> Arc<Self> {
+        Self::by(Clock::start(source), heavy_work, policy)
     }
 
     /// With a clock that stands still until a test advances it.
     #[cfg(test)]
     pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
-        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, policy)
+        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, HeavyWork::OnThreads, policy)
     }
 
-    fn by(clock: Clock, policy: Policy) -> Arc<Self> {
+    fn by(clock: Clock, heavy_work: HeavyWork, policy: Policy) -> Arc<Self> {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
         let namespaces_wanted = watch::Sender::new(policy.reads_namespaces());
@@ -101,6 +112,7 @@ impl Service {
             certificate: watch::Sender::default(),
             namespaces_wanted,
             namespaces_known: AtomicBool::default(),
+            heavy_work,
             clock,
             metrics,
             traces: OnceLock::new(),
@@ -333,6 +345,11 @@ impl Clock {
         }
         let elapsed = (self.source.monotonic)().saturating_sub(self.started);
         Moment(elapsed.as_millis() as u64) + BEFORE_START
+    }
+
+    /// The present wall time.
+    pub fn wall(&self) -> jiff::Timestamp {
+        (self.source.wall)()
     }
 
     /// The wall time of a moment, by this machine's current wall clock.

@@ -21,6 +21,7 @@ mod dra;
 mod edge;
 mod estimate;
 mod explain;
+mod faults;
 mod flight_recorder;
 mod floors;
 mod golden;

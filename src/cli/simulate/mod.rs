@@ -1,6 +1,7 @@
 //! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
 //! has their list, and what they share: reading traces, seeds, and parallel runs.
 
+mod faults;
 mod packing;
 mod picture;
 mod preemption;
@@ -41,6 +42,8 @@ enum SimulateCommand {
     FraudCreditChatbot(scenario::ScenarioArgs),
     /// Teams that share one pool, with guarantees and borrowing, beside a partition for each
     Teams(scenario::ScenarioArgs),
+    /// The whole service in simulated time, broken on purpose: replicas, agents, API server and clocks fail as a seed draws
+    Faults(faults::SimulateFaultsArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),
 }
@@ -56,6 +59,7 @@ impl SimulateArgs {
             SimulateCommand::WarmContext(args) => args.run("warm-context"),
             SimulateCommand::FraudCreditChatbot(args) => args.run("fraud-credit-chatbot"),
             SimulateCommand::Teams(args) => args.run("teams"),
+            SimulateCommand::Faults(args) => args.run(),
             SimulateCommand::All(args) => args.run(),
         }
     }

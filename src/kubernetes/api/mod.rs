@@ -81,7 +81,7 @@ impl ApiControlPlane {
         change: &StatusChange,
     ) -> Result<(), ControlPlaneError> {
         let epoch = self.open().map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
-        let patch = status::status_patch(uid, change, &epoch, &self.service.clock, jiff::Timestamp::now());
+        let patch = status::status_patch(uid, change, &epoch, &self.service.clock, self.service.clock.wall());
         self.patch(key, uid, Subresource::Status, &patch).await
     }
 

@@ -118,9 +118,9 @@ pub async fn run(
     service: Arc<Service>,
     lead_with: LeadWith,
     times: WriteTimes,
+    nonce: String,
     shutdown: CancellationToken,
 ) {
-    let nonce = nonce();
     let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
@@ -172,7 +172,7 @@ async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
 }
 
 /// Distinguishes this process from every other that has acted or will act.
-fn nonce() -> String {
+pub(super) fn nonce() -> String {
     // The keys of the standard library's hash maps are drawn from the system's random numbers.
     format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
 }
@@ -247,7 +247,7 @@ async fn attempt(
     let found = limited(leases.get_opt(&name.name)).await?;
     note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
     let sent = service.now();
-    let step = candidate.lock().step(found.as_ref(), sent, jiff::Timestamp::now());
+    let step = candidate.lock().step(found.as_ref(), sent, service.clock.wall());
     let params = PostParams::default();
     let written = match (step, found) {
         (LeaseStep::Wait, _) => return Ok(()),

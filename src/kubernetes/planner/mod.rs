@@ -82,10 +82,10 @@ impl Planner {
     pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
             writes: Writes::new(service.clone(), control_plane.clone()),
+            run: PlanningRun::by(service.heavy_work),
             service,
             control_plane,
             progress_of: BTreeMap::new(),
-            run: PlanningRun::default(),
             orphaned_members: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,

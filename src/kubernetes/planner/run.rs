@@ -5,10 +5,11 @@
 //! process does not end before its threads do.
 
 use crate::scheduling::planning::Plan;
+use crate::service::HeavyWork;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
 
 /// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, to leave the processor
 /// to others.
@@ -18,8 +19,8 @@ const LONGEST_REST: Millis = Millis::seconds(1);
 
 #[derive(Debug, Default)]
 pub struct PlanningRun {
-    /// At most one.
-    task: JoinSet<Plan>,
+    work: HeavyWork,
+    task: Option<JoinHandle<Plan>>,
     begun: PlanBasis,
     is_void: bool,
     /// When set, the run ends at the next node that it considers.
@@ -42,8 +43,13 @@ pub struct FinishedPlan {
 }
 
 impl PlanningRun {
+    pub fn by(work: HeavyWork) -> Self {
+        let (begun, rests_until) = (PlanBasis::default(), Moment::default());
+        Self { work, task: None, begun, is_void: false, stop: Arc::default(), rests_until }
+    }
+
     pub fn may_begin(&self, now: Moment) -> bool {
-        self.task.is_empty() && self.rests_until <= now
+        self.task.is_none() && self.rests_until <= now
     }
 
     /// `plan` gets a function that says whether to stop.
@@ -53,7 +59,7 @@ impl PlanningRun {
         self.stop = Arc::default();
         let stop = self.stop.clone();
         // Planning does not run on the threads that answer filter.
-        self.task.spawn_blocking(move || plan(&|| stop.load(Ordering::Relaxed)));
+        self.task = Some(self.work.begin(move || plan(&|| stop.load(Ordering::Relaxed))));
     }
 
     /// Stops the run; its result is not needed any more.
@@ -64,7 +70,9 @@ impl PlanningRun {
 
     /// The result; `None` if it was stopped. Never ends while no run is in progress.
     pub async fn end(&mut self) -> Option<FinishedPlan> {
-        let Some(done) = self.task.join_next().await else { return std::future::pending().await };
+        let Some(task) = &mut self.task else { return std::future::pending().await };
+        let done = task.await;
+        self.task = None;
         let plan = done.ok().filter(|_| !self.is_void)?;
         Some(FinishedPlan { plan, began: self.begun })
     }
@@ -80,7 +88,7 @@ impl PlanningRun {
 
     #[cfg(test)]
     pub fn is_idle(&self) -> bool {
-        self.task.is_empty()
+        self.task.is_none()
     }
 }
 

@@ -28,7 +28,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
     let mut terms = feed.service.gate.terms();
     let (mut is_served, mut is_absence_known, mut look_pause) = (false, false, LOOK_PAUSE);
     loop {
-        let term = *terms.borrow_and_update();
+        let term = terms.see();
         feed.index.lock().expect_slices(term);
         let has_slices = if is_served { Ok(true) } else { has_slices(&client).await };
         is_served = matches!(has_slices, Ok(true));

@@ -182,10 +182,8 @@ pub fn policy() -> Result<Policy> {
     Ok(with_digest(policy))
 }
 
-/// Each is a little busier than the one before, so that no later pod finds two places alike and takes the one whose engine was
-/// read first.
-fn several(name: &str, count: u8, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
-    (0..count).map(|i| serving(&format!("{name}-{}", i + 1), gib, kv_percent + 5 * i)).collect()
+fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
+    (1..=count).map(|i| serving(&format!("{name}-{i}"), gib, kv_percent)).collect()
 }
 
 fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {

@@ -2,9 +2,9 @@
 //!
 //! Orders only; `watch` and `routes` check them before they send.
 
+use crate::service::{ChangeCount, SeenCount};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use tokio::sync::watch;
 
 /// One client's watches of one kind, such as `pods`.
 type Watches = (String, String);
@@ -12,7 +12,7 @@ type Watches = (String, String);
 #[derive(Debug, Default)]
 pub struct Connections {
     state: Mutex<ConnectionState>,
-    changed: watch::Sender<u64>,
+    changed: ChangeCount,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ impl Connections {
     pub(super) async fn until_connected(&self, client: &str) {
         let mut changes = self.changes();
         while self.state.lock().cut_off.contains(client) {
-            changes.changed().await.expect("the sender lives as long as this");
+            changes.changed().await;
         }
     }
 
@@ -94,13 +94,13 @@ impl Connections {
     }
 
     /// Changes whenever an order does.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub(super) fn changes(&self) -> SeenCount {
+        self.changed.seen()
     }
 
     fn change(&self, change: impl FnOnce(&mut ConnectionState)) {
         change(&mut self.state.lock());
-        self.changed.send_modify(|changes| *changes += 1);
+        self.changed.grow();
     }
 }
 

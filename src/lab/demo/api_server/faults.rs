@@ -82,10 +82,14 @@ pub enum InjectedFault {
     Hangs,
 }
 
+/// Draws the outcome of a client's request that no order was given for; `None` where it succeeds at once.
+pub type FaultSource = Box<dyn FnMut(&str, Operation) -> Option<InjectedFault> + Send>;
+
 /// Faults still to be applied, in order, and those that were applied.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct InjectedFaults {
     orders: Mutex<Vec<FaultOrder>>,
+    source: Mutex<Option<FaultSource>>,
     met: Mutex<Vec<(Operation, InjectedFault)>>,
 }
 
@@ -108,8 +112,14 @@ impl InjectedFaults {
         self.order(Some(client), operation, count, fault);
     }
 
+    /// From here on the outcome of each request without an order is drawn.
+    pub fn draw(&self, source: FaultSource) {
+        *self.source.lock() = Some(source);
+    }
+
     pub fn clear(&self) {
         self.orders.lock().clear();
+        *self.source.lock() = None;
     }
 
     /// How many are still to be applied.
@@ -132,8 +142,9 @@ impl InjectedFaults {
         let meets = |order: &FaultOrder| {
             order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
         };
-        let place = orders.iter().position(meets)?;
-        let fault = orders.remove(place).fault;
+        let ordered = orders.iter().position(meets).map(|place| orders.remove(place).fault);
+        drop(orders);
+        let fault = ordered.or_else(|| self.source.lock().as_mut()?(client, operation))?;
         self.met.lock().push((operation, fault));
         Some(fault)
     }

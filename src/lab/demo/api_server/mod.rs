@@ -29,6 +29,7 @@ mod watch;
 mod write;
 
 use crate::kubernetes::port::WriteTimes;
+use crate::service::ChangeCount;
 use calls::Calls;
 use connections::Connections;
 use error::ApiError;
@@ -52,6 +53,10 @@ use write::ObjectPart;
 struct Shared {
     store: Mutex<Store>,
     revisions: channel::Sender<u64>,
+    /// Wakes the watches.
+    writes: ChangeCount,
+    /// What it calls the present.
+    clock: fn() -> Timestamp,
     calls: Calls,
     connections: Connections,
     faults: InjectedFaults,
@@ -68,7 +73,9 @@ impl Shared {
         let result = operation(&mut store);
         let revision = store.revision();
         drop(store);
-        self.revisions.send_if_modified(|known| std::mem::replace(known, revision) != revision);
+        if self.revisions.send_if_modified(|known| std::mem::replace(known, revision) != revision) {
+            self.writes.grow();
+        }
         result
     }
 }
@@ -80,18 +87,30 @@ impl Shared {
 pub struct ApiServer {
     shared: Arc<Shared>,
     router: axum::Router,
-    address: SocketAddr,
+    /// `None` without a network.
+    address: Option<SocketAddr>,
     _stop: DropGuard,
 }
 
 impl ApiServer {
     pub async fn start() -> std::io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let address = listener.local_addr()?;
+        let mut this = Self::in_process(Timestamp::now);
+        this.address = Some(listener.local_addr()?);
+        let stopped = this.shared.stop.clone().cancelled_owned();
+        let serving = axum::serve(listener, this.router.clone()).with_graceful_shutdown(stopped);
+        tokio::spawn(async move { serving.await });
+        Ok(this)
+    }
+
+    /// A server without a network, for [`Self::client_in_process`]; `clock` is its present.
+    pub fn in_process(clock: fn() -> Timestamp) -> Self {
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             store: Mutex::default(),
             revisions: channel::Sender::new(0),
+            writes: ChangeCount::default(),
+            clock,
             calls: Calls::default(),
             connections: Connections::default(),
             faults: InjectedFaults::default(),
@@ -104,14 +123,11 @@ impl ApiServer {
             .fallback(routes::handle)
             .layer(axum::extract::DefaultBodyLimit::disable())
             .with_state(shared.clone());
-        let stopped = stop.clone().cancelled_owned();
-        let serving = axum::serve(listener, router.clone()).with_graceful_shutdown(stopped);
-        tokio::spawn(async move { serving.await });
-        Ok(Self { shared, router, address, _stop: stop.drop_guard() })
+        Self { shared, router, address: None, _stop: stop.drop_guard() }
     }
 
     pub fn uri(&self) -> http::Uri {
-        let uri = format!("http://{}", self.address);
+        let uri = format!("http://{}", self.address.expect("it has a network"));
         uri.parse().expect("a socket address makes a URI")
     }
 
@@ -132,13 +148,23 @@ impl ApiServer {
 
     /// The same without a network: every request is a call in this process, in the order of the caller's runtime.
     pub fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
+        self.client_in_process_by(name, times, self.router())
+    }
+
+    /// What answers requests, without a network.
+    pub fn router(&self) -> axum::Router {
+        self.router.clone()
+    }
+
+    /// The same, with something between the client and [`Self::router`].
+    pub fn client_in_process_by(&self, name: &str, times: WriteTimes, server: axum::Router) -> kube::Client {
         let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
         let service = tower::ServiceBuilder::new()
             .map_request(move |mut request: http::Request<kube::client::Body>| {
                 request.headers_mut().insert(http::header::USER_AGENT, name.clone());
                 crate::kubernetes::connect::limited(request, times.server)
             })
-            .service(self.router.clone());
+            .service(server);
         kube::Client::new(service, "default")
     }
 
@@ -162,7 +188,7 @@ impl ApiServer {
     /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
     pub fn create(&self, kind: &str, object: Value) -> Result<Arc<Value>, ApiError> {
         let target = RequestTarget::of_short(kind).ok_or_else(ApiError::no_such_path)?;
-        self.shared.write(|store| write::create(store, &target, object, Timestamp::now()))
+        self.shared.write(|store| write::create(store, &target, object, (self.shared.clock)()))
     }
 
     pub fn get(&self, object: &str) -> Option<Arc<Value>> {
@@ -201,7 +227,7 @@ impl ApiServer {
     /// Binds a pod without a scheduler.
     pub fn bind(&self, pod: &str, binding: &Value) -> Result<(), ApiError> {
         let key = key(pod)?;
-        self.shared.write(|store| pods::bind(store, &key, binding, Timestamp::now()))
+        self.shared.write(|store| pods::bind(store, &key, binding, (self.shared.clock)()))
     }
 
     /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
@@ -243,7 +269,7 @@ impl ApiServer {
 
     fn delete_with(&self, object: &str, options: &Value) -> Result<(), ApiError> {
         let key = key(object)?;
-        self.shared.write(|store| write::delete(store, &key, options, Timestamp::now())).map(drop)
+        self.shared.write(|store| write::delete(store, &key, options, (self.shared.clock)())).map(drop)
     }
 
     fn patch_part(&self, object: &str, part: ObjectPart, patch: &Value) -> Result<Arc<Value>, ApiError> {

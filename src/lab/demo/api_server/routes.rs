@@ -19,7 +19,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
-use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -201,7 +200,7 @@ impl ApiRequest {
 
     fn outcome(&self, shared: &Shared) -> Result<(StatusCode, Value), ApiError> {
         let ok = |object: Arc<Value>| (StatusCode::OK, Value::clone(&object));
-        let now = Timestamp::now();
+        let now = (shared.clock)();
         match (self.verb, self.target.subresource.as_deref()) {
             ("list", None) => self.list(shared).map(|list| (StatusCode::OK, list)),
             ("get", None | Some("status")) => shared.store.lock().get(&self.key()?).cloned().map(ok),
@@ -247,7 +246,7 @@ impl ApiRequest {
             if kind == PatchKind::Apply && part == ObjectPart::Main && absent {
                 let mut object = body;
                 super::defaults::object_at(&mut object, "metadata").insert("name".into(), json!(key.name));
-                return write::create(store, &self.target, object, Timestamp::now());
+                return write::create(store, &self.target, object, (shared.clock)());
             }
             write::patch(store, &key, part, kind, &body)
         })

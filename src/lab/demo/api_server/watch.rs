@@ -9,13 +9,13 @@ use super::error::ApiError;
 use super::resource::Resource;
 use super::selector::ListSelector;
 use super::store::StoredChange;
+use crate::service::SeenCount;
 use axum::body::Bytes;
 use futures::Stream;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tokio::sync::watch;
 
 /// What one watch is about.
 pub struct WatchRequest {
@@ -32,10 +32,10 @@ pub struct WatchRequest {
 struct WatchState {
     shared: Arc<Shared>,
     watch: WatchRequest,
-    revisions: watch::Receiver<u64>,
+    writes: SeenCount,
     /// Its place among all watches.
     number: u64,
-    orders: watch::Receiver<u64>,
+    orders: SeenCount,
     ready: VecDeque<Bytes>,
     seen: u64,
     ended: bool,
@@ -43,18 +43,10 @@ struct WatchState {
 
 /// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
 pub fn stream(shared: Arc<Shared>, watch: WatchRequest) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    let revisions = shared.revisions.subscribe();
+    let writes = shared.writes.seen();
     let (number, orders) = (shared.connections.begin_watch(), shared.connections.changes());
-    let mut state = WatchState {
-        shared,
-        watch,
-        revisions,
-        number,
-        orders,
-        ready: VecDeque::new(),
-        seen: 0,
-        ended: false,
-    };
+    let mut state =
+        WatchState { shared, watch, writes, number, orders, ready: VecDeque::new(), seen: 0, ended: false };
     state.begin();
     futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
 }
@@ -78,7 +70,7 @@ impl WatchState {
     async fn next(&mut self) -> Option<Bytes> {
         let stopped = self.shared.stop.clone();
         loop {
-            self.orders.mark_unchanged();
+            self.orders.see();
             let flow =
                 self.shared.connections.flow(&self.watch.client, self.watch.resource.plural, self.number);
             match flow {
@@ -86,8 +78,9 @@ impl WatchState {
                 Flow::Ended => return None,
                 Flow::Stalled => {
                     tokio::select! {
+                        biased;
                         () = stopped.cancelled() => return None,
-                        changed = self.orders.changed() => changed.ok()?,
+                        () = self.orders.changed() => {}
                     }
                     continue;
                 }
@@ -98,13 +91,14 @@ impl WatchState {
             if self.ended {
                 return None;
             }
-            self.revisions.mark_unchanged();
+            self.writes.see();
             self.collect();
             if self.ready.is_empty() {
                 tokio::select! {
+                    biased;
                     () = stopped.cancelled() => return None,
-                    changed = self.revisions.changed() => changed.ok()?,
-                    changed = self.orders.changed() => changed.ok()?,
+                    () = self.writes.changed() => {}
+                    () = self.orders.changed() => {}
                 }
             }
         }

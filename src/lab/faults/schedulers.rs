@@ -1,8 +1,9 @@
 //! The two kube-schedulers beside the replicas, as far as the Lease is concerned: the holder renews it every two seconds, and the
 //! other takes it when it was given up or has not been renewed for its duration.
 
+use super::clock::HOSTS;
+use crate::lab::demo::api_server::ApiServer;
 use serde_json::{Value, json};
-use stowage::lab::demo::api_server::ApiServer;
 use tokio::time::{Duration, Instant};
 
 pub const LEASE: &str = "leases/kube-system/kube-scheduler";
@@ -25,7 +26,7 @@ impl Schedulers {
         let mut this =
             Self { holder: None, renewed: Instant::now(), transitions: 0, renewals: 0, processes: 0 };
         let lease = json!({ "metadata": { "name": "kube-scheduler" }, "spec": this.spec("") });
-        api.create("leases/kube-system", lease).unwrap();
+        api.create("leases/kube-system", lease).expect("the Lease is there");
         this
     }
 
@@ -57,19 +58,19 @@ impl Schedulers {
     pub fn give_up(&mut self, api: &ApiServer, of: usize) {
         if self.holder == Some(of) {
             self.holder = None;
-            api.patch(LEASE, &json!({ "spec": self.spec("") })).unwrap();
+            api.patch(LEASE, &json!({ "spec": self.spec("") })).expect("the Lease is there");
         }
     }
 
     fn renew(&mut self, api: &ApiServer, holder: usize) {
         self.renewed = Instant::now();
-        let identity = format!("{}_{}", super::world::HOSTS[holder], self.processes);
-        api.patch(LEASE, &json!({ "spec": self.spec(&identity) })).unwrap();
+        let identity = format!("{}_{}", HOSTS[holder], self.processes);
+        api.patch(LEASE, &json!({ "spec": self.spec(&identity) })).expect("the Lease is there");
     }
 
     fn spec(&mut self, holder: &str) -> Value {
         self.renewals += 1;
-        let renewed = jiff::Timestamp::from_second(1_000_000 + self.renewals).unwrap();
+        let renewed = jiff::Timestamp::from_second(1_000_000 + self.renewals).expect("the Lease is there");
         let seconds = if holder.is_empty() { 1 } else { DURATION_SECONDS };
         json!({
             "holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": self.transitions,

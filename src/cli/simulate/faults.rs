@@ -1,0 +1,242 @@
+//! `stowage simulate faults`: histories by seed until one fails, the seeds end, or the time does. The simulation is in
+//! `lab::faults`.
+
+use super::progress;
+use crate::lab::faults::campaign::{CampaignResult, play_all};
+use crate::lab::faults::fault::FaultKind;
+use crate::lab::faults::shrink::shrink;
+use crate::lab::faults::tally::FaultTally;
+use crate::lab::faults::{History, STEPS, play};
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long a failing history is made smaller, unless `--shrink` says otherwise.
+const SHRINK_SECONDS: u64 = 60;
+
+#[derive(Debug, Args)]
+#[command(after_help = fault_list())]
+pub struct SimulateFaultsArgs {
+    /// One seed, or an inclusive range
+    #[arg(long, value_name = "A..B", default_value = "0..99")]
+    seeds: SeedRange,
+
+    /// Stop after so many minutes, even if seeds are left
+    #[arg(long, value_name = "M", value_parser = minutes)]
+    minutes: Option<u64>,
+
+    /// Kinds of faults that do not happen, with commas between them
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    without: Vec<FaultKind>,
+
+    /// Steps of each history before all becomes quiet; about 0.4 s of simulated time each
+    #[arg(long, value_name = "N", default_value_t = STEPS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    steps: u64,
+
+    /// Print what happened in the history, with its times; for one seed
+    #[arg(long)]
+    history: bool,
+
+    /// For how many seconds a failing history is made smaller; 0 leaves it as it is
+    #[arg(long, value_name = "S", default_value_t = SHRINK_SECONDS)]
+    shrink: u64,
+
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: OutputFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum OutputFormat {
+    Text,
+    Json,
+}
+
+/// `7`, or `0..9999`, both ends included: far more than other simulations need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SeedRange {
+    first: u64,
+    last: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum BadSeedRange {
+    #[error("write a whole number, or two with .. between them, such as 0..9999")]
+    Malformed,
+    #[error("{first} is larger than {last}; write {last}..{first}")]
+    Backwards { first: u64, last: u64 },
+}
+
+impl FromStr for SeedRange {
+    type Err = BadSeedRange;
+
+    fn from_str(text: &str) -> Result<Self, BadSeedRange> {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeedRange::Malformed);
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last { Err(BadSeedRange::Backwards { first, last }) } else { Ok(Self { first, last }) }
+    }
+}
+
+fn minutes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into()),
+        Ok(minutes) => Ok(minutes),
+        Err(_) => Err("write a whole number of minutes, such as 10".into()),
+    }
+}
+
+fn fault_list() -> String {
+    let line = |kind: &FaultKind| format!("  {:<18} {}\n", kind.name(), kind.what());
+    format!("Kinds of faults:\n{}", FaultKind::ALL.iter().map(line).collect::<String>())
+}
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FaultsOutput {
+    histories: u64,
+    steps: u64,
+    simulated_seconds: f64,
+    seconds: f64,
+    decisions: u64,
+    answers: BTreeMap<&'static str, u64>,
+    hand_overs: u64,
+    bound: u64,
+    reservations: u64,
+    evictions: u64,
+    faults: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<FailedHistory>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FailedHistory {
+    seed: u64,
+    broken: Vec<String>,
+    reproduce: String,
+    /// The same after it was made smaller.
+    smallest: String,
+}
+
+impl FailedHistory {
+    /// Makes a failing history smaller.
+    fn of(history: &History, broken: Vec<String>, within: Duration) -> Self {
+        let command = |history: &History| format!("stowage simulate faults {}", history.arguments());
+        let smallest = if within.is_zero() { history.clone() } else { shrink(history, within) };
+        Self { seed: history.seed, broken, reproduce: command(history), smallest: command(&smallest) }
+    }
+}
+
+impl SimulateFaultsArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        if self.history && self.seeds.first != self.seeds.last {
+            anyhow::bail!("--history prints one history; write --seeds {}", self.seeds.first);
+        }
+        if self.history {
+            return self.print_history();
+        }
+        let histories = (self.seeds.first..=self.seeds.last).map(|seed| self.history_of(seed));
+        let bar = progress((self.seeds.last - self.seeds.first).saturating_add(1));
+        let limit = self.minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)));
+        let CampaignResult { tally, failed, took } =
+            play_all(histories, limit, |played| bar.set_position(played));
+        bar.finish_and_clear();
+        let within = Duration::from_secs(self.shrink);
+        let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
+        let code = if failed.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        let mut out = std::io::stdout().lock();
+        match self.output {
+            OutputFormat::Json => {
+                writeln!(out, "{}", serde_json::to_string_pretty(&page(&tally, took, failed))?)?;
+            }
+            OutputFormat::Text => write!(out, "{}", text(&tally, took, failed.as_ref()))?,
+        }
+        Ok(code)
+    }
+
+    fn history_of(&self, seed: u64) -> History {
+        let without: BTreeSet<FaultKind> = self.without.iter().copied().collect();
+        History { steps: self.steps, without, ..History::of(seed) }
+    }
+
+    fn print_history(&self) -> Result<ExitCode> {
+        let run = play(&self.history_of(self.seeds.first));
+        let mut out = std::io::stdout().lock();
+        run.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        writeln!(out, "\n{}", run.tally)?;
+        run.broken.iter().try_for_each(|broken| writeln!(out, "broken: {broken}"))?;
+        Ok(if run.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn page(tally: &FaultTally, took: Duration, failed: Option<FailedHistory>) -> FaultsOutput {
+    FaultsOutput {
+        histories: tally.histories,
+        steps: tally.steps,
+        simulated_seconds: tally.simulated.as_secs_f64(),
+        seconds: took.as_secs_f64(),
+        decisions: tally.decisions(),
+        answers: tally.answers.clone(),
+        hand_overs: tally.hand_overs,
+        bound: tally.bound,
+        reservations: tally.held,
+        evictions: tally.evicted,
+        faults: tally.faults.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
+        failed,
+    }
+}
+
+fn text(tally: &FaultTally, took: Duration, failed: Option<&FailedHistory>) -> String {
+    let seconds = took.as_secs_f64().max(0.001);
+    let (histories, decisions) =
+        (tally.histories as f64 / seconds * 60.0, tally.decisions() as f64 / seconds);
+    let mut text = format!(
+        "{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n"
+    );
+    match failed {
+        None => text += "every history kept every promise\n",
+        Some(failed) => {
+            let FailedHistory { seed, broken, reproduce, smallest } = failed;
+            text +=
+                &format!("seed {seed} broke a promise: {}\nplay it again: {reproduce}\n", broken.join("; "));
+            if smallest != reproduce {
+                text += &format!("smaller: {smallest}\n");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_seeds_that_cannot_be_played_says_what_to_write() {
+        let range = |text: &str| text.parse::<SeedRange>();
+        assert_eq!(range("7"), Ok(SeedRange { first: 7, last: 7 }));
+        assert_eq!(range("0..99999"), Ok(SeedRange { first: 0, last: 99_999 }));
+        assert_eq!(range("9..3").unwrap_err().to_string(), "9 is larger than 3; write 3..9");
+        assert_eq!(range("a..3"), Err(BadSeedRange::Malformed));
+        assert!(minutes("0").unwrap_err().contains("1 or more"));
+        assert_eq!(minutes("5"), Ok(5));
+        let unknown = "kil".parse::<FaultKind>().unwrap_err().to_string();
+        assert!(unknown.contains("\"kil\"") && unknown.contains("kill, restart"), "{unknown}");
+    }
+
+    #[test]
+    fn a_failed_history_is_told_with_the_command_that_plays_it_again() {
+        let history = History { steps: 40, ..History::of(7) };
+        let failed = FailedHistory::of(&history, vec!["n0/1 is promised twice".into()], Duration::ZERO);
+        let text = text(&FaultTally::default(), Duration::from_secs(1), Some(&failed));
+        assert!(text.contains("play it again: stowage simulate faults --seeds 7 --steps 40\n"), "{text}");
+        assert!(!text.contains("smaller:"), "{text}");
+    }
+}

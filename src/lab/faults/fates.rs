@@ -1,0 +1,146 @@
+//! The outcome of each request: most are answered soon and truly, some are not.
+//!
+//! Each operation has random numbers of its own, so that a history without some of its requests keeps the outcomes of the others.
+
+use super::fault::FaultKind;
+use crate::kubernetes::port::WriteTimes;
+use crate::lab::demo::api_server::faults::{DelayStage, FaultSource, InjectedFault, Operation};
+use crate::lab::simulate::random::Random;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The dice of operations begin here among the purposes of a seed.
+const FIRST_PURPOSE: u64 = 100;
+
+/// What the outcomes of a history's requests are drawn with.
+pub struct Fates {
+    pub seed: u64,
+    pub times: WriteTimes,
+    /// Whether some Bindings land later than the write times allow.
+    pub has_proxy: bool,
+    pub without: BTreeSet<FaultKind>,
+}
+
+impl Fates {
+    pub fn source(self) -> FaultSource {
+        let mut dice: BTreeMap<Operation, Random> = BTreeMap::new();
+        Box::new(move |_, operation| {
+            let purpose = FIRST_PURPOSE + operation as u64;
+            let dice = dice.entry(operation).or_insert_with(|| Random::seeded(self.seed, purpose));
+            let (kind, fault) = self.drawn(operation, dice)?;
+            let is_left_out = kind.is_some_and(|kind| self.without.contains(&kind));
+            Some(if is_left_out { soon(dice) } else { fault })
+        })
+    }
+
+    fn drawn(&self, operation: Operation, dice: &mut Random) -> Option<(Option<FaultKind>, InjectedFault)> {
+        Some(match operation {
+            Operation::Binding | Operation::PodStatus | Operation::Eviction | Operation::Pod => {
+                self.of_write(dice, self.has_proxy && operation == Operation::Binding)
+            }
+            Operation::Lease => of_lease(dice),
+            Operation::GetLease => (None, soon(dice)),
+            Operation::GetPod => of_read(dice),
+            Operation::ListPods | Operation::ListNodes | Operation::ListBudgets => of_list(dice),
+            Operation::NodeStatus => of_node_status(dice),
+            _ => return None,
+        })
+    }
+
+    fn of_write(&self, dice: &mut Random, is_buffered: bool) -> (Option<FaultKind>, InjectedFault) {
+        let times = self.times;
+        let latest = times.latest_landing().mul_f64(0.99);
+        let late = |stage, delay| (Some(FaultKind::LateWrite), InjectedFault::LandsLate(stage, delay));
+        match dice.below(100) {
+            0..40 if is_buffered => {
+                let later =
+                    times.latest_landing() + between(dice, Duration::from_secs(5), Duration::from_secs(40));
+                (Some(FaultKind::ProxyDelay), InjectedFault::LandsLate(DelayStage::Network, later))
+            }
+            0..20 => late(DelayStage::Network, up_to(dice, latest)),
+            20..26 => late(DelayStage::Queue, up_to(dice, 2 * times.server)),
+            26..30 => late(DelayStage::Commit, up_to(dice, times.server + times.commit)),
+            30..38 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
+            38..43 => (Some(FaultKind::RepeatedWrite), InjectedFault::ArrivesTwice(up_to(dice, latest))),
+            43..45 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
+            45..48 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1 + dice.below(3) as u64)),
+            _ => (None, soon(dice)),
+        }
+    }
+}
+
+/// What an applied fault is called; `None` for an answer that is only not immediate.
+pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) -> Option<FaultKind> {
+    match (operation, fault) {
+        (_, InjectedFault::AnswersLate(delay)) if delay <= SOON => None,
+        (Operation::Lease, _) => Some(FaultKind::LostLease),
+        (_, InjectedFault::LandsLate(DelayStage::Network, delay)) if delay > times.latest_landing() => {
+            Some(FaultKind::ProxyDelay)
+        }
+        (_, InjectedFault::LandsLate(..)) => Some(FaultKind::LateWrite),
+        (_, InjectedFault::LosesAnswer) => Some(FaultKind::LostAnswer),
+        (_, InjectedFault::ArrivesTwice(_)) => Some(FaultKind::RepeatedWrite),
+        (_, InjectedFault::Throttles(_)) => Some(FaultKind::Throttling),
+        (_, InjectedFault::AnswersLate(_)) => Some(FaultKind::SlowRead),
+        (_, InjectedFault::Fails) => {
+            let is_write = !matches!(
+                operation,
+                Operation::GetPod | Operation::ListPods | Operation::ListNodes | Operation::ListBudgets
+            );
+            Some(if is_write { FaultKind::RefusedWrite } else { FaultKind::SlowRead })
+        }
+        _ => None,
+    }
+}
+
+/// What every answer may take.
+const SOON: Duration = Duration::from_millis(30);
+
+fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
+    let lost = Some(FaultKind::LostLease);
+    match dice.below(20) {
+        0 => (lost, InjectedFault::LosesAnswer),
+        1 => (lost, InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5)))),
+        2 => (lost, InjectedFault::Fails),
+        _ => (None, soon(dice)),
+    }
+}
+
+fn of_read(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
+    let slow = Some(FaultKind::SlowRead);
+    match dice.below(6) {
+        0 => (slow, InjectedFault::Fails),
+        1 => (slow, InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4)))),
+        _ => (None, soon(dice)),
+    }
+}
+
+/// A page shows the cluster as of its list's beginning, however late it comes in.
+fn of_list(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
+    match dice.below(8) {
+        0..2 => (Some(FaultKind::SlowRead), InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(6)))),
+        2 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1)),
+        _ => (None, soon(dice)),
+    }
+}
+
+fn of_node_status(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
+    match dice.below(10) {
+        0 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
+        1 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
+        _ => (None, soon(dice)),
+    }
+}
+
+fn soon(dice: &mut Random) -> InjectedFault {
+    InjectedFault::AnswersLate(between(dice, Duration::from_millis(1), SOON))
+}
+
+fn up_to(dice: &mut Random, most: Duration) -> Duration {
+    between(dice, 2 * SOON, most)
+}
+
+pub fn between(dice: &mut Random, least: Duration, most: Duration) -> Duration {
+    let span = most.saturating_sub(least).as_millis() as usize;
+    least + Duration::from_millis(dice.below(span + 1) as u64)
+}

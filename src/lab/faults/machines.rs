@@ -1,0 +1,80 @@
+//! The machines under the nodes: GPUs, and the processes that use their memory. What is true of them is decided here; agents
+//! report it, and may report it wrongly.
+
+use super::clock;
+use super::oracle::{devices_of, granted_per_gpu};
+use crate::lab::simulate::random::Random;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Capacity of each GPU.
+pub const TOTAL: u64 = 80 << 30;
+
+/// A pod's process on each of its GPUs.
+#[derive(Debug, Clone)]
+pub struct Process {
+    pub pid: u32,
+    pub node: String,
+    /// Indices on its node.
+    pub gpus: Vec<usize>,
+    /// On each of them.
+    pub used: u64,
+    /// Once its pod has ended: when that was, and when its memory is free.
+    pub ends: Option<(Duration, Duration)>,
+}
+
+pub struct Machines {
+    dice: Random,
+    /// By the pod's UID.
+    pub processes: BTreeMap<String, Process>,
+    /// The next process whose pod ends keeps its memory for so long.
+    pub next_linger: Duration,
+    started: u32,
+}
+
+impl Machines {
+    pub fn new(dice: Random) -> Self {
+        Self { dice, processes: BTreeMap::new(), next_linger: Duration::ZERO, started: 100 }
+    }
+
+    /// Processes of running pods begin, and those of pods that are gone end.
+    pub fn pass(&mut self, pods: &[Arc<Value>]) {
+        let mut alive = BTreeSet::new();
+        for pod in pods.iter().filter(|pod| pod["status"]["phase"] == "Running") {
+            let (Some(uid), Some((node, gpus))) = (pod["metadata"]["uid"].as_str(), devices_of(pod)) else {
+                continue;
+            };
+            alive.insert(uid.to_owned());
+            if !self.processes.contains_key(uid) {
+                let granted = granted_per_gpu(pod).unwrap_or_default();
+                let used = granted / 100 * (70 + self.dice.below(31) as u64);
+                self.started += 1;
+                let process = Process { pid: self.started, node, gpus, used, ends: None };
+                self.processes.insert(uid.to_owned(), process);
+            }
+        }
+        let now = clock::elapsed();
+        for (uid, process) in &mut self.processes {
+            if !alive.contains(uid) && process.ends.is_none() {
+                process.ends = Some((now, now + std::mem::take(&mut self.next_linger)));
+            }
+        }
+        self.processes.retain(|_, process| process.ends.is_none_or(|(_, ends)| ends > now));
+    }
+
+    pub fn on(&self, node: &str, gpu: usize) -> impl Iterator<Item = (&String, &Process)> {
+        let is_here = move |process: &Process| process.node == node && process.gpus.contains(&gpu);
+        self.processes.iter().filter(move |(_, process)| is_here(process))
+    }
+
+    pub fn used_on(&self, node: &str, gpu: usize) -> u64 {
+        self.on(node, gpu).map(|(_, process)| process.used).sum()
+    }
+}
+
+/// NVML's name of a GPU.
+pub fn uuid(node: &str, gpu: usize) -> String {
+    format!("GPU-{node}-{gpu}")
+}

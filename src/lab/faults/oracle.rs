@@ -1,0 +1,145 @@
+//! The oracle's arithmetic: what the API server's objects say about GPUs, and nothing else. No ledger is asked.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Allocatable VRAM of a GPU of 80 GiB.
+pub const PROMISABLE: u64 = 72 << 30;
+/// The capacity of a GPU: no policy can have allocated more than that.
+const WHOLE: u64 = 80 << 30;
+
+/// One pod's part of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodShare {
+    pub pod: String,
+    pub bytes: u64,
+    pub is_exclusive: bool,
+    has_started: bool,
+}
+
+/// A GPU, as `node/index`.
+pub type GpuName = String;
+
+/// GPUs that are overallocated, with their pods.
+pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    names(promises(pods), |parts| is_more_than(PROMISABLE, parts))
+}
+
+/// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
+pub fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))
+}
+
+/// Each GPU's bound pods.
+pub fn promises(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<PodShare>> {
+    let mut promises: BTreeMap<GpuName, Vec<PodShare>> = BTreeMap::new();
+    for pod in pods {
+        for (gpu, part) in parts(pod) {
+            promises.entry(gpu).or_default().push(part);
+        }
+    }
+    promises
+}
+
+fn names(
+    mut promises: BTreeMap<GpuName, Vec<PodShare>>,
+    is_wrong: impl Fn(&[PodShare]) -> bool,
+) -> BTreeMap<GpuName, Vec<String>> {
+    promises.retain(|_, parts| is_wrong(parts));
+    promises.into_iter().map(|(gpu, parts)| (gpu, parts.into_iter().map(|part| part.pod).collect())).collect()
+}
+
+fn is_more_than(limit: u64, parts: &[PodShare]) -> bool {
+    let sum: u64 = parts.iter().map(|part| part.bytes).sum();
+    sum > limit || (parts.len() > 1 && parts.iter().any(|part| part.is_exclusive))
+}
+
+fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
+    let (Some((node, gpus)), Some(bytes)) = (devices_of(pod), granted_per_gpu(pod)) else {
+        return Vec::new();
+    };
+    if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+        return Vec::new();
+    }
+    let part = PodShare {
+        pod: name(pod),
+        bytes,
+        is_exclusive: is_granted_alone(pod),
+        has_started: pod["status"]["phase"] == "Running",
+    };
+    gpus.into_iter().map(|gpu| (format!("{node}/{gpu}"), part.clone())).collect()
+}
+
+/// The node of a bound pod, and the indices of its GPUs there.
+pub fn devices_of(pod: &Value) -> Option<(String, Vec<usize>)> {
+    let node = pod["spec"]["nodeName"].as_str()?;
+    let devices = pod["metadata"]["annotations"]["stowage.dev/devices"].as_str()?;
+    Some((node.to_owned(), devices.split(',').filter_map(index).collect()))
+}
+
+/// A GPU is called by its index until an agent has reported its UUID, which ends with it here.
+fn index(device: &str) -> Option<usize> {
+    device.rsplit('-').next()?.parse().ok()
+}
+
+pub fn granted_per_gpu(pod: &Value) -> Option<u64> {
+    let granted: u64 = pod["metadata"]["annotations"]["stowage.dev/vram-granted"].as_str()?.parse().ok()?;
+    let (_, gpus) = devices_of(pod)?;
+    Some(granted.div_ceil(gpus.len() as u64))
+}
+
+/// How many GPUs a pod asks for, and how much of each.
+pub fn asked(pod: &Value) -> (u64, u64) {
+    let gpus = pod["metadata"]["annotations"]["stowage.dev/gpus"].as_str();
+    let gpus = gpus.and_then(|gpus| gpus.parse().ok()).unwrap_or(1);
+    let asked = pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"].as_str();
+    let gib: u64 = asked.and_then(|asked| asked.strip_suffix("Gi")?.parse().ok()).unwrap_or(0);
+    (gpus, (gib << 30).div_ceil(gpus))
+}
+
+/// By its Binding. What the pod asks for may have been edited since.
+pub fn is_granted_alone(pod: &Value) -> bool {
+    pod["metadata"]["annotations"]["stowage.dev/exclusive-granted"] == "true"
+}
+
+pub fn asks_alone(pod: &Value) -> bool {
+    pod["metadata"]["annotations"]["stowage.dev/exclusive"] == "true"
+}
+
+/// Active reservations, as the pods' conditions show them: per pod, its GPUs.
+pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<GpuName>> {
+    pods.iter().filter_map(|pod| Some((name(pod), held(pod)?))).collect()
+}
+
+/// What a pod's condition says that it holds.
+pub fn reservation(pod: &Value) -> Option<Value> {
+    let mut conditions = pod["status"]["conditions"].as_array()?.iter();
+    let reservation =
+        conditions.find(|one| one["type"] == "stowage.dev/Reserved" && one["status"] == "True")?;
+    if pod["spec"]["nodeName"].is_string() {
+        return None;
+    }
+    serde_json::from_str(reservation["message"].as_str()?).ok()
+}
+
+fn held(pod: &Value) -> Option<Vec<GpuName>> {
+    let message = reservation(pod)?;
+    let node = message["node"].as_str()?.to_owned();
+    let devices = message["devices"].as_array()?.iter().filter_map(Value::as_str);
+    Some(devices.filter_map(index).map(|gpu| format!("{node}/{gpu}")).collect())
+}
+
+/// GPUs with reservations of more than one pod, which each take more than half of a GPU.
+pub fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    let mut holders: BTreeMap<GpuName, Vec<String>> = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| asks_alone(pod) || asked(pod).1 > PROMISABLE / 2) {
+        held(pod).into_iter().flatten().for_each(|gpu| holders.entry(gpu).or_default().push(name(pod)));
+    }
+    holders.retain(|_, pods| pods.len() > 1);
+    holders
+}
+
+pub fn name(pod: &Value) -> String {
+    pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,109 @@
+//! Counts of what happened: a history in which nothing happens proves nothing.
+
+use super::fault::FaultKind;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct FaultTally {
+    pub histories: u64,
+    pub steps: u64,
+    /// Simulated time, of all histories together.
+    pub simulated: Duration,
+    /// Requests to the replicas that were answered, by verb.
+    pub answers: BTreeMap<&'static str, u64>,
+    /// The Lease passed to another holder.
+    pub hand_overs: u64,
+    /// Terms in which anything was bound.
+    pub epochs: BTreeSet<String>,
+    pub bound: u64,
+    /// Reservations that pods' conditions showed.
+    pub held: u64,
+    pub evicted: u64,
+    /// Of these, for kube-scheduler's preemptors.
+    pub preempted: u64,
+    /// Bindings to a GPU on which a process of an ended pod was seen for long.
+    pub beside_left_over: u64,
+    /// Conditions that show a reservation that is over, when all has been quiet for long.
+    pub left_conditions: u64,
+    pub faults: BTreeMap<FaultKind, u64>,
+    /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
+    pub by_proxy: u64,
+    /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
+    pub reported: u64,
+    pub remedied: u64,
+}
+
+impl FaultTally {
+    pub fn note(&mut self, kind: FaultKind) {
+        *self.faults.entry(kind).or_default() += 1;
+    }
+
+    /// Answers of the four verbs.
+    pub fn decisions(&self) -> u64 {
+        let is_verb = |verb: &&'static str| ["filter", "prioritize", "preempt", "bind"].contains(verb);
+        self.answers.iter().filter(|(verb, _)| is_verb(verb)).map(|(_, count)| count).sum()
+    }
+
+    pub fn faults_in_all(&self) -> u64 {
+        self.faults.values().sum()
+    }
+}
+
+impl AddAssign for FaultTally {
+    fn add_assign(&mut self, other: Self) {
+        self.histories += other.histories;
+        self.steps += other.steps;
+        self.simulated += other.simulated;
+        self.hand_overs += other.hand_overs;
+        self.epochs.extend(other.epochs);
+        self.bound += other.bound;
+        self.held += other.held;
+        self.evicted += other.evicted;
+        self.preempted += other.preempted;
+        self.beside_left_over += other.beside_left_over;
+        self.left_conditions += other.left_conditions;
+        self.by_proxy += other.by_proxy;
+        self.reported += other.reported;
+        self.remedied += other.remedied;
+        other.answers.into_iter().for_each(|(verb, count)| *self.answers.entry(verb).or_default() += count);
+        other.faults.into_iter().for_each(|(kind, count)| *self.faults.entry(kind).or_default() += count);
+    }
+}
+
+impl fmt::Display for FaultTally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} histories of {} steps in {:.1} h of simulated time",
+            self.histories,
+            self.steps,
+            self.simulated.as_secs_f64() / 3600.0
+        )?;
+        let answers: Vec<String> =
+            self.answers.iter().map(|(verb, count)| format!("{count} {verb}")).collect();
+        writeln!(f, "answers: {}", answers.join(", "))?;
+        writeln!(
+            f,
+            "{} hand-overs, {} terms that bound something, {} pods bound, {} reservations, {} evictions, of which {} for \
+             kube-scheduler; {} Bindings beside memory of ended pods, {} conditions of reservations that are over",
+            self.hand_overs,
+            self.epochs.len(),
+            self.bound,
+            self.held,
+            self.evicted,
+            self.preempted,
+            self.beside_left_over,
+            self.left_conditions
+        )?;
+        writeln!(
+            f,
+            "by a proxy, which breaks the write times: {} GPUs overallocated, {} conflicts reported, {} pods evicted to end one",
+            self.by_proxy, self.reported, self.remedied
+        )?;
+        let faults: Vec<String> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        write!(f, "{} faults: {}", self.faults_in_all(), faults.join(", "))
+    }
+}

@@ -1,0 +1,292 @@
+//! One history's cluster: its parts, the order of what happens in a step, and the end, when all is quiet.
+
+mod agents;
+mod disturbances;
+mod observations;
+mod pods;
+mod quiet;
+mod replicas;
+mod scheduling;
+
+use super::clock::{self, HOSTS};
+use super::fates::{Fates, between};
+use super::fault::FaultKind;
+use super::machines::Machines;
+use super::oracle::name;
+use super::planted::PlantedBug;
+use super::schedulers::Schedulers;
+use super::tally::FaultTally;
+use super::{History, HistoryRun};
+use crate::kubernetes::port::WriteTimes;
+use crate::lab::demo::api_server::ApiServer;
+use crate::lab::simulate::random::Random;
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use agents::NodeAgent;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+const STEP: Duration = Duration::from_millis(400);
+/// Longer than everything that a history leaves behind: the latest landing of a write, a reservation's and a gate's deadline.
+const QUIET: Duration = Duration::from_secs(150);
+/// GPUs of each node.
+pub const GPUS: usize = 2;
+
+/// Purposes of a seed's dice.
+mod purpose {
+    pub const WORLD: u64 = 0;
+    pub const KINDS: u64 = 1;
+    pub const MACHINES: u64 = 2;
+    pub const AGENTS: u64 = 3;
+}
+
+/// What decides which replica acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeadershipMode {
+    KubeScheduler,
+    OwnLease,
+}
+
+/// One process of Stowage.
+struct RunningReplica {
+    /// Its name at the API server.
+    client: String,
+    service: Arc<Service>,
+    /// Its two addresses, without a network.
+    verbs: axum::Router,
+    reports: axum::Router,
+    tasks: JoinSet<()>,
+    shutdown: CancellationToken,
+    started: Instant,
+}
+
+/// What tasks of the schedulers tell the world.
+#[derive(Default)]
+struct Overheard {
+    /// Requests that were answered.
+    answers: BTreeMap<&'static str, u64>,
+    lines: Vec<String>,
+    broken: Vec<String>,
+    /// Victims that `preempt` named: by UID, with the priority of the pod for which.
+    named: Vec<(String, i64, String)>,
+}
+
+pub struct FaultyCluster {
+    history: History,
+    api: Arc<ApiServer>,
+    dice: Random,
+    mode: LeadershipMode,
+    times: WriteTimes,
+    has_proxy: bool,
+    has_agents: bool,
+    nodes: usize,
+    began: Instant,
+    replicas: [Option<RunningReplica>; 2],
+    /// When it starts again, where it does not run.
+    returns: [Option<Instant>; 2],
+    reconnects: Vec<(Instant, String)>,
+    resumes: Vec<(Instant, String, &'static str)>,
+    schedulers: Option<Schedulers>,
+    machines: Machines,
+    agents: Vec<NodeAgent>,
+    policy: Policy,
+    next_event: Instant,
+    processes: usize,
+    arrived: usize,
+    /// Pods that were seen bound, by UID, and where.
+    known: BTreeMap<String, String>,
+    seen_holds: BTreeSet<(String, Vec<String>)>,
+    leaving: BTreeSet<String>,
+    twice: BTreeSet<String>,
+    /// Priorities of pods for which victims were named.
+    preemptors_of: BTreeMap<String, (i64, String)>,
+    tally: FaultTally,
+    lines: Vec<String>,
+    broken: Vec<String>,
+    overheard: Arc<Mutex<Overheard>>,
+}
+
+impl FaultyCluster {
+    pub fn new(history: History) -> Self {
+        clock::begin();
+        let seed = history.seed;
+        let api = Arc::new(ApiServer::in_process(clock::wall));
+        let mut kinds = Random::seeded(seed, purpose::KINDS);
+        let mode = if kinds.below(2) == 0 { LeadershipMode::KubeScheduler } else { LeadershipMode::OwnLease };
+        let times = WriteTimes::of(Duration::from_secs(if kinds.below(3) == 0 { 2 } else { 5 }));
+        let has_proxy = kinds.below(4) == 0 && !history.without.contains(&FaultKind::ProxyDelay);
+        let has_agents = kinds.below(3) > 0;
+        let nodes = 2 + kinds.below(2);
+        let fates = Fates { seed, times, has_proxy, without: history.without.clone() };
+        api.faults().draw(fates.source());
+        let schedulers = (mode == LeadershipMode::KubeScheduler).then(|| Schedulers::start(&api));
+        let began = Instant::now();
+        let mut world = Self {
+            dice: Random::seeded(seed, purpose::WORLD),
+            machines: Machines::new(Random::seeded(seed, purpose::MACHINES)),
+            agents: (0..nodes).map(|node| NodeAgent::new(node, seed)).collect(),
+            history,
+            api,
+            mode,
+            times,
+            has_proxy,
+            has_agents,
+            nodes,
+            began,
+            replicas: [None, None],
+            returns: [Some(began); 2],
+            reconnects: Vec::new(),
+            resumes: Vec::new(),
+            schedulers,
+            policy: replicas::policy(0),
+            next_event: began + Duration::from_secs(20),
+            processes: 0,
+            arrived: 0,
+            known: BTreeMap::new(),
+            seen_holds: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            twice: BTreeSet::new(),
+            preemptors_of: BTreeMap::new(),
+            tally: FaultTally::default(),
+            lines: Vec::new(),
+            broken: Vec::new(),
+            overheard: Arc::default(),
+        };
+        (0..nodes).for_each(|n| world.create_node(n));
+        world.say(format!(
+            "{mode:?}, {nodes} nodes, writes within {:?}, proxy: {has_proxy}, agents: {has_agents}",
+            times.client
+        ));
+        world
+    }
+
+    pub async fn play(mut self) -> HistoryRun {
+        let mut steps = 0;
+        while steps < self.history.steps && self.broken.is_empty() {
+            steps += 1;
+            self.bring_back();
+            (0..2).for_each(|_| self.arrive());
+            self.meddle_with_pods();
+            self.schedule(2);
+            self.run_pods(true);
+            self.disturb_watches();
+            self.disturb_agents();
+            self.disturb_replicas();
+            if Instant::now() >= self.next_event {
+                self.change_leadership().await;
+            }
+            self.step().await;
+        }
+        if self.broken.is_empty() {
+            self.be_quiet().await;
+        }
+        self.end()
+    }
+
+    fn end(mut self) -> HistoryRun {
+        self.tally.histories = 1;
+        self.tally.hand_overs = self.transitions();
+        self.tally.simulated = self.began.elapsed();
+        for (operation, fault) in self.api.faults().met() {
+            if let Some(kind) = super::fates::kind_of(operation, fault, self.times) {
+                self.tally.note(kind);
+            }
+        }
+        for replica in std::mem::take(&mut self.replicas).into_iter().flatten() {
+            self.note_audit(&replica);
+            replicas::die(&self.api, replica);
+        }
+        self.lines.push(format!("the end: {}", self.fingerprint()));
+        HistoryRun { tally: self.tally, lines: self.lines, broken: self.broken }
+    }
+
+    /// Lets some time pass, and looks at what it brought.
+    async fn step(&mut self) {
+        let gap = self.dice.gap(STEP.as_millis() as f64).0.clamp(1, 2000);
+        tokio::time::sleep(Duration::from_millis(gap)).await;
+        self.go_on();
+    }
+
+    /// What goes on beside the drawn events, and a look at it all.
+    fn go_on(&mut self) {
+        let can_act = [0, 1].map(|host| self.scheduler_can_act(host));
+        if let Some(schedulers) = &mut self.schedulers {
+            schedulers.pass(&self.api, can_act);
+        }
+        self.machines.pass(&self.api.list("pods"));
+        self.report();
+        self.look();
+    }
+
+    /// Whether this fault happens now that its dice have fallen: not if the history is played without it. Counts it.
+    fn happens(&mut self, kind: FaultKind) -> bool {
+        let happens = !self.history.without.contains(&kind);
+        if happens {
+            self.tally.note(kind);
+        }
+        happens
+    }
+
+    fn acting(&self) -> Option<usize> {
+        let leads = |replica: &Option<RunningReplica>| {
+            replica.as_ref().is_some_and(|replica| replica.service.gate.is_open())
+        };
+        self.replicas.iter().position(leads)
+    }
+
+    /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
+    fn scheduler_can_act(&self, host: usize) -> bool {
+        let is_cut_off = |client: &String| self.reconnects.iter().any(|(_, cut_off)| cut_off == client);
+        self.replicas[host].as_ref().is_some_and(|replica| !is_cut_off(&replica.client))
+    }
+
+    fn transitions(&self) -> u64 {
+        match &self.schedulers {
+            Some(schedulers) => schedulers.transitions(),
+            None => {
+                let lease = self.api.get("leases/stowage/stowage");
+                lease.and_then(|lease| lease["spec"]["leaseTransitions"].as_u64()).unwrap_or(0)
+            }
+        }
+    }
+
+    fn create_node(&mut self, n: usize) {
+        let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": format!("{}Gi", 72 * GPUS) });
+        let status = json!({ "allocatable": amounts, "capacity": amounts });
+        let labels = json!({
+            "nvidia.com/gpu.count": GPUS.to_string(),
+            "nvidia.com/gpu.memory": (80 * 1024).to_string(),
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        });
+        let node = json!({ "metadata": { "name": node_name(n), "labels": labels }, "status": status });
+        self.api.create("nodes", node).expect("its name is new");
+    }
+
+    /// Of all objects as they are in the end.
+    fn fingerprint(&self) -> String {
+        use sha2::{Digest, Sha256};
+        let mut digest = Sha256::new();
+        for kind in ["nodes", "pods", "events", "leases"] {
+            self.api.list(kind).iter().for_each(|object| digest.update(object.to_string()));
+        }
+        digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn say(&mut self, what: String) {
+        self.lines.push(format!("{} {what}", at(self.began)));
+    }
+}
+
+/// How far the history is.
+fn at(began: Instant) -> String {
+    format!("{:>8.3} s", began.elapsed().as_secs_f64())
+}
+
+pub fn node_name(n: usize) -> String {
+    format!("n{n}")
+}

@@ -1,0 +1,183 @@
+//! The nodes' agents: each reports its machine to every replica about once a second, and may be dead, late, or wrong.
+
+use super::super::machines::{TOTAL, uuid};
+use super::*;
+use axum::body::Body;
+use http::{Request, header};
+use tower::ServiceExt;
+
+/// How often an agent reports.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// One node's agent.
+pub struct NodeAgent {
+    node: usize,
+    dice: Random,
+    boots: u64,
+    sequence: u64,
+    reports_at: Duration,
+    /// What is wrong with it, until when.
+    trouble: Option<(FaultKind, Duration)>,
+    sound_since: Duration,
+    /// The GPU that is missing, of a lost one.
+    missing: usize,
+    /// Figures that it repeats.
+    stale: Option<Value>,
+}
+
+impl NodeAgent {
+    pub fn new(node: usize, seed: u64) -> Self {
+        Self {
+            node,
+            dice: Random::seeded(seed, 1000 * purpose::AGENTS + node as u64),
+            boots: 1,
+            sequence: 0,
+            reports_at: Duration::ZERO,
+            trouble: None,
+            sound_since: Duration::ZERO,
+            missing: 0,
+            stale: None,
+        }
+    }
+
+    /// Whether it has reported what is true, and in time, since then.
+    pub fn is_sound_since(&self, then: Duration) -> bool {
+        self.trouble.is_none() && self.sound_since <= then
+    }
+
+    fn has(&self, kind: FaultKind) -> bool {
+        self.trouble.is_some_and(|(trouble, _)| trouble == kind)
+    }
+
+    /// What it reads of its machine.
+    fn gpus(&self, machines: &Machines) -> Value {
+        let node = node_name(self.node);
+        let gpu = |index: usize| {
+            let process = |(pod, process): (&String, &super::super::machines::Process)| json!({ "pid": process.pid, "usedBytes": process.used, "pod": pod });
+            let processes: Vec<Value> = machines.on(&node, index).map(process).collect();
+            json!({
+                "uuid": uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": TOTAL,
+                "usedBytes": machines.used_on(&node, index).min(TOTAL), "processes": processes,
+            })
+        };
+        let is_seen = |index: &usize| !self.has(FaultKind::LostGpu) || *index != self.missing;
+        Value::Array((0..GPUS).filter(is_seen).map(gpu).collect())
+    }
+
+    /// The next report, if one is due.
+    fn report(&mut self, machines: &Machines) -> Option<Value> {
+        let now = clock::elapsed();
+        if now < self.reports_at || self.has(FaultKind::DeadAgent) {
+            return None;
+        }
+        self.reports_at = now + EVERY;
+        self.sequence += 1;
+        let gpus = match (&self.stale, self.has(FaultKind::UnreadGpus)) {
+            (_, true) => Value::Null,
+            (Some(stale), _) => stale.clone(),
+            (None, _) => self.gpus(machines),
+        };
+        let missing = if gpus.is_null() {
+            json!([{ "part": "gpus", "reason": "a fault was drawn" }])
+        } else {
+            json!([])
+        };
+        Some(json!({
+            "node": node_name(self.node), "bootId": format!("boot-{}", self.boots), "sequence": self.sequence,
+            "ageMillis": 0, "gpus": gpus, "missing": missing,
+        }))
+    }
+}
+
+impl FaultyCluster {
+    pub(super) fn disturb_agents(&mut self) {
+        const TROUBLES: [FaultKind; 5] = [
+            FaultKind::DeadAgent,
+            FaultKind::LateAgent,
+            FaultKind::StaleAgent,
+            FaultKind::LostGpu,
+            FaultKind::UnreadGpus,
+        ];
+        let now = clock::elapsed();
+        if self.has_agents && self.dice.below(60) == 0 {
+            let linger = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(25));
+            if self.happens(FaultKind::LingeringProcess) {
+                self.machines.next_linger = linger;
+            }
+        }
+        for place in 0..self.agents.len() {
+            let agent = &mut self.agents[place];
+            if let Some((kind, until)) = agent.trouble {
+                if until <= now {
+                    agent.recover(kind);
+                }
+                continue;
+            }
+            if !self.has_agents || agent.dice.below(120) > 0 {
+                continue;
+            }
+            let kind = TROUBLES[agent.dice.below(TROUBLES.len())];
+            let lasts = between(&mut agent.dice, Duration::from_secs(2), Duration::from_secs(50));
+            let missing = agent.dice.below(GPUS);
+            if self.happens(kind) {
+                self.say(format!("{kind} on {} for {lasts:?}", node_name(place)));
+                let figures = self.agents[place].gpus(&self.machines);
+                let agent = &mut self.agents[place];
+                agent.trouble = Some((kind, now + lasts));
+                agent.missing = missing;
+                agent.stale = (kind == FaultKind::StaleAgent).then_some(figures);
+            }
+        }
+    }
+
+    /// Every agent is sound again.
+    pub(super) fn mend_agents(&mut self) {
+        for agent in &mut self.agents {
+            if let Some((kind, _)) = agent.trouble {
+                agent.recover(kind);
+            }
+        }
+    }
+
+    /// Agents report to every replica.
+    pub(super) fn report(&mut self) {
+        if !self.has_agents {
+            return;
+        }
+        for agent in &mut self.agents {
+            let Some(report) = agent.report(&self.machines) else { continue };
+            let is_late = agent.has(FaultKind::LateAgent);
+            for replica in self.replicas.iter().flatten() {
+                let late = if is_late {
+                    between(&mut agent.dice, Duration::from_secs(1), Duration::from_secs(9))
+                } else {
+                    Duration::ZERO
+                };
+                let (reports, overheard) = (replica.reports.clone(), self.overheard.clone());
+                let request = Request::post("/v1/reports")
+                    .header(header::CONTENT_TYPE, "application/json")
+                    .body(Body::from(report.to_string()))
+                    .expect("a request of fixed parts");
+                tokio::spawn(async move {
+                    tokio::time::sleep(late).await;
+                    let Ok(answer) = reports.oneshot(request).await;
+                    let outcome = if answer.status().is_success() { "report" } else { "report refused" };
+                    *overheard.lock().answers.entry(outcome).or_default() += 1;
+                });
+            }
+        }
+    }
+}
+
+impl NodeAgent {
+    /// One that died begins a new boot.
+    fn recover(&mut self, from: FaultKind) {
+        if from == FaultKind::DeadAgent {
+            self.boots += 1;
+            self.sequence = 0;
+        }
+        self.trouble = None;
+        self.sound_since = clock::elapsed();
+        self.stale = None;
+    }
+}

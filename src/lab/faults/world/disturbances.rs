@@ -1,0 +1,137 @@
+//! What happens to the replicas' connections, clocks and leadership, drawn by the seed.
+
+use super::*;
+
+impl FaultyCluster {
+    /// The next change of leadership.
+    ///
+    /// The writes in flight when leadership ends are what matters, so pods end shortly before, and others are bound in their
+    /// place.
+    pub(super) async fn change_leadership(&mut self) {
+        let bound: Vec<Arc<Value>> =
+            self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
+        for pod in &bound {
+            if self.dice.below(2) == 0 {
+                self.delete_now(pod);
+            }
+        }
+        self.step().await;
+        self.schedule(16);
+        let moment = between(&mut self.dice, Duration::from_millis(1), Duration::from_secs(3));
+        tokio::time::sleep(moment).await;
+        self.next_event =
+            Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
+        let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
+        let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
+        match self.dice.below(9) {
+            0..2 => self.kill(host),
+            2 => self.restart(host),
+            3..5 => self.stop(host),
+            5..7 => self.cut_off(host),
+            7 => {
+                if self.happens(FaultKind::Compaction) {
+                    self.api.compact();
+                    self.say("the API server compacts its log".into());
+                }
+            }
+            _ => self.restart_server(),
+        }
+    }
+
+    fn cut_off(&mut self, host: usize) {
+        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
+        if self.replicas[host].is_some() && self.happens(FaultKind::CutOff) {
+            self.separate(host, lasts);
+        }
+    }
+
+    fn separate(&mut self, host: usize, lasts: Duration) {
+        let Some(replica) = &self.replicas[host] else { return };
+        let client = replica.client.clone();
+        self.say(format!("{client} is cut off for {lasts:?}"));
+        self.api.connections().cut_off(&client);
+        self.reconnects.push((Instant::now() + lasts, client));
+    }
+
+    /// Nobody reaches it while it starts, and every watch has to begin again.
+    fn restart_server(&mut self) {
+        let lasts = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(12));
+        if !self.happens(FaultKind::ServerRestart) {
+            return;
+        }
+        self.say("the API server restarts".into());
+        for host in 0..2 {
+            let Some(replica) = &self.replicas[host] else { continue };
+            let client = replica.client.clone();
+            for kind in ["pods", "nodes", "poddisruptionbudgets"] {
+                self.api.connections().end_watches(&client, kind);
+            }
+            self.separate(host, lasts);
+        }
+    }
+
+    pub(super) fn disturb_watches(&mut self) {
+        if self.dice.below(40) > 0 {
+            return;
+        }
+        let host = self.dice.below(2);
+        let kind = ["pods", "pods", "nodes"][self.dice.below(3)];
+        let (which, lasts) =
+            (self.dice.below(3), between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
+        let Some(replica) = &self.replicas[host] else { return };
+        let client = replica.client.clone();
+        let fault = [FaultKind::WatchLag, FaultKind::SilentWatch, FaultKind::EndedWatch][which];
+        if !self.happens(fault) {
+            return;
+        }
+        let connections = self.api.connections();
+        match fault {
+            FaultKind::WatchLag => {
+                connections.hold_watches_back(&client, kind);
+                self.resumes.push((Instant::now() + lasts, client.clone(), kind));
+            }
+            // It is noticed when the server would have ended it, which is a minute at most.
+            FaultKind::SilentWatch => connections.silence_watches(&client, kind),
+            _ => connections.end_watches(&client, kind),
+        }
+        self.say(format!("{fault}: {kind} of {client}"));
+    }
+
+    /// Clocks and policies.
+    pub(super) fn disturb_replicas(&mut self) {
+        if self.dice.below(150) == 0 {
+            let host = self.dice.below(2);
+            let ahead = self.dice.below(120_000) as i64 - 60_000;
+            if self.happens(FaultKind::ClockJump) {
+                clock::set_ahead(host, ahead);
+                self.say(format!("the clock of {} is ahead by {ahead} ms", HOSTS[host]));
+            }
+        }
+        if self.dice.below(200) == 0 {
+            let number = self.dice.below(3);
+            if self.happens(FaultKind::PolicySwap) {
+                self.policy = replicas::policy(number);
+                self.say(format!("policy {number} comes into force"));
+                for replica in self.replicas.iter().flatten() {
+                    replica.service.set_policy(self.policy.clone());
+                }
+            }
+        }
+    }
+
+    pub(super) fn bring_back(&mut self) {
+        let now = Instant::now();
+        for (_, client) in self.reconnects.extract_if(.., |(at, _)| *at <= now) {
+            self.api.connections().reconnect(&client);
+        }
+        for (_, client, kind) in self.resumes.extract_if(.., |(at, ..)| *at <= now) {
+            self.api.connections().resume_watches(&client, kind);
+        }
+        for host in 0..2 {
+            if self.returns[host].is_some_and(|at| at <= now) {
+                self.returns[host] = None;
+                self.start(host);
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What the API server's objects and the machines show after each step, and what must not be among it.
+
+use super::super::machines::TOTAL;
+use super::super::oracle::{asked, granted_per_gpu, holds, is_granted_alone, name, promised_twice, promises};
+use super::scheduling::priority;
+use super::*;
+
+/// Beyond the latest landing of a Binding: an agent's period, and how long a report is fresh.
+const SEEN_FOR: Duration = Duration::from_secs(8);
+
+impl FaultyCluster {
+    pub(super) fn look(&mut self) {
+        self.overhear();
+        let pods = self.api.list("pods");
+        self.note_bindings(&pods);
+        for (pod, devices) in holds(&pods) {
+            if self.seen_holds.insert((pod.clone(), devices.clone())) {
+                self.tally.held += 1;
+                self.say(format!("{pod} holds {devices:?}"));
+            }
+        }
+        for pod in &pods {
+            self.note_eviction(pod);
+        }
+        self.judge(&pods);
+        self.tally.steps += 1;
+    }
+
+    fn overhear(&mut self) {
+        let overheard = std::mem::take(&mut *self.overheard.lock());
+        self.lines.extend(overheard.lines);
+        for broken in overheard.broken {
+            self.break_with(broken);
+        }
+        for (verb, count) in overheard.answers {
+            *self.tally.answers.entry(verb).or_default() += count;
+        }
+        for (uid, priority, preemptor) in overheard.named {
+            self.preemptors_of.insert(uid, (priority, preemptor));
+        }
+    }
+
+    pub(super) fn break_with(&mut self, what: String) {
+        self.say(format!("BROKEN: {what}"));
+        self.broken.push(what);
+    }
+
+    fn note_bindings(&mut self, pods: &[Arc<Value>]) {
+        for pod in pods {
+            let written = &pod["metadata"]["annotations"];
+            let (Some(node), Some(devices)) =
+                (pod["spec"]["nodeName"].as_str(), written["stowage.dev/devices"].as_str())
+            else {
+                continue;
+            };
+            let place = format!("{node}/{devices}");
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            match self.known.insert(uid, place.clone()) {
+                None => {
+                    self.tally.bound += 1;
+                    let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
+                    self.tally.epochs.insert(format!("{}: {epoch}", self.history.seed));
+                    self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
+                    self.judge_grant(pod);
+                    self.judge_memory(pod, pods);
+                }
+                Some(before) if before != place => {
+                    self.break_with(format!("{}: {before} became {place}", name(pod)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// A Binding grants what its own pod asks for, not what another pod of its name asked for.
+    fn judge_grant(&mut self, pod: &Value) {
+        let ((gpus, bytes), granted) = (asked(pod), granted_per_gpu(pod));
+        let has = super::super::oracle::devices_of(pod).map_or(0, |(_, gpus)| gpus.len() as u64);
+        let is_right =
+            gpus == has && granted.is_some_and(|granted| granted == bytes || is_granted_alone(pod));
+        if !is_right {
+            self.break_with(format!(
+                "{} asks for {gpus} × {bytes} bytes and is granted {has} × {granted:?}",
+                name(pod)
+            ));
+        }
+    }
+
+    /// A process that has outlived its pod, and that sound agents have shown for long enough, has its memory: no Binding may
+    /// promise it to others.
+    fn judge_memory(&mut self, pod: &Value, pods: &[Arc<Value>]) {
+        if !self.has_agents || self.has_proxy {
+            return;
+        }
+        let long_ago = clock::elapsed().saturating_sub(self.times.latest_landing() + SEEN_FOR);
+        let since = |started: Instant| started.duration_since(self.began) <= long_ago;
+        let knows = self.replicas.iter().flatten().all(|replica| since(replica.started));
+        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else { return };
+        let is_sound = self
+            .agents
+            .iter()
+            .enumerate()
+            .any(|(place, agent)| node_name(place) == node && agent.is_sound_since(long_ago));
+        if !knows || !is_sound {
+            return;
+        }
+        let promises = promises(pods);
+        let mut wrong = Vec::new();
+        for gpu in gpus {
+            let left_over = self
+                .machines
+                .on(&node, gpu)
+                .filter(|(_, process)| process.ends.is_some_and(|(ended, _)| ended <= long_ago));
+            let left_over: u64 = left_over.map(|(_, process)| process.used).sum();
+            let promised: u64 =
+                promises.get(&format!("{node}/{gpu}")).into_iter().flatten().map(|part| part.bytes).sum();
+            if left_over > 0 {
+                self.tally.beside_left_over += 1;
+            }
+            if left_over > 0 && promised + left_over > TOTAL {
+                wrong.push(format!(
+                    "{node}/{gpu} has {left_over} bytes of ended pods, which its agent shows, and {promised} are promised"
+                ));
+            }
+        }
+        wrong.into_iter().for_each(|what| self.break_with(what));
+    }
+
+    /// Victims are of a preemptible class (here: a negative priority), and leave for pods of higher priority.
+    fn note_eviction(&mut self, pod: &Value) {
+        let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
+        let by_api = conditions().any(|one| one["reason"] == "EvictionByEvictionAPI");
+        let by_scheduler = conditions().any(|one| one["reason"] == "PreemptionByScheduler");
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        if !(by_api || by_scheduler) || !self.leaving.insert(uid.clone()) {
+            return;
+        }
+        self.tally.evicted += 1;
+        let why = conditions().find(|one| one["type"] == "stowage.dev/DisruptionTarget");
+        let why = why.and_then(|one| one["reason"].as_str()).unwrap_or("none").to_owned();
+        self.say(format!("{} is evicted: {why}", name(pod)));
+        let own = priority(pod);
+        if by_scheduler && let Some((higher, preemptor)) = self.preemptors_of.get(&uid).cloned() {
+            self.tally.preempted += 1;
+            if own >= higher || own >= 0 {
+                self.break_with(format!(
+                    "{} of priority {own} is preempted for {preemptor} of priority {higher}",
+                    name(pod)
+                ));
+            }
+            return;
+        }
+        match why.as_str() {
+            // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
+            "Preempted" | "none" | "Cancelled" if own < 0 => {}
+            "GpuConflict" | "none" if self.has_proxy => {}
+            _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
+        }
+    }
+
+    fn judge(&mut self, pods: &[Arc<Value>]) {
+        for (gpu, on_it) in promised_twice(pods) {
+            let what = format!("{gpu} is promised twice: {on_it:?}");
+            if !self.twice.insert(what.clone()) {
+                continue;
+            }
+            if self.has_proxy {
+                self.say(what);
+                self.tally.by_proxy += 1;
+            } else {
+                self.break_with(what);
+            }
+        }
+    }
+
+    pub(super) fn note_audit(&mut self, replica: &RunningReplica) {
+        let found = audit(replica, "stowage_gpu_conflicts_detected_total");
+        if !self.has_proxy && found > 0 {
+            self.break_with(format!(
+                "{} reports {found} conflicts between bound pods that are none",
+                replica.client
+            ));
+        }
+        self.tally.reported += found;
+        self.tally.remedied +=
+            replica.service.metrics.conflicts.evictions.with_label_values(&["written"]).get();
+    }
+}
+
+/// What a replica's audit says of bound pods that cannot all be where they are.
+pub(super) fn audit(replica: &RunningReplica, family: &str) -> u64 {
+    let kinds = ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
+    let text = replica.service.metrics.render();
+    let lines = text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
+    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+}

@@ -1,0 +1,126 @@
+//! What happens to pods: they arrive, start, end, are edited, deleted and recreated.
+
+use super::*;
+
+/// Pods that wait at once, at most.
+const WAITING: usize = 16;
+
+impl FaultyCluster {
+    pub(super) fn arrive(&mut self) {
+        if self.waiting().len() >= WAITING || self.dice.below(3) > 0 {
+            return;
+        }
+        self.arrived += 1;
+        let name = format!("p{:03}", self.arrived);
+        self.create_pod(&name);
+    }
+
+    fn create_pod(&mut self, name: &str) {
+        let gib = [10, 20, 40, 45, 60, 72][self.dice.below(6)];
+        let mut annotations = json!({});
+        let mut asked = gib;
+        if self.dice.below(6) == 0 {
+            annotations["stowage.dev/gpus"] = json!("2");
+            asked = 2 * gib;
+        }
+        if self.dice.below(6) == 0 {
+            annotations["stowage.dev/exclusive"] = json!("true");
+        }
+        let priority = [-10, -10, 0, 100, 200][self.dice.below(5)];
+        let gates = if self.dice.below(5) < 2 { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
+        let resources =
+            json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
+        let spec = json!({
+            "schedulerName": "stowage", "priority": priority, "schedulingGates": gates,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{ "name": "engine", "image": "engine", "resources": resources }],
+        });
+        let mut metadata = json!({ "name": name, "annotations": annotations });
+        if self.dice.below(60) == 0 && self.happens(FaultKind::Finalizer) {
+            metadata["finalizers"] = json!(["example.com/never"]);
+        }
+        self.api.create("pods", json!({ "metadata": metadata, "spec": spec })).expect("its name is free");
+    }
+
+    pub(super) fn waiting(&self) -> Vec<Arc<Value>> {
+        let waits = |pod: &Arc<Value>| {
+            pod["spec"]["nodeName"].is_null() && pod["metadata"]["deletionTimestamp"].is_null()
+        };
+        self.api.list("pods").into_iter().filter(waits).collect()
+    }
+
+    /// Their owners change their minds.
+    pub(super) fn meddle_with_pods(&mut self) {
+        if self.dice.below(50) == 0
+            && let Some(name) = self.one_that_waits()
+            && self.happens(FaultKind::Edit)
+        {
+            let note = format!("{}", self.dice.below(1000));
+            let exclusive = if self.dice.below(2) == 0 { json!("true") } else { Value::Null };
+            let annotations = json!({ "example.com/note": note, "stowage.dev/exclusive": exclusive });
+            self.say(format!("{name} is edited: {annotations}"));
+            let patch = json!({ "metadata": { "annotations": annotations } });
+            self.api.patch(&format!("pods/default/{name}"), &patch).expect("it is there");
+        }
+        if self.dice.below(40) == 0
+            && let Some(name) = self.one_of(|pod| pod["metadata"]["finalizers"].is_null())
+            && self.happens(FaultKind::Recreation)
+        {
+            self.say(format!("{name} is deleted, and created anew"));
+            self.api.delete_now(&format!("pods/default/{name}")).expect("it is there");
+            self.create_pod(&name);
+        }
+    }
+
+    fn one_that_waits(&mut self) -> Option<String> {
+        self.one_of(|pod| pod["spec"]["nodeName"].is_null())
+    }
+
+    fn one_of(&mut self, is_meant: impl Fn(&Value) -> bool) -> Option<String> {
+        let pods: Vec<Arc<Value>> = self.api.list("pods").into_iter().filter(|pod| is_meant(pod)).collect();
+        let place = self.dice.below(pods.len());
+        pods.get(place).map(|pod| name(pod))
+    }
+
+    /// The kubelets: pods start, end if they may, and terminate when they are deleted.
+    pub(super) fn run_pods(&mut self, may_end: bool) {
+        for pod in self.api.list("pods") {
+            let path = format!("pods/default/{}", name(&pod));
+            if pod["metadata"]["deletionTimestamp"].is_string() {
+                if self.dice.below(4) == 0 {
+                    self.finish(&pod, &path);
+                }
+                continue;
+            }
+            if pod["spec"]["nodeName"].is_null() {
+                continue;
+            }
+            match pod["status"]["phase"].as_str() {
+                Some("Running") if may_end && self.dice.below(40) == 0 => {
+                    self.api.delete(&path).expect("it is there");
+                }
+                Some("Running" | "Failed") => {}
+                _ if self.dice.below(12) == 0 => {
+                    let conditions = json!([{ "type": "Ready", "status": "True" }]);
+                    let status = json!({ "phase": "Running", "conditions": conditions });
+                    self.api.patch_status(&path, &json!({ "status": status })).expect("it is there");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Its containers have ended. The object stays as long as it has a finalizer.
+    fn finish(&mut self, pod: &Value, path: &str) {
+        let is_kept = pod["metadata"]["finalizers"].as_array().is_some_and(|kept| !kept.is_empty());
+        if is_kept && pod["spec"]["nodeName"].is_string() && pod["status"]["phase"] != "Failed" {
+            let status = json!({ "status": { "phase": "Failed" } });
+            self.api.patch_status(path, &status).expect("it is there");
+        }
+        self.api.delete_now(path).expect("it is there");
+    }
+
+    pub(super) fn delete_now(&mut self, pod: &Value) {
+        self.finish(pod, &format!("pods/default/{}", name(pod)));
+    }
+}

@@ -1,0 +1,145 @@
+//! The end of a history: everything works again, nothing new comes, and what is on its way lands. Then what can be bound has to
+//! be bound, and nothing may be left of what is over.
+
+use super::super::oracle::{
+    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, promised_twice, promises,
+    reservation,
+};
+use super::observations::audit;
+use super::*;
+
+/// A pod that fits for so long without a fault, and is asked for by kube-scheduler at every step, is bound. It has to wait for a
+/// leader, for late writes and for reservations that end by their deadline.
+const BOUND_WITHIN: Duration = Duration::from_secs(100);
+
+/// What a kube-scheduler without a backlog takes for all of its pods.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Since when each waiting pod has fitted somewhere, by name.
+#[derive(Default)]
+pub struct QuietWatch {
+    fits_since: BTreeMap<String, Instant>,
+}
+
+impl FaultyCluster {
+    pub(super) async fn be_quiet(&mut self) {
+        let quiet = Instant::now();
+        self.say("from here on all is quiet".into());
+        self.api.faults().clear();
+        self.mend_agents();
+        (0..HOSTS.len()).for_each(|host| clock::set_ahead(host, 0));
+        let mut watch = QuietWatch::default();
+        while quiet.elapsed() < QUIET && self.broken.is_empty() {
+            self.reconnects.iter_mut().for_each(|(at, _)| *at = quiet);
+            self.resumes.iter_mut().for_each(|(at, ..)| *at = quiet);
+            self.returns.iter_mut().flatten().for_each(|at| *at = quiet);
+            self.bring_back();
+            self.schedule_all();
+            self.run_pods(false);
+            tokio::time::sleep(ROUND).await;
+            self.go_on();
+            self.judge_waiting(&mut watch);
+        }
+        if self.broken.is_empty() {
+            self.judge_end();
+        }
+    }
+
+    /// Pods that fit by the objects alone, and are not bound.
+    fn judge_waiting(&mut self, watch: &mut QuietWatch) {
+        let pods = self.api.list("pods");
+        let promises = promises(&pods);
+        let standing: Vec<Arc<Value>> = pods.iter().filter(|pod| !is_over(pod)).cloned().collect();
+        let held = holds(&standing);
+        let waiting = self.waiting();
+        let fits = |pod: &Value| (0..self.nodes).find(|n| self.fits(pod, *n, &promises, &held));
+        let fitting: BTreeMap<String, usize> =
+            waiting.iter().filter_map(|pod| Some((name(pod), fits(pod)?))).collect();
+        watch.fits_since.retain(|pod, _| fitting.contains_key(pod));
+        for (pod, node) in fitting {
+            let since = *watch.fits_since.entry(pod.clone()).or_insert_with(Instant::now);
+            if since.elapsed() >= BOUND_WITHIN {
+                self.break_with(format!(
+                    "{pod} fits on {} for {BOUND_WITHIN:?} of quiet, and is not bound",
+                    node_name(node)
+                ));
+            }
+        }
+    }
+
+    /// Whether a node has GPUs for the pod: free of other pods' grants and reservations, and of memory of ended pods.
+    fn fits(
+        &self,
+        pod: &Value,
+        n: usize,
+        promises: &BTreeMap<String, Vec<PodShare>>,
+        held: &BTreeMap<String, Vec<String>>,
+    ) -> bool {
+        let (gpus, bytes) = asked(pod);
+        let own = name(pod);
+        let has_room = |gpu: &usize| {
+            let gpu_name = format!("{}/{gpu}", node_name(n));
+            let parts = promises.get(&gpu_name).map_or(&[][..], Vec::as_slice);
+            let is_held = held.iter().any(|(holder, gpus)| *holder != own && gpus.contains(&gpu_name));
+            let has_left_over =
+                self.machines.on(&node_name(n), *gpu).any(|(_, process)| process.ends.is_some());
+            let used: u64 = parts.iter().map(|part| part.bytes).sum();
+            !is_held
+                && !has_left_over
+                && used + bytes <= PROMISABLE
+                && !parts.iter().any(|part| part.is_exclusive)
+                && (parts.is_empty() || !asks_alone(pod))
+        };
+        (0..GPUS).filter(has_room).count() as u64 >= gpus
+    }
+
+    fn judge_end(&mut self) {
+        let pods = self.api.list("pods");
+        let held_twice = held_twice(&pods);
+        if !held_twice.is_empty() {
+            self.break_with(format!("held twice, and nobody ends it: {held_twice:?}"));
+        }
+        let mendable = could_be_mended(&pods);
+        if !mendable.is_empty() {
+            self.break_with(format!("promised twice, and nobody leaves: {mendable:?}"));
+        }
+        self.judge_leftovers(&pods);
+        let Some(acting) = self.acting() else {
+            return self.break_with(format!("no replica acts after {QUIET:?} of quiet"));
+        };
+        let replica = self.replicas[acting].as_ref().expect("it acts");
+        let twice = promised_twice(&pods);
+        let found = audit(replica, "stowage_gpu_conflicts");
+        let totals = replica.service.cluster().totals();
+        let known = totals.waiting + totals.assumed + totals.bound;
+        if !twice.is_empty() && found == 0 {
+            self.break_with(format!("promised twice, and not reported: {twice:?}"));
+        }
+        // What ended pods leave behind would grow without bound.
+        if known > pods.len() as u64 {
+            self.break_with(format!("the ledger knows {known} pods, and there are {}", pods.len()));
+        }
+    }
+
+    /// No gate outlives its longest time. A condition that shows a reservation for longer than that lasts is counted: a leader
+    /// knows that it is over, and clears it when the pod changes.
+    fn judge_leftovers(&mut self, pods: &[Arc<Value>]) {
+        let standing =
+            |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
+        self.tally.left_conditions += pods.iter().filter(standing).filter(|pod| is_over(pod)).count() as u64;
+        let is_left = |pod: &&Arc<Value>| {
+            super::scheduling::is_gated(pod) && pod["metadata"]["deletionTimestamp"].is_null()
+        };
+        let gated: Vec<String> = pods.iter().filter(is_left).map(|pod| name(pod)).collect();
+        if !gated.is_empty() {
+            self.break_with(format!("{gated:?} are still behind the gate, whose longest time is over"));
+        }
+    }
+}
+
+/// Whether the reservation that a pod shows is past its deadline, by more than a clock that was wrong when it was written.
+fn is_over(pod: &Value) -> bool {
+    let deadline =
+        reservation(pod).and_then(|message| message["deadline"].as_str()?.parse::<jiff::Timestamp>().ok());
+    deadline.is_some_and(|deadline| deadline + jiff::SignedDuration::from_secs(60) < clock::wall())
+}

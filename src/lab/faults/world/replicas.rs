@@ -1,0 +1,134 @@
+//! The replicas' processes: how one starts, and how one ends.
+
+use super::*;
+use crate::extender::Extender;
+use crate::extender::request::RequestLimits;
+use crate::extender::server::{agents_router, scheduler_router};
+use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
+use crate::scheduling::policy::ConflictRule;
+use crate::service::HeavyWork;
+
+impl FaultyCluster {
+    pub(super) fn start(&mut self, host: usize) {
+        self.processes += 1;
+        let client = format!("{}-{}", HOSTS[host], self.processes);
+        let slow_plans = !self.history.without.contains(&FaultKind::SlowPlan);
+        let lasts = if slow_plans { drawn_duration } else { no_time };
+        let service =
+            Service::simulated(clock::time_of(host), HeavyWork::InTurn { lasts }, self.policy.clone());
+        let lead_with = match self.mode {
+            LeadershipMode::KubeScheduler => {
+                let lease = LeaseName::of_kube_scheduler();
+                LeadWith::KubeScheduler { lease, hostname: HOSTS[host].into() }
+            }
+            LeadershipMode::OwnLease => {
+                LeadWith::Lease { lease: LeaseName::own("stowage"), identity: HOSTS[host].into() }
+            }
+        };
+        let bug = self.history.planted;
+        let times = if bug == Some(PlantedBug::ShortWriteTimes) {
+            WriteTimes::of(Duration::from_millis(100))
+        } else {
+            self.times
+        };
+        let nonce = format!("process-{}", self.processes);
+        let options = ClusterOptions { times, nonce, ..ClusterOptions::new(lead_with, client.clone()) };
+        let shutdown = CancellationToken::new();
+        let connection = match bug {
+            Some(bug) => self.api.client_in_process_by(&client, self.times, bug.between(self.api.router())),
+            None => self.api.client_in_process(&client, self.times),
+        };
+        let (control_plane, tasks) =
+            kubernetes::start(connection, service.clone(), options, shutdown.clone());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
+        self.say(format!("{client} starts"));
+        let (verbs, reports) = (scheduler_router(extender.clone()), agents_router(extender));
+        self.replicas[host] = Some(RunningReplica {
+            client,
+            service,
+            verbs,
+            reports,
+            tasks,
+            shutdown,
+            started: Instant::now(),
+        });
+    }
+
+    /// The pod is gone, with the scheduler in it.
+    pub(super) fn kill(&mut self, host: usize) {
+        if self.replicas[host].is_none() || !self.happens(FaultKind::Kill) {
+            return;
+        }
+        let Some(replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} is killed", replica.client));
+        self.note_audit(&replica);
+        die(&self.api, replica);
+        self.returns[host] =
+            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
+    }
+
+    /// Stowage's container ends and starts again; its scheduler is not affected.
+    pub(super) fn restart(&mut self, host: usize) {
+        if self.replicas[host].is_none() || !self.happens(FaultKind::Restart) {
+            return;
+        }
+        let Some(replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} dies, and its container starts again", replica.client));
+        self.note_audit(&replica);
+        die(&self.api, replica);
+        self.start(host);
+    }
+
+    /// It ends in order, and gives its Lease up.
+    pub(super) fn stop(&mut self, host: usize) {
+        if self.replicas[host].is_none() || !self.happens(FaultKind::Stop) {
+            return;
+        }
+        let Some(mut replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} is told to stop", replica.client));
+        self.note_audit(&replica);
+        replica.shutdown.cancel();
+        tokio::spawn(async move { while replica.tasks.join_next().await.is_some() {} });
+        if let Some(schedulers) = &mut self.schedulers {
+            schedulers.give_up(&self.api, host);
+        }
+        self.returns[host] =
+            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(20)));
+    }
+}
+
+/// The process is gone: it hears and sends nothing more.
+pub fn die(api: &ApiServer, mut replica: RunningReplica) {
+    api.connections().cut_off(&replica.client);
+    replica.service.gate.set_stopping();
+    replica.tasks.abort_all();
+}
+
+/// The policies that a history swaps. None has engines, whose pages are not played, and each has the headroom that the oracle
+/// knows.
+pub fn policy(number: usize) -> Policy {
+    let mut policy = Policy::default();
+    policy.conflicts = ConflictRule::EvictUnstarted;
+    let mut classes = policy.classes().to_vec();
+    classes.iter_mut().for_each(|class| class.engine = false);
+    let mut policy = policy.with_classes(classes).expect("the default classes are valid");
+    match number {
+        0 => {}
+        1 => policy.scoring.shortlist = 1,
+        _ => policy.preemption.reservation_slack = crate::units::Millis::seconds(10),
+    }
+    policy
+}
+
+/// Most plans are ready at once, and some take long.
+fn drawn_duration() -> Duration {
+    match fastrand::u8(..) {
+        0..200 => no_time(),
+        200..245 => Duration::from_millis(fastrand::u64(..500)),
+        _ => Duration::from_millis(fastrand::u64(500..4000)),
+    }
+}
+
+fn no_time() -> Duration {
+    Duration::from_millis(1)
+}

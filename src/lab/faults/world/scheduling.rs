@@ -1,0 +1,186 @@
+//! The two kube-schedulers' requests: filter, prioritize, preempt and bind, over the extender's own router.
+//!
+//! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
+
+use super::*;
+use axum::body::{Body, to_bytes};
+use http::{Request, header};
+use tower::ServiceExt;
+
+/// What one request of a kube-scheduler needs to know.
+struct SchedulingRequest {
+    api: Arc<ApiServer>,
+    verbs: axum::Router,
+    client: String,
+    began: Instant,
+    pod: Arc<Value>,
+    nodes: Vec<String>,
+    overheard: Arc<Mutex<Overheard>>,
+}
+
+impl FaultyCluster {
+    /// The schedulers take up pods. The one that does not lead may, too: its last request may be late.
+    pub(super) fn schedule(&mut self, pods: usize) {
+        let ready: Vec<Arc<Value>> = self.waiting().into_iter().filter(|pod| !is_gated(pod)).collect();
+        for _ in 0..pods {
+            if ready.is_empty() {
+                return;
+            }
+            let pod = ready[self.dice.below(ready.len())].clone();
+            let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
+            let node = nominated.filter(|_| self.dice.below(5) > 0);
+            let node = node.unwrap_or_else(|| node_name(self.dice.below(self.nodes)));
+            let binds_at_once = self.dice.below(2) == 0;
+            let acting = self.acting().unwrap_or(0);
+            let asked = if self.dice.below(5) == 0 { 1 - acting } else { acting };
+            let Some(request) = self.request(asked, pod) else { continue };
+            if binds_at_once {
+                tokio::spawn(async move { request.bind(&node).await });
+            } else {
+                tokio::spawn(request.cycle());
+            }
+        }
+    }
+
+    /// Every pod that waits, in order, as a kube-scheduler without a backlog does.
+    pub(super) fn schedule_all(&mut self) {
+        let Some(acting) = self.acting() else { return };
+        let ready: Vec<Arc<Value>> = self.waiting().into_iter().filter(|pod| !is_gated(pod)).collect();
+        let requests: Vec<SchedulingRequest> =
+            ready.into_iter().filter_map(|pod| self.request(acting, pod)).collect();
+        tokio::spawn(async move {
+            for request in requests {
+                request.cycle().await;
+            }
+        });
+    }
+
+    fn request(&self, host: usize, pod: Arc<Value>) -> Option<SchedulingRequest> {
+        let replica = self.replicas[host].as_ref()?;
+        Some(SchedulingRequest {
+            api: self.api.clone(),
+            verbs: replica.verbs.clone(),
+            client: replica.client.clone(),
+            began: self.began,
+            pod,
+            nodes: (0..self.nodes).map(node_name).collect(),
+            overheard: self.overheard.clone(),
+        })
+    }
+}
+
+pub fn is_gated(pod: &Value) -> bool {
+    pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
+}
+
+impl SchedulingRequest {
+    /// One scheduling cycle.
+    async fn cycle(self) {
+        let asked = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
+        let Some(filtered) = self.ask("filter", &asked).await else { return };
+        let fits: Vec<String> = serde_json::from_value(filtered["NodeNames"].clone()).unwrap_or_default();
+        if fits.is_empty() {
+            return self.preempt().await;
+        }
+        let asked = json!({ "Pod": *self.pod, "NodeNames": fits });
+        let Some(scores) = self.ask("prioritize", &asked).await else { return };
+        let best = scores.as_array().into_iter().flatten().max_by_key(|one| one["Score"].as_u64());
+        if let Some(node) = best.and_then(|best| best["Host"].as_str()) {
+            self.bind(node).await;
+        }
+    }
+
+    /// kube-scheduler offers every pod of lower priority on each node as a victim, and deletes those that are answered.
+    async fn preempt(&self) {
+        let priority = priority(&self.pod);
+        let pods = self.api.list("pods");
+        let mut offered = json!({});
+        for node in &self.nodes {
+            // kube-scheduler does not watch pods that have ended.
+            let lower = pods.iter().filter(|pod| {
+                let is_here = pod["spec"]["nodeName"] == node.as_str() && pod["status"]["phase"] != "Failed";
+                is_here && self::priority(pod) < priority
+            });
+            let victims: Vec<Value> = lower.map(|pod| json!({ "UID": pod["metadata"]["uid"] })).collect();
+            if !victims.is_empty() {
+                offered[node] = json!({ "Pods": victims, "NumPDBViolations": 0 });
+            }
+        }
+        if offered.as_object().is_none_or(serde_json::Map::is_empty) {
+            return;
+        }
+        let asked = json!({ "Pod": *self.pod, "NodeNameToMetaVictims": offered });
+        let Some(answer) = self.ask("preempt", &asked).await else { return };
+        let chosen = answer["NodeNameToMetaVictims"].as_object().into_iter().flatten().next();
+        let Some((node, victims)) = chosen else { return };
+        let uids: Vec<&str> =
+            victims["Pods"].as_array().into_iter().flatten().filter_map(|pod| pod["UID"].as_str()).collect();
+        self.note(format!("{} may preempt {} pods on {node}", name(&self.pod), uids.len()));
+        let found = self
+            .api
+            .list("pods")
+            .into_iter()
+            .filter(|pod| pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid)));
+        for victim in found {
+            let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            self.overheard.lock().named.push((uid, priority, name(&self.pod)));
+            let path = format!("pods/default/{}", name(&victim));
+            let target = json!({
+                "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+                "message": "stowage: preempting to accommodate a higher priority pod",
+            });
+            // The victim may be gone meanwhile.
+            let _ = self.api.patch_status(&path, &json!({ "status": { "conditions": [target] } }));
+            let _ = self.api.delete(&path);
+        }
+        let nominated = json!({ "status": { "nominatedNodeName": node } });
+        if self.is_still_there() {
+            let _ = self.api.patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);
+        }
+    }
+
+    /// One request for a Binding, and whether its answer is true.
+    async fn bind(&self, node: &str) {
+        let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
+        let asked =
+            json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
+        let Some(answer) = self.ask("bind", &asked).await else { return };
+        let error = answer["Error"].as_str().unwrap_or_default();
+        let Some(now) = self.api.get(&format!("pods/default/{}", name(&self.pod))) else { return };
+        if error.is_empty() && now["metadata"]["uid"] == uid && now["spec"]["nodeName"] != node {
+            let lie = format!("{} was said to be bound to {node}, and is not", name(&self.pod));
+            self.overheard.lock().broken.push(lie);
+        }
+    }
+
+    fn is_still_there(&self) -> bool {
+        let now = self.api.get(&format!("pods/default/{}", name(&self.pod)));
+        now.is_some_and(|now| now["metadata"]["uid"] == self.pod["metadata"]["uid"])
+    }
+
+    async fn ask(&self, verb: &'static str, asked: &Value) -> Option<Value> {
+        let request = Request::post(format!("/scheduler/{verb}"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(asked.to_string()))
+            .expect("a request of fixed parts");
+        let answer = self.verbs.clone().oneshot(request).await.ok()?;
+        let status = answer.status();
+        let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
+        *self.overheard.lock().answers.entry(verb).or_default() += 1;
+        let text = String::from_utf8_lossy(&body);
+        self.note(format!("{verb} of {} by {}: {} {text}", name(&self.pod), self.client, status.as_u16()));
+        if status.is_server_error() && status != http::StatusCode::SERVICE_UNAVAILABLE {
+            let failed = format!("{verb} of {} fails: {status} {text}", name(&self.pod));
+            self.overheard.lock().broken.push(failed);
+        }
+        status.is_success().then(|| serde_json::from_slice(&body).ok())?
+    }
+
+    fn note(&self, what: String) {
+        self.overheard.lock().lines.push(format!("{} {what}", at(self.began)));
+    }
+}
+
+pub fn priority(pod: &Value) -> i64 {
+    pod["spec"]["priority"].as_i64().unwrap_or(0)
+}

@@ -1,0 +1,101 @@
+//! A number that grows, and tasks that wait until it has grown.
+//!
+//! tokio's `watch` channel wakes its receivers in an order drawn at random. This one wakes them in the order in which they began
+//! to wait, so that a simulation of many tasks can be repeated.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Notify;
+
+#[derive(Debug, Default, Clone)]
+pub struct ChangeCount(Arc<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    number: AtomicU64,
+    grown: Notify,
+}
+
+impl ChangeCount {
+    pub fn get(&self) -> u64 {
+        self.0.number.load(Ordering::Acquire)
+    }
+
+    /// Adds one, and wakes all that wait.
+    pub fn grow(&self) {
+        self.0.number.fetch_add(1, Ordering::AcqRel);
+        self.0.grown.notify_waiters();
+    }
+
+    /// The number as one task knows it: it has seen the present one.
+    pub fn seen(&self) -> SeenCount {
+        SeenCount { count: self.clone(), seen: self.get() }
+    }
+}
+
+/// The number as one task has last seen it.
+#[derive(Debug)]
+pub struct SeenCount {
+    count: ChangeCount,
+    seen: u64,
+}
+
+impl SeenCount {
+    /// The present number, which is seen now.
+    pub fn see(&mut self) -> u64 {
+        self.seen = self.count.get();
+        self.seen
+    }
+
+    pub fn has_changed(&self) -> bool {
+        self.count.get() != self.seen
+    }
+
+    /// Waits until the number is another than the one last seen, and sees it.
+    pub async fn changed(&mut self) {
+        loop {
+            // Before the comparison: it is woken by every change from here on.
+            let grown = self.count.0.grown.notified();
+            if self.has_changed() {
+                break;
+            }
+            grown.await;
+        }
+        self.see();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    #[tokio::test]
+    async fn tasks_wake_in_the_order_in_which_they_began_to_wait() {
+        let (count, woken) = (ChangeCount::default(), Arc::new(Mutex::new(Vec::new())));
+        let mut tasks = tokio::task::JoinSet::new();
+        for n in 0..50 {
+            let (mut seen, woken) = (count.seen(), woken.clone());
+            tasks.spawn(async move {
+                seen.changed().await;
+                woken.lock().push(n);
+            });
+        }
+        tokio::task::yield_now().await;
+        count.grow();
+        tasks.join_all().await;
+        assert_eq!(*woken.lock(), (0..50).collect::<Vec<u32>>());
+    }
+
+    #[tokio::test]
+    async fn a_change_between_two_waits_is_not_missed() {
+        let count = ChangeCount::default();
+        let mut seen = count.seen();
+        assert!(!seen.has_changed());
+        count.grow();
+        count.grow();
+        seen.changed().await;
+        assert!(!seen.has_changed());
+        assert_eq!((seen.see(), count.get()), (2, 2));
+    }
+}
