@@ -100,15 +100,21 @@ impl<S: Segments> Writer<S> {
                 std::thread::sleep(IDLE);
             }
         }
+        self.take_all();
         // A last checkpoint, with which a replay compares the state that all inputs led to.
         if let Some(service) = self.service.upgrade().filter(|_| self.segment.is_some()) {
             service.record_checkpoint();
         }
+        self.take_all();
+        self.end_segment();
+        self.metrics.is_recording.set(0);
+    }
+
+    /// What is in the queue by now.
+    fn take_all(&mut self) {
         while let Ok(tapped) = self.queue.try_recv() {
             self.take(tapped);
         }
-        self.end_segment();
-        self.metrics.is_recording.set(0);
     }
 
     /// What is due by the time.

@@ -73,7 +73,8 @@ fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)>
     shown.find(|(_, text)| !printed.any(|line| line.trim_end() == untimed(text).trim_end())).copied()
 }
 
-/// The line with `N` for a number of milliseconds, and for the number of a replica: of equal ones, any may be concerned.
+/// The line with `N` for a number of milliseconds, and for the number of a replica and of a GPU of a node: of equal ones, any may be
+/// concerned.
 fn untimed(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_count = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -83,8 +84,9 @@ fn untimed(line: &str) -> String {
         Some((name, number)) if is_count(number) => format!("{name}-N"),
         _ => word.to_owned(),
     };
+    let is_gpu = |at: usize| at > 0 && words[at - 1] == "GPU" && is_count(words[at].trim_end_matches(','));
     let kept: Vec<String> = (0..words.len())
-        .map(|at| if is_time(at) { "N".to_owned() } else { without_number(words[at]) })
+        .map(|at| if is_time(at) || is_gpu(at) { "N".to_owned() } else { without_number(words[at]) })
         .collect();
     kept.join(" ")
 }
@@ -100,6 +102,11 @@ fn a_line_that_is_not_printed_in_order_is_found() {
     assert_eq!(not_printed(printed, &fence(&["a", "after 7 ms  x", "", "b"])), None);
     assert_eq!(not_printed(printed, &fence(&["b", "a"])), Some((3, "a")));
     assert_eq!(not_printed("pod-2 leaves\n", &fence(&["pod-6 leaves"])), None);
+    assert_eq!(not_printed("x → node-a GPU 2\n", &fence(&["x → node-a GPU 3"])), None);
+    assert_eq!(
+        not_printed("x → node-a GPU 2\n", &fence(&["x → node-b GPU 2"])),
+        Some((2, "x → node-b GPU 2"))
+    );
     assert_eq!(not_printed(printed, &fence(&["after 12 ms  y"])), Some((2, "after 12 ms  y")));
 }
 
