@@ -4,9 +4,8 @@
 //! every second. Three rules take the noise out:
 //!
 //! - An average over the policy's time constant, corrected by its trend: an average of a cache that fills lags behind it.
-//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average. So does the first
-//!   after nothing, neither cache nor queue: an engine has started there, or has its first requests, and what was before says
-//!   nothing of it.
+//! - A reading far from the average does not move it; three of them in a row, on one side, begin a new average. After
+//!   nothing, neither cache nor queue, the first of them does: an engine has started there, and what was before says nothing of it.
 //! - What decisions count follows the average only when that has moved by a step, upwards earlier than downwards, or beyond a
 //!   limit of a class.
 //!
@@ -77,16 +76,18 @@ impl SmoothedLoad {
     ) {
         let elapsed = sampled.since(self.sampled);
         self.sampled = self.sampled.max(sampled);
-        // An average from so long ago says nothing of now, nor does one of nothing; without a time constant, none does.
-        if elapsed >= time_constant.times(3) || self.is_nothing() {
+        // An average from so long ago says nothing of now; without a time constant, none does.
+        if elapsed >= time_constant.times(3) {
             *self = Self::first(engine_load, self.sampled);
             return;
         }
         let weight = Weight { elapsed, time_constant };
+        let outliers = if self.is_nothing() { 1 } else { OUTLIERS };
         let kv_cache = engine_load.kv_cache.map(|kv| i64::from(kv.get()) * UNIT);
-        self.kv_cache = MovingAverage::next(self.kv_cache, kv_cache, weight, |_| KV_FAR);
+        self.kv_cache = MovingAverage::next(self.kv_cache, kv_cache, weight, outliers, |_| KV_FAR);
         let queue = engine_load.queue.map(thousandths);
-        self.queue = MovingAverage::next(self.queue, queue, weight, |average| QUEUE_FAR + average / 2);
+        let queue_far = |average| QUEUE_FAR + average / 2;
+        self.queue = MovingAverage::next(self.queue, queue, weight, outliers, queue_far);
         let now = EngineLoad {
             kv_cache: self.kv_cache(),
             queue: self.queue.map(|average| requests(average.now(QUEUE_NOISE))),
@@ -153,6 +154,8 @@ impl MovingAverage {
         known: Option<Self>,
         value: Option<i64>,
         weight: Weight,
+        // So many of them in a row begin a new average.
+        outliers: i8,
         far: impl Fn(i64) -> i64,
     ) -> Option<Self> {
         let value = value?;
@@ -168,7 +171,7 @@ impl MovingAverage {
             true => average.outliers.max(0) + 1,
             false => average.outliers.min(0) - 1,
         };
-        Some(if average.outliers.abs() < OUTLIERS { average } else { Self::first(value) })
+        Some(if average.outliers.abs() < outliers { average } else { Self::first(value) })
     }
 
     fn is_nothing(self) -> bool {
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn after_nothing_the_first_reading_counts_as_it_is() {
+    fn after_nothing_a_reading_far_from_it_counts_as_it_is() {
         assert_eq!(counted([(0, 0), (97, 40)]), (97, 40), "an engine has started, or has its first requests");
         assert_eq!(counted([(0, 0), (0, 0), (35, 0), (36, 0)]), (35, 0));
         assert_eq!(after([load(0, 0), load(35, 0)]).kv_cache(), Percent::new(35));
