@@ -129,6 +129,22 @@ fn search_filter_and_the_three_views_show_the_same_gpus() {
 }
 
 #[test]
+fn a_key_counts_before_the_heat_map_is_first_drawn() {
+    let served = served();
+    let Some(mut browser) = visiting(&served) else { return };
+    browser.filter("kv");
+    browser.until("the filter is drawn", "document.querySelectorAll('.gpu').length === 1");
+    // One script: no frame is drawn between its lines.
+    let pressed = "(() => { \
+        const filter = document.getElementById('filter'); filter.value = 'all'; filter.dispatchEvent(new Event('change')); \
+        document.querySelector('[data-view=heat]').click(); \
+        document.querySelector('canvas').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' })); \
+        return document.getElementById('heat-at').innerText; })()";
+    assert!(browser.text(pressed).starts_with("node-a, GPU 1,"), "{}", browser.text(pressed));
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
+#[test]
 fn a_table_stays_where_it_is_while_the_cluster_changes() {
     let served = served();
     let Some(mut browser) = visiting(&served) else { return };
