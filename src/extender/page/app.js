@@ -194,8 +194,9 @@ follow({
   },
 });
 
-$("search").addEventListener("input", () => { page.query = $("search").value.trim().toLowerCase(); page.look += 1; draw(); });
-$("filter").addEventListener("change", () => { page.filter = $("filter").value; page.look += 1; draw(); });
+function narrow() { page.cache = null; page.look += 1; draw(); }
+$("search").addEventListener("input", () => { page.query = $("search").value.trim().toLowerCase(); narrow(); });
+$("filter").addEventListener("change", () => { page.filter = $("filter").value; narrow(); });
 document.querySelectorAll("[data-view]").forEach((button) => button.addEventListener("click", () => { chosen = true; choose(button.dataset.view); draw(); }));
 $("close").addEventListener("click", () => $("drawer").close());
 $("drawer").addEventListener("click", (event) => { if (event.target === $("drawer")) $("drawer").close(); });

@@ -166,6 +166,8 @@ export class Heat {
   open() {
     this.room.replaceChildren(el("div", { class: "heat-bar" }, this.choice, this.scale), this.readout, this.canvas);
     addEventListener("resize", this.watch);
+    // Keys count from now on, not from the next frame.
+    this.draw();
   }
   shut() { removeEventListener("resize", this.watch); }
   draw() {
