@@ -11,8 +11,8 @@
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
-//!     no victims ─────────────────────────────────────────────────────► nominate + touch, lift the gate
-//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
+//!     no victims ─────────────────────────────────────────────────────► nominate, lift the gate or touch
+//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate, lift the gate or touch
 //! ```
 //!
 //! Plans run beside the ticks ([`run`]), so nothing else waits for them.

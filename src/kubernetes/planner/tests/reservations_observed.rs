@@ -14,7 +14,7 @@ async fn a_new_leader_continues_where_the_previous_one_stopped() {
     bench.pass(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
 }
 
 #[tokio::test]
@@ -99,4 +99,29 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
         let written = bench.tick().await;
         assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
     }
+}
+
+/// A reservation without victims is not written. One that is shown all the same is ended when the pod is bound.
+#[tokio::test]
+async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_reservation() {
+    let is_ended = |bench: &PlannerFixture| {
+        let ledger = bench.service.cluster();
+        let pod = ledger.pod_state(&uid("serving")).unwrap();
+        assert!(pod.reservation().is_some());
+        pod.may_show_reservation()
+    };
+    let mut planned = PlannerFixture::new(&["n"]);
+    planned.show(gated("serving", 50, 100));
+    assert_eq!(planned.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert!(!is_ended(&planned));
+
+    let mut evicting = PlannerFixture::new(&["n"]);
+    evicting.show(bound("job", "n", 60, -10));
+    evicting.show(gated("serving", 50, 100));
+    evicting.tick().await;
+    assert!(is_ended(&evicting), "it is written before a pod is evicted");
+
+    let mut adopted = PlannerFixture::new(&["n"]);
+    adopted.take_over(shows_hold("serving", 100));
+    assert!(is_ended(&adopted), "an earlier leader has written it");
 }
