@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Below so many values it is not looked which of them are still in use.
 const FEW: usize = 1024;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Interner<T: ?Sized> {
     known: FxHashSet<Arc<T>>,
     /// With so many values those that nobody else has are forgotten: twice as many as were in use then, so that each new one pays a
@@ -18,6 +18,12 @@ pub struct Interner<T: ?Sized> {
 impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
         Self { known: FxHashSet::default(), tidy_at: FEW }
+    }
+}
+
+impl<T: ?Sized> Clone for Interner<T> {
+    fn clone(&self) -> Self {
+        Self { known: self.known.clone(), tidy_at: self.tidy_at }
     }
 }
 
