@@ -7,8 +7,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::Shortlist;
+use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
@@ -16,7 +15,6 @@ use crate::scheduling::vocabulary::demand::RequestError;
 use crate::telemetry::NO_CODE;
 use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
@@ -109,7 +107,7 @@ fn enforce<'a>(
     list: &Shortlist,
 ) -> FilterResult<'a> {
     count_refusals(extender, list);
-    if let Some(decided) = decided(view, nodes.names(), list) {
+    if let Some(decided) = decided(view, list) {
         extender.service.cluster().apply(decided);
     }
     if list.best.is_empty() {
@@ -138,7 +136,8 @@ pub fn answer<'a>(
     places: impl Iterator<Item = usize>,
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
-    let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
+    let failed_and_unresolvable_nodes =
+        refused.map(|(place, phrase)| (nodes.wire_name(place), phrase)).collect();
     match nodes {
         AskedNodes::Names(_) => FilterResult {
             node_names: Some(places.map(|place| nodes.name(place)).collect()),
@@ -163,13 +162,9 @@ fn tell_refusal(extender: &Extender, view: &DecisionView, nodes: &AskedNodes<'_>
 
 /// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
 fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
-    let mut reasons: BTreeMap<&str, (u32, usize, Misfit)> = BTreeMap::new();
-    for (place, misfit) in &list.refused {
-        reasons.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
-    }
     let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
-    for (count, place, misfit) in reasons.values() {
-        let example = nodes.name(*place);
+    for RefusedNodes { count, first, misfit, .. } in list.refused_by_code() {
+        let example = nodes.name(first);
         write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())
             .expect("a String takes any text");
     }
@@ -181,11 +176,7 @@ fn count_answer(extender: &Extender, outcome: &str, code: &str) {
 }
 
 fn count_refusals(extender: &Extender, list: &Shortlist) {
-    let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-    for (_, misfit) in &list.refused {
-        *counts.entry(misfit.code()).or_default() += 1;
-    }
-    for (code, count) in counts {
-        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count);
+    for RefusedNodes { code, count, .. } in list.refused_by_code() {
+        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count.into());
     }
 }

@@ -86,7 +86,7 @@ pub fn reports(
     }
     if extender.board.is_to_be_tidied() {
         // A statement of its own, so that the lock is released with it.
-        let books = extender.service.cluster().clone();
+        let books = extender.service.cluster().to_read();
         tidy(&extender.board, &books);
     }
     result.into_answer()

@@ -231,7 +231,7 @@ impl<'d> ClosedLoop<'d> {
         policy.version = self.cluster.policy().version;
         let known = Policy::clone(self.cluster.policy()).with_namespaces(&Default::default());
         if policy != known {
-            self.cluster.apply(PolicySet { policy, classified: Default::default() });
+            self.cluster.apply(PolicySet { policy, prepared: None });
         }
     }
 

@@ -125,6 +125,7 @@ impl Ledger {
             let classification = self.policy.classify(&observation.demand.traits);
             observation.demand.take(classification);
         }
+        self.shared_parts.share(&mut observation.demand);
         let uid = observation.uid.clone();
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {

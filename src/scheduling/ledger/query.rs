@@ -79,6 +79,11 @@ impl Ledger {
         &self.policy
     }
 
+    /// All pods, in no order: for sums, and for what is put into an order afterwards.
+    pub fn pods_in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
+        self.pod_states.in_no_order()
+    }
+
     /// All pods, in order of UID.
     pub fn pod_states(&self) -> BTreeMap<&PodUid, &PodState> {
         self.pod_states.in_no_order().collect()
@@ -94,6 +99,11 @@ impl Ledger {
     /// Whether a Node object of this name exists.
     pub fn has_node(&self, name: &NodeName) -> bool {
         self.node_states.existing(name).is_some()
+    }
+
+    /// Nodes that have changed, or come, since a copy was made, in no order.
+    pub fn nodes_changed_since<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a NodeName> {
+        self.node_states.changed_since(&earlier.node_states)
     }
 
     /// A node as decisions see it; also one that does not exist, as long as pods are there.

@@ -33,7 +33,7 @@ impl Cluster {
 
     pub fn copy(&self) -> ClusterCopy {
         ClusterCopy {
-            ledger: self.ledger.copy_to_export(),
+            ledger: self.ledger.to_read(),
             kube_filters: self.kube_filters.snapshot(),
             bindings: self.bindings.clone(),
         }
