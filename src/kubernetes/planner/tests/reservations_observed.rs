@@ -100,3 +100,37 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
         assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
     }
 }
+
+/// Ticks for so many seconds, one a second, and returns what was written.
+async fn ticks(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
+    let mut written = Vec::new();
+    for _ in 0..seconds {
+        bench.pass(1);
+        written.extend(bench.tick().await);
+    }
+    written
+}
+
+#[tokio::test]
+async fn a_reservation_whose_end_was_not_written_is_ended_again_while_the_pod_shows_it() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.take_over(shows_hold("late", 100));
+    *bench.recorder.deaf.lock() = true;
+    bench.pass(61);
+    assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
+    *bench.recorder.deaf.lock() = false;
+    assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"], "once, and then the watch has time to show it");
+    bench.show(waiting("late", 50, 100));
+    assert_eq!(ticks(&mut bench, 120).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_again() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.take_over(shows_hold("late", 100));
+    bench.pass(61);
+    assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
+    bench.show(waiting("late", 50, 100));
+    bench.show(shows_hold("late", 100));
+    assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"]);
+}
