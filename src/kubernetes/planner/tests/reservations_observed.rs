@@ -97,7 +97,9 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
-        assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
+        let is_harmless =
+            |write: &String| write.starts_with("serving: waits") || write == "serving: end hold";
+        assert!(written.iter().all(is_harmless), "{written:?}");
     }
 }
 
@@ -119,7 +121,11 @@ async fn a_reservation_whose_end_was_not_written_is_ended_again_while_the_pod_sh
     bench.pass(61);
     assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
     *bench.recorder.deaf.lock() = false;
-    assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"], "once, and then the watch has time to show it");
+    assert_eq!(
+        ticks(&mut bench, 15).await,
+        ["late: end hold"],
+        "once, and then the watch has time to show it"
+    );
     bench.show(waiting("late", 50, 100));
     assert_eq!(ticks(&mut bench, 120).await, Vec::<String>::new());
 }
