@@ -129,7 +129,10 @@ impl Ledger {
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
-                self.origin.note_shown(&uid, reservation.is_some());
+                // A request of kube-scheduler says nothing of it.
+                if observation.observed.is_some() {
+                    self.origin.note_shown(&uid, reservation.is_some());
+                }
                 let reservation = self.believed(&uid, reservation);
                 let had_reservation = self.pod_states.reservation(&uid).is_some();
                 self.observe_waiting(

@@ -1,6 +1,10 @@
 //! Reservations that the API server shows and this planner has not made: of an earlier leader, forged, late, or ended.
 
 use super::*;
+use crate::ids::PodKey;
+use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::verbs::filter::FilterAsked;
+use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::TakeUnknownReservations;
 
 #[tokio::test]
@@ -103,11 +107,20 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     }
 }
 
-/// Ticks for so many seconds, one a second, and returns what was written.
+/// As kube-scheduler asks.
+fn filter(bench: &PlannerFixture, name: &str) {
+    let mut cluster = bench.service.cluster();
+    let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
+    let (key, waiting) = (PodKey::parse("default", name).unwrap(), ObservedWaiting::default());
+    cluster.apply(FilterAsked(VerbRequest { uid: uid(name), key, demand, waiting }));
+}
+
+/// Ticks for so many seconds, one a second, each after a request of kube-scheduler, and returns what was written.
 async fn ticks(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..seconds {
         bench.pass(1);
+        filter(bench, "late");
         written.extend(bench.tick().await);
     }
     written
