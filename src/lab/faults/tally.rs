@@ -26,8 +26,6 @@ pub struct FaultTally {
     pub preempted: u64,
     /// Bindings to a GPU on which a process of an ended pod was seen for long.
     pub beside_left_over: u64,
-    /// Conditions that show a reservation that is over, when all has been quiet for long.
-    pub left_conditions: u64,
     pub faults: BTreeMap<FaultKind, u64>,
     /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
     pub by_proxy: u64,
@@ -64,7 +62,6 @@ impl AddAssign for FaultTally {
         self.evicted += other.evicted;
         self.preempted += other.preempted;
         self.beside_left_over += other.beside_left_over;
-        self.left_conditions += other.left_conditions;
         self.by_proxy += other.by_proxy;
         self.reported += other.reported;
         self.remedied += other.remedied;
@@ -88,15 +85,14 @@ impl fmt::Display for FaultTally {
         writeln!(
             f,
             "{} hand-overs, {} terms that bound something, {} pods bound, {} reservations, {} evictions, of which {} for \
-             kube-scheduler; {} Bindings beside memory of ended pods, {} conditions of reservations that are over",
+             kube-scheduler; {} Bindings beside memory of ended pods",
             self.hand_overs,
             self.epochs.len(),
             self.bound,
             self.held,
             self.evicted,
             self.preempted,
-            self.beside_left_over,
-            self.left_conditions
+            self.beside_left_over
         )?;
         writeln!(
             f,

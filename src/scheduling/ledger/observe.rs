@@ -130,6 +130,10 @@ impl Ledger {
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
+                // A request of kube-scheduler says nothing of it.
+                if observation.observed.is_some() {
+                    self.origin.note_shown(&uid, reservation.is_some());
+                }
                 let reservation = self.believed(&uid, reservation);
                 let had_reservation = self.pod_states.reservation(&uid).is_some();
                 self.observe_waiting(
@@ -151,6 +155,7 @@ impl Ledger {
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
+                self.origin.note_shown(&uid, false);
                 let bound = BoundPod::new(node, devices, self.now);
                 let warning =
                     self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
@@ -199,6 +204,7 @@ impl Ledger {
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
+        self.origin.note_shown(uid, false);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);
         }

@@ -121,12 +121,15 @@ impl FaultyCluster {
         }
     }
 
-    /// No gate outlives its longest time. A condition that shows a reservation for longer than that lasts is counted: a leader
-    /// knows that it is over, and clears it when the pod changes.
+    /// No gate outlives its longest time, and no condition shows a reservation for long that is over.
     fn judge_leftovers(&mut self, pods: &[Arc<Value>]) {
         let standing =
             |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
-        self.tally.left_conditions += pods.iter().filter(standing).filter(|pod| is_over(pod)).count() as u64;
+        let over: Vec<String> =
+            pods.iter().filter(standing).filter(|pod| is_over(pod)).map(|pod| name(pod)).collect();
+        if !over.is_empty() {
+            self.break_with(format!("{over:?} still show reservations that are over"));
+        }
         let is_left = |pod: &&Arc<Value>| {
             super::scheduling::is_gated(pod) && pod["metadata"]["deletionTimestamp"].is_null()
         };
