@@ -47,7 +47,8 @@ const ROUNDS: usize = 2000;
 const WARM_UP: usize = 100;
 /// Beyond so many nodes a request takes tens of milliseconds, and the dump has gigabytes: fewer rounds, over loopback only.
 const LARGE: usize = 5000;
-const ROUNDS_OF_LARGE: usize = 300;
+/// Counted, and not counted.
+const ROUNDS_OF_LARGE: (usize, usize) = (300, 20);
 const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 
 fn main() -> ExitCode {
@@ -78,8 +79,8 @@ fn beside_floor() {
     let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
-        let rounds = if nodes > LARGE { ROUNDS_OF_LARGE } else { ROUNDS };
-        let cluster = BenchCluster::new(nodes, rounds + WARM_UP);
+        let (rounds, warm_up) = if nodes > LARGE { ROUNDS_OF_LARGE } else { (ROUNDS, WARM_UP) };
+        let cluster = BenchCluster::new(nodes, rounds + warm_up);
         println!(
             "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request unless it says one",
             cluster.resident()
@@ -92,7 +93,7 @@ fn beside_floor() {
         let dump = folder.path().join("cluster.json");
         let file = std::fs::File::create(&dump).expect("the dump is created");
         cluster.write_dump(&mut std::io::BufWriter::new(file)).expect("the dump is written");
-        over_loopback(&cluster, &dump, rounds);
+        over_loopback(&cluster, &dump, (rounds, warm_up));
     }
 }
 
@@ -155,7 +156,7 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     rows.finish()
 }
 
-fn over_loopback(cluster: &BenchCluster, dump: &Path, rounds: usize) {
+fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize, usize)) {
     let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
@@ -170,8 +171,8 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, rounds: usize) {
     let mut asked = KeptConnection::to(&stowage.addresses[0]);
     let mut floor = KeptConnection::to(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
-    for round in 0..rounds + WARM_UP {
-        let counts = round >= WARM_UP;
+    for round in 0..rounds + warm_up {
+        let counts = round >= warm_up;
         let mut both = |row: &mut VerbRow, verb: &str, body: &[u8]| {
             let path = format!("/scheduler/{verb}");
             let (asked, floor) = (&mut asked, &mut floor);

@@ -181,9 +181,7 @@ impl Snapshot {
         self.generation = generation;
         for node in nodes {
             let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
-            self.generations[place] = node.generation;
-            *self.nodes.get_mut(place).expect("it has a place") = node;
-            *self.node_summaries.get_mut(place).expect("it has a place") = OnceLock::new();
+            self.replace(place, node);
         }
     }
 
@@ -194,26 +192,35 @@ impl Snapshot {
         epoch: u64,
         nodes: impl IntoIterator<Item = (&'a NodeName, Option<Node>)>,
     ) {
-        self.epoch = epoch;
+        (self.generation, self.epoch) = (generation, epoch);
+        let mut has_others = false;
         for (name, node) in nodes {
-            match (self.names.search(name.as_str()), node) {
-                (Ok(_), Some(node)) => self.update(generation, [node]),
-                (Ok(place), None) => {
-                    Arc::make_mut(&mut self.names).remove(place);
-                    self.generations.remove(place);
-                    self.nodes.remove(place);
-                    self.node_summaries.remove(place);
-                }
+            let found = self.nodes.search(|known| known.name.cmp(name));
+            has_others |= found.is_ok() != node.is_some();
+            match (found, node) {
+                (Ok(place), Some(node)) => self.replace(place, node),
                 (Err(place), Some(node)) => {
-                    Arc::make_mut(&mut self.names).insert(place, name.as_str());
                     self.generations.insert(place, node.generation);
                     self.nodes.insert(place, node);
                     self.node_summaries.insert(place, OnceLock::new());
                 }
+                (Ok(place), None) => {
+                    self.generations.remove(place);
+                    self.nodes.remove(place);
+                    self.node_summaries.remove(place);
+                }
                 (Err(_), None) => {}
             }
         }
-        self.generation = generation;
+        if has_others {
+            self.names = Arc::new(NodeNames::of(self.nodes.iter().map(|node| node.name.as_str())));
+        }
+    }
+
+    fn replace(&mut self, place: usize, node: Node) {
+        self.generations[place] = node.generation;
+        *self.nodes.get_mut(place).expect("it has a place") = node;
+        *self.node_summaries.get_mut(place).expect("it has a place") = OnceLock::new();
     }
 }
 
