@@ -81,7 +81,7 @@ pub fn filter<'a>(
     }
     drop(step);
     let answer = match view.policy.mode {
-        Mode::Enforce => enforce(extender, nodes, &view, &list),
+        Mode::Enforce => enforce(extender, nodes, view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
     };
     extender.service.record_answer(asked, || Decision::Filter(list));
@@ -103,15 +103,19 @@ fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked
 fn enforce<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
-    view: &DecisionView,
+    view: DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
     count_refusals(extender, list);
-    if let Some(decided) = decided(view, list) {
+    let decided = decided(&view, list);
+    let DecisionView { request, snapshot, .. } = view;
+    // Before the ledger changes: it copies a snapshot that is still in use.
+    drop(snapshot);
+    if let Some(decided) = decided {
         extender.service.cluster().apply(decided);
     }
     if list.best.is_empty() {
-        tell_refusal(extender, view, nodes, list);
+        tell_refusal(extender, &request, nodes, list);
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
         return answer(nodes, std::iter::empty(), phrases);
     }
@@ -152,10 +156,10 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, view: &DecisionView, nodes: &AskedNodes<'_>, list: &Shortlist) {
+fn tell_refusal(extender: &Extender, request: &VerbRequest, nodes: &AskedNodes<'_>, list: &Shortlist) {
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
-    let (key, uid) = (view.request.key.clone(), view.request.uid.clone());
+    let (key, uid) = (request.key.clone(), request.uid.clone());
     let text = refusal_text(nodes, list);
     extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }

@@ -10,7 +10,7 @@ use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
 use super::port::WriteTimes;
 use crate::ids::NodeName;
-use crate::scheduling::ledger::Ledger;
+use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Bytes, Millis, Moment};
@@ -95,8 +95,8 @@ struct CapacityWriter {
     pending: BTreeMap<NodeName, PendingPatch>,
     /// Nodes whose GPUs something else allocates, reported already.
     reported: BTreeSet<NodeName>,
-    /// The ledger at the last look, by which only nodes that have changed since are looked at again.
-    looked_at: Option<Ledger>,
+    /// The nodes at the last look: only those that have changed since are looked at again.
+    looked_at: Option<NodesAtOneTime>,
 }
 
 /// A difference, and when to write it.
@@ -142,7 +142,7 @@ impl CapacityWriter {
                 }
             }
         }
-        self.looked_at = Some(books);
+        self.looked_at = Some(books.nodes_now());
         due
     }
 

@@ -226,7 +226,7 @@ mod tests {
     fn nodes_are_in_order_of_name_and_a_copy_does_not_see_what_changes() {
         let name = |n: usize| NodeName::parse(&format!("n-{n:03}")).unwrap();
         let mut nodes = NodeMap::default();
-        (0..300).for_each(|n| drop(nodes.open(&name(n * 7 % 300)).add_pod(&uid(n))));
+        (0..300).for_each(|n| nodes.open(&name(n * 7 % 300)).add_pod(&uid(n)));
         let copy = nodes.clone();
         nodes.remove(&name(5));
         nodes.remove(&name(5));

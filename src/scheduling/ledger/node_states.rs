@@ -121,9 +121,8 @@ impl NodeStates {
         Ok(loaded)
     }
 
-    /// Nodes that are others, or were not there, in a copy that was made earlier.
-    pub(super) fn changed_since<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a NodeName> {
-        self.nodes.changed_since(&earlier.nodes)
+    pub(super) fn nodes(&self) -> &NodeMap {
+        &self.nodes
     }
 
     /// A node that exists, or on which pods are.
@@ -310,7 +309,7 @@ impl NodeStates {
         change: &PolicyChange<'_>,
         pods: &PodStates,
     ) -> Self {
-        let since = self.changed_since(earlier).chain(earlier.changed_since(self));
+        let since = self.nodes.changed_since(&earlier.nodes).chain(earlier.nodes.changed_since(&self.nodes));
         let since: BTreeSet<NodeName> = since.cloned().collect();
         changed.publication.follow(&self.publication, &since);
         for name in &since {

@@ -121,7 +121,9 @@ mod tests {
 
     fn filled(count: usize) -> ShardedMap<String, usize> {
         let mut map = ShardedMap::default();
-        (0..count).for_each(|n| drop(map.insert(uid(n), n)));
+        for n in 0..count {
+            map.insert(uid(n), n);
+        }
         map
     }
 
