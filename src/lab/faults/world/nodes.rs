@@ -72,8 +72,7 @@ impl FaultyCluster {
     /// start them.
     pub(super) fn collect_pods(&mut self) {
         for pod in self.api.list("pods") {
-            let Some(n) = self.node_of(&pod) else { continue };
-            let is_lost = self.node_returns[n].is_some() || self.names_gpus_of_an_earlier_machine(&pod);
+            let is_lost = pod["spec"]["nodeName"].is_string() && !self.has_machine(&pod);
             if is_lost && pod["status"]["phase"] != "Failed" && self.dice.below(8) == 0 {
                 self.delete_now(&pod);
             }
@@ -84,6 +83,12 @@ impl FaultyCluster {
     pub(super) fn pods_on_machines(&self) -> Vec<Arc<Value>> {
         let pods = self.api.list("pods").into_iter();
         pods.filter(|pod| !self.names_gpus_of_an_earlier_machine(pod)).collect()
+    }
+
+    /// Whether the pod's machine is there, with the GPUs that the pod has.
+    pub(super) fn has_machine(&self, pod: &Value) -> bool {
+        self.node_of(pod).is_some_and(|n| self.node_returns[n].is_none())
+            && !self.names_gpus_of_an_earlier_machine(pod)
     }
 
     /// A pod that has just been bound. Its Binding may land late, but is not decided long after its machine went.

@@ -39,8 +39,8 @@ impl FaultyCluster {
             annotations["stowage.dev/exclusive"] = json!("true");
         }
         let priority = [-10, -10, 0, 100, 200][self.dice.below(5)];
-        let mut gates =
-            if self.dice.below(5) < 2 { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
+        let is_gated = self.dice.below(5) < 2 || group.is_some();
+        let gates = if is_gated { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
         let resources =
             json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
         let spec = json!({
@@ -55,7 +55,6 @@ impl FaultyCluster {
         if let Some(group) = group {
             labels["stowage.dev/group"] = json!(group);
             annotations["stowage.dev/group-min"] = json!(GROUP_SIZE.to_string());
-            gates = json!([{ "name": "stowage.dev/plan" }]);
         }
         let mut metadata = json!({ "name": name, "annotations": annotations, "labels": labels });
         if self.dice.below(60) == 0 && self.happens(FaultKind::Finalizer) {
@@ -115,7 +114,7 @@ impl FaultyCluster {
                 }
                 continue;
             }
-            if pod["spec"]["nodeName"].is_null() {
+            if !self.has_machine(&pod) {
                 continue;
             }
             match pod["status"]["phase"].as_str() {

@@ -56,8 +56,11 @@ impl FaultyCluster {
         let held = holds(&standing);
         let waiting = self.waiting();
         let fits = |pod: &Value| (0..self.nodes).find(|n| self.fits(pod, *n, &promises, &held));
-        let fitting: BTreeMap<String, usize> =
-            waiting.iter().filter_map(|pod| Some((name(pod), fits(pod)?))).collect();
+        let fitting: BTreeMap<String, usize> = waiting
+            .iter()
+            .filter(|pod| !is_of_group(pod))
+            .filter_map(|pod| Some((name(pod), fits(pod)?)))
+            .collect();
         watch.fits_since.retain(|pod, _| fitting.contains_key(pod));
         for (pod, node) in fitting {
             let since = *watch.fits_since.entry(pod.clone()).or_insert_with(Instant::now);
