@@ -36,6 +36,7 @@ mod needs;
 mod packing;
 mod plan_capacity;
 mod planner;
+mod planted;
 mod policy_check;
 mod process;
 mod publish;

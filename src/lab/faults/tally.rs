@@ -22,7 +22,14 @@ pub struct FaultTally {
     /// Reservations that pods' conditions showed.
     pub held: u64,
     pub evicted: u64,
-    /// Of these, for kube-scheduler's preemptors.
+    /// Engines that were bound where starts are held back.
+    pub starts: u64,
+    /// Groups, in the end, that are bound whole, and in part.
+    pub whole_groups: u64,
+    pub half_groups: u64,
+    /// Tasks that ran at once, at most.
+    pub most_tasks: usize,
+    /// Of the evictions, for kube-scheduler's preemptors.
     pub preempted: u64,
     /// Bindings to a GPU on which a process of an ended pod was seen for long.
     pub beside_left_over: u64,
@@ -61,6 +68,10 @@ impl AddAssign for FaultTally {
         self.held += other.held;
         self.evicted += other.evicted;
         self.preempted += other.preempted;
+        self.starts += other.starts;
+        self.whole_groups += other.whole_groups;
+        self.half_groups += other.half_groups;
+        self.most_tasks = self.most_tasks.max(other.most_tasks);
         self.beside_left_over += other.beside_left_over;
         self.by_proxy += other.by_proxy;
         self.reported += other.reported;
@@ -85,14 +96,19 @@ impl fmt::Display for FaultTally {
         writeln!(
             f,
             "{} hand-overs, {} terms that bound something, {} pods bound, {} reservations, {} evictions, of which {} for \
-             kube-scheduler; {} Bindings beside memory of ended pods",
+             kube-scheduler; {} Bindings beside memory of ended pods, {} starts of engines; \
+             {} groups bound whole, {} in part; {} tasks at once",
             self.hand_overs,
             self.epochs.len(),
             self.bound,
             self.held,
             self.evicted,
             self.preempted,
-            self.beside_left_over
+            self.beside_left_over,
+            self.starts,
+            self.whole_groups,
+            self.half_groups,
+            self.most_tasks
         )?;
         writeln!(
             f,
