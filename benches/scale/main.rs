@@ -106,7 +106,7 @@ impl Replica {
                     "--admin",
                     "127.0.0.1:0",
                 ])
-                .args(["--identity", api_server::REPLICA, "--insecure", "--kubeconfig"])
+                .args(["--identity", api_server::REPLICA, "--agents-auth", "none", "--kubeconfig"])
                 .arg(folder.path().join("kubeconfig"))
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
