@@ -9,8 +9,8 @@ use super::frame::{BadFrame, FORMAT, FrameHead, HEAD_BYTES, MAGIC, PREFACE_BYTES
 use super::repeats::{LatestReports, Line};
 use std::io::{self, Read};
 
-/// No entry is longer: a checkpoint of a hundred thousand pods is a fifth of this.
-const MOST_ENTRY_BYTES: usize = 512 << 20;
+/// No entry is longer: a checkpoint of a million pods takes two thirds of this.
+const MOST_ENTRY_BYTES: usize = 2 << 30;
 
 /// What a recording consists of.
 #[derive(Debug, Clone)]

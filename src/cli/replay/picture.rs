@@ -30,9 +30,10 @@ fn panel(title: &str, compared: &PolicyComparison, figure: impl Fn(&LoopSample) 
         let point = |sample: &LoopSample| (sample.after.0 as f64 / 1000.0 / seconds, figure(sample));
         PanelLine { name: name.into(), colour, stands_out, points: one.samples.iter().map(point).collect() }
     };
+    // The narrow one lies on the wide one, so that both show where they are equal.
     let lines = vec![
-        line(&compared.recorded, "recorded", "#0072b2", false),
-        line(&compared.other, "other", "#d55e00", true),
+        line(&compared.recorded, "recorded", "#0072b2", true),
+        line(&compared.other, "other", "#d55e00", false),
     ];
     let figures = || lines.iter().flat_map(|line| line.points.iter().map(|(_, figure)| *figure));
     let range = figures().fold(0.0, f64::max) - figures().fold(f64::INFINITY, f64::min).min(1e9);
