@@ -27,6 +27,8 @@ impl Samples {
     pub fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
-        sorted.get(sorted.len() * percent / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
+        sorted
+            .get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1)))
+            .map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
     }
 }

@@ -16,7 +16,7 @@ mod refused_reads;
 
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
-pub use bundles::BundleSource;
+pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
 pub use heavy_work::HeavyWork;

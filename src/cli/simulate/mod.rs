@@ -3,7 +3,7 @@
 
 mod faults;
 mod packing;
-mod picture;
+pub mod picture;
 mod preemption;
 mod scenario;
 

@@ -80,6 +80,13 @@ impl Ledger {
         }
     }
 
+    /// Gives a reading the names that are known of its node, as [`Ledger::read`] does: whoever keeps a copy of it keeps no names.
+    pub fn rename(&self, node: &NodeName, reading: &mut NodeReading) {
+        if let Some(node_state) = self.node_states.get(node) {
+            node_state.rename(reading);
+        }
+    }
+
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     /// Answers the engines that have woken over VRAM that they had lent.
     pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) -> Vec<PodUid> {

@@ -66,4 +66,13 @@ impl ClusterState {
     pub fn now(&self) -> Moment {
         self.ledger.now()
     }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The same state under a policy that says the same by other names.
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { policy: Arc::new(policy), ..self }
+    }
 }
