@@ -91,12 +91,9 @@ impl FaultyCluster {
                 self.machines.on(&node_name(n), *gpu).any(|(_, process)| process.ends.is_some());
             let used: u64 = parts.iter().map(|part| part.bytes).sum();
             let has_start = self.features.has_engines && parts.iter().any(|part| part.is_starting);
-            !is_held
-                && !has_left_over
-                && !(has_start && is_engine(pod))
-                && used + bytes <= PROMISABLE
-                && !parts.iter().any(|part| part.is_exclusive)
-                && (parts.is_empty() || !asks_alone(pod))
+            let is_alone = parts.iter().any(|part| part.is_exclusive);
+            let is_taken = is_held || has_left_over || is_alone || has_start && is_engine(pod);
+            !is_taken && used + bytes <= PROMISABLE && (parts.is_empty() || !asks_alone(pod))
         };
         (0..GPUS).filter(has_room).count() as u64 >= gpus
     }
