@@ -22,6 +22,7 @@ mod node;
 mod phase;
 mod recorder;
 #[path = "../common/samples.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
 mod samples;
 mod scrape;
 #[path = "../common/server.rs"]

@@ -35,7 +35,7 @@ pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, Poli
     }
     settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
     settings.autoscaling.models =
-        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), rules.clone())).collect();
+        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), *rules)).collect();
     let renamed = renamed
         .with_classes(policy.classes().iter().map(|class| by.class(class)).collect())?
         .with_tenants(policy.tenants().iter().map(|tenant| by.tenant(tenant)).collect())?
