@@ -423,8 +423,9 @@ pub(super) fn gate(
 fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement {
     let granted_on = |place: usize| match demand.sharing {
         Sharing::Shared => demand.per_gpu,
-        // A GPU that is to be a pod's own may have unaccounted VRAM all the same.
-        Sharing::Exclusive => node_state.view().gpus[place].most(),
+        // A GPU that is to be a pod's own may have unaccounted VRAM all the same. Of a GPU that was kept for the pod that is about
+        // pods that have left, or a margin for want of a report: it gets what it requests.
+        Sharing::Exclusive => node_state.view().gpus[place].most().max(demand.per_gpu),
     };
     let hundredths = |place: usize| {
         let total = u128::from(node_state.devices()[place].total.0);

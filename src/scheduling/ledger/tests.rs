@@ -12,6 +12,7 @@ use crate::scheduling::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::scheduling::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::scheduling::vocabulary::headroom::Headroom;
 use crate::scheduling::vocabulary::node::NodeKind;
+use crate::scheduling::vocabulary::node_reading::NodeReading;
 use crate::units::{Bytes, Millis, Percent};
 
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
@@ -98,6 +99,19 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
         ledger.assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
     ));
+}
+
+#[test]
+fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() {
+    let mut ledger = ledger();
+    let sampled = ledger.now();
+    ledger.read(&node("n"), NodeReading { sampled, ..NodeReading::default() });
+    ledger.wait("a", demand(71, Sharing::Exclusive, 0));
+    reserve(&mut ledger, "a", &[]).unwrap();
+    // Of a GPU without a reading a margin is held back, and what was measured of a kept GPU does not count.
+    ledger.pass(31);
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
+    assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(71), 88));
 }
 
 #[test]
