@@ -111,7 +111,9 @@ impl ControlPlane for Recorder {
         _: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         self.write(key, "lift");
-        Box::pin(std::future::ready(Ok(())))
+        let is_deaf = *self.deaf.lock();
+        let lifted = if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) };
+        Box::pin(std::future::ready(lifted))
     }
 
     fn record_event(&self, event: PodEvent) {

@@ -1,5 +1,5 @@
 //! The planner's driver. It plans pending pods ([`start_run`]) and follows each reservation ([`reservation_progress`]) until the
-//! pod is bound or the reservation ends ([`ended_reservations`]). A pod that cannot be placed gets the reason in its condition
+//! pod is bound or the reservation ends ([`ended_reservations`]); a nominated pod's gate is lifted ([`gates`]). A pod that cannot be placed gets the reason in its condition
 //! ([`waiting_pods`]). The driver takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbours of
 //! engines under pressure ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of
 //! a group that stays
@@ -21,6 +21,7 @@
 //! one stopped. The planner writes through the port and knows no client.
 
 mod ended_reservations;
+mod gates;
 mod loans;
 mod orphaned_members;
 mod outcome;
@@ -112,6 +113,7 @@ impl Planner {
         // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
         self.end_loans(now);
         self.advance_reservations(now);
+        self.lift_gates(now);
         self.advance_orphaned_members(now);
         self.relieve(now);
         self.enforce_grants(now);

@@ -18,6 +18,9 @@ impl Planner {
             Some(WriteOutcome::Status { key, uid, purpose, written }) => {
                 self.note_written(&key, &uid, &purpose, written, now);
             }
+            Some(WriteOutcome::GateLifted { key, uid, written }) => {
+                self.note_lifted(&key, &uid, written, now);
+            }
             Some(WriteOutcome::Evicted { key, uid, task, outcome }) => {
                 self.note_evicted(&task, &key, &uid, outcome, now);
             }
@@ -35,7 +38,9 @@ impl Planner {
         let unwritten = match purpose {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
-            StatusPurpose::Nominate { .. } => return self.note_told(key, uid, written, now),
+            StatusPurpose::Nominate { is_gated, .. } => {
+                return self.note_told(key, uid, written, *is_gated, now);
+            }
             // As long as the pod shows it, the end is written again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
             StatusPurpose::EndUnknownReservation => "could not end a reservation that the pod shows and does not have",
@@ -91,11 +96,19 @@ impl Planner {
         }
     }
 
-    fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>, now: Moment) {
+    fn note_told(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        told: Result<(), ControlPlaneError>,
+        is_gated: bool,
+        now: Moment,
+    ) {
         let Some(progress) = self.progress_of.get_mut(uid) else { return };
-        progress.note_told(now, told.is_ok());
+        progress.note_told(now, told.is_ok(), is_gated);
         match told {
-            Ok(()) => {}
+            // The watch may have been faster than the answer.
+            Ok(()) => self.lift_gate(uid, now),
             // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
             Err(error) => warn!(pod = %key, %error, "could not nominate a pod to its node"),

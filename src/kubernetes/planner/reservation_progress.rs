@@ -43,6 +43,8 @@ pub struct ReservationProgress {
     /// A write for the pod itself is in progress.
     pub is_writing: bool,
     told: u32,
+    /// Since when its nomination is written and its gate is still to be lifted.
+    pub nominated_since: Option<Moment>,
     /// The node to which it was nominated behind the gate.
     placed_on: Option<NodeName>,
     tell_again: Moment,
@@ -63,6 +65,7 @@ impl ReservationProgress {
             is_written: false,
             is_writing: false,
             told: 0,
+            nominated_since: None,
             placed_on: None,
             tell_again: since,
             is_extended: false,
@@ -83,11 +86,17 @@ impl ReservationProgress {
 
     /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
     /// again would keep it busier.
-    pub fn note_told(&mut self, now: Moment, is_ok: bool) {
+    pub fn note_told(&mut self, now: Moment, is_ok: bool, is_gated: bool) {
         self.is_writing = false;
+        self.nominated_since = (is_ok && is_gated).then_some(now);
         self.was_shown = false;
         self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
         self.told += u32::from(is_ok);
+    }
+
+    /// The gate could not be lifted: the pod is nominated again, and its gate lifted after that.
+    pub fn tell_soon(&mut self, now: Moment) {
+        self.tell_again = now + PAUSES.first;
     }
 
     /// The nomination has been seen: if it is missing later, another component has cleared it.
@@ -233,8 +242,8 @@ impl Planner {
         self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
-    /// Nominates the pod to the node of its reservation and makes kube-scheduler try it: by a touch in the same write, or by
-    /// lifting its gate after it.
+    /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate is
+    /// lifted after it.
     pub(super) fn tell(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };

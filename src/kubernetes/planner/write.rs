@@ -14,11 +14,27 @@ use crate::scheduling::ledger::Ledger;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::service::Service;
 
-/// One write for one pod: at most a read, a request that writes, and the removal of the gate.
+/// One write for one pod: at most a read, a request that writes, and for a release the removal of the gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlannerWrite {
-    Status { key: PodKey, uid: PodUid, change: StatusChange, purpose: StatusPurpose },
-    Evict { key: PodKey, uid: PodUid, why: EvictionReason, task: EvictionTask },
+    Status {
+        key: PodKey,
+        uid: PodUid,
+        change: StatusChange,
+        purpose: StatusPurpose,
+    },
+    /// Lets kube-scheduler see the pod, as long as it has a reservation on this node.
+    LiftGate {
+        key: PodKey,
+        uid: PodUid,
+        node: NodeName,
+    },
+    Evict {
+        key: PodKey,
+        uid: PodUid,
+        why: EvictionReason,
+        task: EvictionTask,
+    },
 }
 
 /// What a change of a pod's status is for.
@@ -26,7 +42,7 @@ pub enum PlannerWrite {
 pub enum StatusPurpose {
     /// Shows a new reservation, before any victim is evicted.
     Reserve,
-    /// Nominates the pod to the node of this reservation while it lasts, and lifts the gate after that if the pod is gated.
+    /// Nominates the pod to the node of this reservation while it lasts.
     Nominate { reservation: Reservation, is_gated: bool },
     /// Clears a reservation that ended. With the node on which a gated pod was placed it also shows why the pod was not bound
     /// there, which is read first.
@@ -66,6 +82,7 @@ pub enum EvictionTask {
 #[derive(Debug)]
 pub enum WriteOutcome {
     Status { key: PodKey, uid: PodUid, purpose: StatusPurpose, written: Result<(), ControlPlaneError> },
+    GateLifted { key: PodKey, uid: PodUid, written: Result<(), ControlPlaneError> },
     Evicted { key: PodKey, uid: PodUid, task: EvictionTask, outcome: EvictionOutcome },
 }
 
@@ -73,7 +90,7 @@ impl PlannerWrite {
     /// The pod that is written. Its writes are made one after the other.
     pub fn uid(&self) -> &PodUid {
         match self {
-            Self::Status { uid, .. } | Self::Evict { uid, .. } => uid,
+            Self::Status { uid, .. } | Self::LiftGate { uid, .. } | Self::Evict { uid, .. } => uid,
         }
     }
 
@@ -84,6 +101,10 @@ impl PlannerWrite {
             && !ledger.is_evicted_for_overuse(uid)
         {
             return None;
+        }
+        if let Self::LiftGate { uid, node, .. } = &self {
+            let reservation = ledger.pod_state(uid).and_then(|pod| pod.reservation());
+            return reservation.is_some_and(|reservation| reservation.node == *node).then_some(self);
         }
         if let Self::Status { uid, change, purpose, .. } = &mut self {
             let current = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
@@ -134,10 +155,6 @@ impl StatusPurpose {
             Self::Release => "release",
         }
     }
-
-    fn lifts_gate(&self) -> bool {
-        matches!(self, Self::Release | Self::Nominate { is_gated: true, .. })
-    }
 }
 
 /// Sends a write and returns the answer; `None` if it was not to be sent any more.
@@ -160,6 +177,14 @@ pub async fn perform(
             span.set("stowage.outcome", outcome.code());
             Some(WriteOutcome::Evicted { key, uid, task, outcome })
         }
+        PlannerWrite::LiftGate { key, uid, .. } => {
+            let span = service.traces().write("lift scheduling gate", &uid, &key);
+            let written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
+            if written.is_err() {
+                span.fail("not-written");
+            }
+            Some(WriteOutcome::GateLifted { key, uid, written })
+        }
         PlannerWrite::Status { key, uid, mut change, purpose } => {
             if let StatusPurpose::EndReservation { placed_on: Some(node) } = &purpose {
                 change.plan = refused(node, &uid, control_plane.read_pod(&key).await);
@@ -167,7 +192,7 @@ pub async fn perform(
             let span = service.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.code());
             let mut written = span.around(control_plane.write_status(&key, &uid, &change)).await;
-            if written.is_ok() && purpose.lifts_gate() {
+            if written.is_ok() && purpose == StatusPurpose::Release {
                 written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
             }
             if written.is_err() {

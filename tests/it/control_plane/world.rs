@@ -222,8 +222,11 @@ impl RealControlPlane {
         self.stowage = Some(self.serve("stowage", self.ports, serve));
     }
 
+    /// By the binary that was built with these tests, unless `STOWAGE_BINARY` names another.
     pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
-        self.serve_by(Path::new(env!("CARGO_BIN_EXE_stowage")), name, ports, arguments)
+        let binary =
+            std::env::var_os("STOWAGE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_stowage").into());
+        self.serve_by(Path::new(&binary), name, ports, arguments)
     }
 
     /// The same by another version's binary.

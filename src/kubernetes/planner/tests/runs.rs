@@ -24,13 +24,9 @@ fn a_planning_run_delays_no_deadline() {
         occupied.await.unwrap().unwrap();
         let outcome = bench.planner.writes.next().await;
         bench.planner.note(outcome, bench.planner.now());
-        assert_eq!(bench.recorder.written(), ["held: end hold"]);
-        let mut written = Vec::new();
-        while !bench.planner.is_idle() {
-            bench.planner.go_on().await;
-            written.extend(bench.recorder.written());
-        }
-        assert!(written.contains(&"next: lift".to_owned()), "{written:?}");
+        assert_eq!(bench.recorder.written(), ["held: end hold, clear nomination"]);
+        let written = bench.settle().await;
+        assert!(written.iter().any(|write| write.starts_with("next: nominate")), "{written:?}");
     });
 }
 
@@ -40,11 +36,8 @@ async fn changes_during_a_planning_run_are_checked_before_anything_is_written() 
     bench.show(gated("a", 50, 0));
     bench.begin_tick();
     bench.show(bound("faster", "n", 40, 0));
-    while !bench.planner.is_idle() {
-        bench.planner.go_on().await;
-    }
     // The copy is from before: the plan placed the pod, and the ledger rejected it.
-    assert_eq!(bench.recorder.written(), Vec::<String>::new());
+    assert_eq!(bench.settle().await, Vec::<String>::new());
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 

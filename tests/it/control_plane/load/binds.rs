@@ -3,8 +3,7 @@
 //! Three writers take turns, so that each meets the same API server: Stowage, asked as kube-scheduler asks; this test with the
 //! Binding that Stowage would write; and this test with nothing but the pod and its node, as kube-scheduler's own plugin does it.
 
-use super::{H100, MIB, create_all, quantile};
-use crate::control_plane::ALWAYS;
+use super::{ALWAYS, H100, MIB, create_all, quantile};
 use crate::control_plane::fleet::{GpuNode, node, pod};
 use crate::control_plane::processes::{TestProcess, eventually};
 use crate::control_plane::world::RealControlPlane;

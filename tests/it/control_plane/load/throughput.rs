@@ -2,8 +2,7 @@
 //!
 //! The agents have reported once, and the policy believes that for an hour: what Stowage spends is spent on the pods.
 
-use super::{BindingTimes, H100, MIB, create_all, delete_all};
-use crate::control_plane::ALWAYS;
+use super::{ALWAYS, BindingTimes, H100, MIB, create_all, delete_all};
 use crate::control_plane::fleet::{GpuNode, node, pod};
 use crate::control_plane::processes::{TestProcess, eventually, own_cpu_time};
 use crate::control_plane::world::{RealControlPlane, SCHEDULER_CONFIG};

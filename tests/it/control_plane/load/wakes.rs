@@ -1,7 +1,6 @@
 //! How soon a refused pod is bound when VRAM becomes free, while a thousand bound pods change all the time.
 
-use super::{BindingTimes, H100, MIB, create_all};
-use crate::control_plane::ALWAYS;
+use super::{ALWAYS, BindingTimes, H100, MIB, create_all};
 use crate::control_plane::fleet::{GpuNode, node, pod};
 use crate::control_plane::processes::eventually;
 use crate::control_plane::world::RealControlPlane;

@@ -1,0 +1,77 @@
+//! Lifts the gates of nominated pods, once the watch shows the nomination.
+//!
+//! The API server makes a patch on the pod as its cache has it. A patch that follows another write at once meets the pod from before
+//! that write, fails at the store, and is made again on the pod as it is: its admission policies run twice, and it costs twice as
+//! much. What a watch shows, the cache has.
+
+use super::Planner;
+use super::write::PlannerWrite;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::kubernetes::port::ControlPlaneError;
+use crate::scheduling::ledger::{Ledger, PodPhase, SchedulingGate, WaitingPod};
+use crate::units::{Millis, Moment};
+use tracing::warn;
+
+/// A watch that takes longer is not waited for: a patch may cost twice as much, and the pod waits no longer.
+const SHOWS_WITHIN: Millis = Millis::seconds(1);
+
+impl Planner {
+    /// Lifts all gates that are due.
+    pub(super) fn lift_gates(&mut self, now: Moment) {
+        let nominated = self.progress_of.iter().filter(|(_, progress)| progress.nominated_since.is_some());
+        let nominated: Vec<PodUid> = nominated.map(|(uid, _)| uid.clone()).collect();
+        nominated.iter().for_each(|uid| self.lift_gate(uid, now));
+    }
+
+    /// Lifts the gate of this pod if it is due.
+    pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
+        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        let Some(since) = progress.nominated_since else { return };
+        let Some(GatedPod { key, node, is_shown }) = gated_pod(&self.service.cluster(), uid) else { return };
+        if is_shown || since + SHOWS_WITHIN <= now {
+            progress.nominated_since = None;
+            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), node });
+        }
+    }
+
+    pub(super) fn note_lifted(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        lifted: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        match lifted {
+            // The watch shows it, too.
+            Ok(()) | Err(ControlPlaneError::Gone) => {}
+            Err(error) => {
+                warn!(pod = %key, %error, "could not lift the gate of a nominated pod");
+                self.progress_of.get_mut(uid).into_iter().for_each(|progress| progress.tell_soon(now));
+            }
+        }
+    }
+}
+
+/// A pod behind the planner's gate that has a reservation.
+struct GatedPod {
+    key: PodKey,
+    /// The node of its reservation.
+    node: NodeName,
+    /// The watch has shown its nomination to that node.
+    is_shown: bool,
+}
+
+fn gated_pod(ledger: &Ledger, uid: &PodUid) -> Option<GatedPod> {
+    let pod = ledger.pod_state(uid)?;
+    let PodPhase::Waiting(WaitingPod {
+        gate: SchedulingGate::Planned,
+        reservation: Some(reservation),
+        nominated,
+        ..
+    }) = &pod.phase
+    else {
+        return None;
+    };
+    let node = reservation.node.clone();
+    Some(GatedPod { key: pod.key.clone(), is_shown: nominated.as_ref() == Some(&node), node })
+}

@@ -1,0 +1,62 @@
+//! When the gate of a nominated pod is lifted.
+
+use super::*;
+
+/// Nominated, and no watch has shown it.
+async fn nominated() -> PlannerFixture {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.show(gated("a", 40, 0));
+    assert_eq!(bench.tick_unseen().await, ["a: nominate n, placed"]);
+    bench
+}
+
+#[tokio::test]
+async fn a_gate_is_lifted_once_when_the_watch_shows_the_nomination_and_not_before() {
+    let mut bench = nominated().await;
+    assert!(bench.tick_unseen().await.is_empty());
+    bench.show_nominated("a", "n");
+    assert_eq!(bench.tick_unseen().await, ["a: lift"]);
+    assert!(bench.tick_unseen().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_watch_that_is_faster_than_the_answer_lets_the_gate_be_lifted_at_once() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    let (answer, stalled) = tokio::sync::oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.show(gated("a", 40, 0));
+    bench.begin_tick();
+    // The planning run.
+    bench.planner.go_on().await;
+    bench.show_nominated("a", "n");
+    answer.send(()).unwrap();
+    assert_eq!(bench.settle().await, ["a: nominate n, placed", "a: lift"]);
+}
+
+#[tokio::test]
+async fn a_gate_does_not_wait_for_a_watch_that_shows_nothing() {
+    let mut bench = nominated().await;
+    bench.pass(1);
+    assert_eq!(bench.tick_unseen().await, ["a: lift"]);
+}
+
+#[tokio::test]
+async fn a_gate_that_could_not_be_lifted_is_tried_again_with_its_nomination() {
+    let mut bench = nominated().await;
+    bench.show_nominated("a", "n");
+    *bench.recorder.deaf.lock() = true;
+    assert_eq!(bench.tick_unseen().await, ["a: lift"]);
+    assert!(bench.tick_unseen().await.is_empty(), "after a pause");
+    *bench.recorder.deaf.lock() = false;
+    bench.pass(1);
+    assert_eq!(bench.tick_unseen().await, ["a: nominate n, placed", "a: lift"]);
+}
+
+#[tokio::test]
+async fn the_gate_of_a_pod_whose_reservation_ended_meanwhile_stays() {
+    let mut bench = nominated().await;
+    bench.index.reset_nodes(&bench.service, &[]);
+    bench.pass(1);
+    let written = bench.tick_unseen().await;
+    assert!(!written.contains(&"a: lift".to_owned()), "{written:?}");
+}
