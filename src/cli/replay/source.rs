@@ -32,7 +32,9 @@ impl Source {
             let files = vec![(path.display().to_string(), path.to_owned())].into_iter();
             return Ok(Self { files, may_be_torn: false });
         }
-        let segments = Ring::segments(path).with_context(unread)?;
+        let mut segments = Ring::segments(path).with_context(unread)?;
+        // A full disk leaves such.
+        segments.retain(|segment| segment.bytes > 0);
         if segments.is_empty() {
             bail!(
                 "{} has no segments: name a directory that `stowage serve --record` writes",
