@@ -17,8 +17,10 @@ fn a_seed_is_a_history_to_the_byte() {
     }
 }
 
-/// The bugs whose histories end soonest, which a CI job has time for, and the first seed that finds each.
-const CHEAP: [(PlantedBug, u64); 2] = [(PlantedBug::SkipsRelists, 2), (PlantedBug::NamesNoUid, 1)];
+/// The bugs that are found soonest, which a CI job has time for: the first seeds find each, in whatever way histories change.
+const CHEAP: [PlantedBug; 3] =
+    [PlantedBug::NamesNoUid, PlantedBug::ForgetsDeletions, PlantedBug::TrustsOldLeases];
+const FIRST_SEEDS: u64 = 12;
 
 /// `STOWAGE_FAULT_SEEDS=1000` looks for every one of them, from seed 0 on.
 #[test]
@@ -27,7 +29,7 @@ fn planted_bugs_are_found() {
     let asked = asked.map(|text| text.parse::<u64>().expect("a number of seeds"));
     let hunted: Vec<(PlantedBug, std::ops::Range<u64>)> = match asked {
         Some(seeds) => PlantedBug::ALL.into_iter().map(|bug| (bug, 0..seeds)).collect(),
-        None => CHEAP.into_iter().map(|(bug, seed)| (bug, seed..seed + 1)).collect(),
+        None => CHEAP.into_iter().map(|bug| (bug, 0..FIRST_SEEDS)).collect(),
     };
     let mut missed = Vec::new();
     for (bug, seeds) in hunted {
