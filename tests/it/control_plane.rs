@@ -8,6 +8,7 @@ mod dra;
 mod engine_load;
 mod fence;
 mod fleet;
+mod flight_recorder;
 mod install;
 mod journal;
 mod killings;

@@ -1,20 +1,29 @@
-//! The flight recorder as its users run it: the demo recorded and replayed to the byte, what `replay` says of recordings that are
-//! not whole, and what would have differed under another policy.
+//! The flight recorder as its users run it: the demo, and a real control plane's recording, replayed to the byte; what `replay` says
+//! of recordings that are not whole, what a redacted bundle says, and what would have differed under another policy.
 
+use crate::client::Client;
+use crate::needs::skipped;
 use crate::process::{RunningServe, eventually, json_dump};
+use crate::served::{args, pod};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use stowage::recording::entry::Entry;
+use stowage::recording::read::{Part, Reader};
 use tempfile::TempDir;
 
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
+/// What Stowage did beside a real kube-scheduler. The test of the control plane records it anew (`STOWAGE_BLESS`).
+pub const CONTROL_PLANE_RECORDING: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/recordings/control-plane.stowrec");
+
+pub struct Said {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
-fn stowage(arguments: &[&str]) -> Said {
+pub fn stowage(arguments: &[&str]) -> Said {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let ran = command.args(arguments).stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -66,6 +75,76 @@ fn the_recorded_demo_replays_to_the_byte() {
         "{}",
         said.out
     );
+}
+
+#[test]
+fn the_recording_of_a_real_control_plane_replays_to_the_byte() {
+    let said = stowage(&["replay", CONTROL_PLANE_RECORDING, "-o", "json"]);
+    assert_eq!(said.code, 0, "record it anew: see CONTRIBUTING.md. {}{}", said.out, said.err);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    assert!(
+        report["inputs"].as_u64().unwrap() > 100 && report["answers"].as_u64().unwrap() > 10,
+        "{}",
+        said.out
+    );
+    assert!(report["checkpoints"].as_u64().unwrap() >= 1 && report["gaps"] == 0, "{}", said.out);
+}
+
+/// Everything that a recording says.
+fn text_of(recording: &Path) -> String {
+    let parts = Reader::new(std::fs::File::open(recording).unwrap()).map(|part| match part.unwrap() {
+        Part::Segment(header) => serde_json::to_string(&header).unwrap(),
+        Part::Entry(Entry::Checkpoint(checkpoint)) => serde_json::to_string(&checkpoint).unwrap(),
+        Part::Entry(Entry::Clock(now)) => now.0.to_string(),
+        Part::Entry(Entry::Input(input)) => serde_json::to_string(&input).unwrap(),
+        Part::Entry(Entry::Answer(answer)) => serde_json::to_string(&answer).unwrap(),
+    });
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_redacted_bundle_has_no_name_and_replays_as_the_one_with_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("redacted.bundle");
+    let demo = recorded_demo().to_str().unwrap();
+    const NAMESPACE: &str = r#""namespace":"default""#;
+    let of_demo = ["node-a", "GPU-", "llama", "qwen", "batch-eval", "opportunistic", "urgent", NAMESPACE];
+    let of_control_plane =
+        ["h100-a", "l40s-a", "GPU-", "filler", "chat", "behind-a-gate", "kube-system", NAMESPACE];
+    for (recording, names) in [(demo, &of_demo[..]), (CONTROL_PLANE_RECORDING, &of_control_plane)] {
+        let said = stowage(&["bundle", "--from", recording, "--redact", "-f", bundle.to_str().unwrap()]);
+        assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+        let text = text_of(&bundle);
+        let left: Vec<_> = names.iter().filter(|name| text.contains(**name)).collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(text.contains("NVIDIA-"), "models of GPUs stay");
+        let progress = |recording: &str| {
+            let said = stowage(&["replay", recording, "-o", "json"]);
+            assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+            said.out
+        };
+        assert_eq!(progress(bundle.to_str().unwrap()), progress(recording));
+        let said = stowage(&["replay", bundle.to_str().unwrap(), "--packing", "best-fit"]);
+        assert_eq!(said.code, 0, "another packing needs no names: {}{}", said.out, said.err);
+    }
+    let said = stowage(&["bundle", "--from", "/nonexistent", "-f", bundle.to_str().unwrap()]);
+    assert!(said.code == 1 && said.err.contains("/nonexistent"), "{}{}", said.out, said.err);
+}
+
+#[test]
+fn the_picture_shows_both_policies_over_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    let picture = picture.to_str().unwrap();
+    let recording = recorded_demo().to_str().unwrap();
+    let said = stowage(&["replay", recording, "--packing", "best-fit", "--plot", picture]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let drawn = std::fs::read_to_string(picture).unwrap();
+    for what in ["packing best-fit", "VRAM allocated, %", "pods that wait", "recorded ", "other "] {
+        assert!(drawn.contains(what), "{what}");
+    }
+    let said = stowage(&["replay", recording, "--plot", picture]);
+    assert!(said.code == 1 && said.err.contains("--policy or --packing"), "{}{}", said.out, said.err);
 }
 
 #[test]
@@ -127,6 +206,19 @@ fn a_recording_that_is_cut_is_replayed_up_to_there() {
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
     assert!(said.out.contains("is cut at byte ") && said.out.contains("Copy it again"), "{}", said.out);
     assert!(!said.out.starts_with("0 "), "{}", said.out);
+}
+
+/// As a full disk leaves it.
+#[test]
+fn a_segment_without_a_byte_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    for segment in std::fs::read_dir(recorded_demo()).unwrap() {
+        let segment = segment.unwrap();
+        std::fs::copy(segment.path(), folder.path().join(segment.file_name())).unwrap();
+    }
+    std::fs::write(folder.path().join("999999999999999-000.stowrec"), "").unwrap();
+    let said = stowage(&["replay", folder.path().to_str().unwrap()]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
 }
 
 #[test]
@@ -198,14 +290,67 @@ fn a_running_service_hands_out_a_bundle_that_replays_and_one_that_does_not_recor
     let said = stowage(&["replay", bundle]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     assert!(said.out.starts_with("1 segment, "), "{}", said.out);
+    let redacted = folder.path().join("redacted.bundle");
+    let redacted = redacted.to_str().unwrap();
+    let said = stowage(&["bundle", "--server", &server, "--redact", "-f", redacted]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let said = stowage(&["replay", redacted]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     // The dump is loaded within moments; the bundle may be of before.
     eventually("the pod of the dump is in the bundle", || {
         stowage(&["bundle", "--server", &server, "-f", bundle]);
         stowage(&["explain", "llm", "--bundle", bundle]).out.starts_with("default/llm fits")
     });
+    stowage(&["bundle", "--server", &server, "--redact", "-f", redacted]);
+    let said = stowage(&["explain", "llm", "--bundle", redacted]);
+    assert!(said.code == 2 && said.err.contains("no pod default/llm"), "{}{}", said.out, said.err);
     let without = RunningServe::serve_with(&dump, &[]);
     let said = stowage(&["bundle", "--server", &format!("http://{}", without.operators), "-f", bundle]);
     assert!(said.code == 1 && said.err.contains("`stowage serve --record DIR`"), "{}{}", said.out, said.err);
+}
+
+/// A real disk that is full: the service answers as before, and what was written before replays.
+#[test]
+fn a_full_disk_costs_the_recording_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = json_dump(&folder);
+    let disk = folder.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let record = ["--record", disk.to_str().unwrap()];
+    let Some(serve) = RunningServe::with_small_disk(&dump, &disk, 40, &record) else {
+        return skipped("`unshare --mount` and `mount -t tmpfs`");
+    };
+    let mut operators = Client::connect(serve.operators);
+    let mut scheduler = Client::connect(serve.scheduler);
+    let mut metric = |name: &str| {
+        let page = operators.get_page("/metrics").text().to_owned();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap()
+    };
+    let mut ask = |n: usize| {
+        let mut asked = pod(&format!("asked-{n}"), "40Gi");
+        asked["metadata"]["uid"] = format!("uid-of-a-pod-that-is-asked-about-{n}").into();
+        let answer = scheduler.post("/scheduler/filter", args(&asked, &["node-a", "node-b"]).to_string());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    };
+    eventually("the service has the cluster, and records", || {
+        metric("stowage_recorder_recording") == 1.0 && metric("stowage_nodes") == 2.0
+    });
+    let mut asked = 0;
+    eventually("the disk is full", || {
+        (0..200).for_each(|n| ask(asked + n));
+        asked += 200;
+        metric("stowage_recorder_errors_total") > 0.0
+    });
+    let line = serve.line_with("the flight recorder cannot write");
+    assert!(line.contains("--record-size") && line.contains(disk.to_str().unwrap()), "{line}");
+    ask(asked);
+    assert_eq!(metric("stowage_recorder_recording"), 0.0);
+    assert!(metric("stowage_recorder_dropped_inputs_total") > 0.0);
+    let said = stowage(&["replay", serve.seen(&disk).to_str().unwrap(), "-o", "json"]);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let report: Value = serde_json::from_str(&said.out).unwrap();
+    assert!(report["answers"].as_u64().unwrap() > 0, "what was written is read: {}", said.out);
 }
 
 #[test]

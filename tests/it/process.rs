@@ -61,6 +61,28 @@ impl RunningServe {
         Self::start(shell, dump, &[])
     }
 
+    /// One with a disk of its own at this folder, of so many KiB: nothing else sees it, and it goes with the process. `None` where
+    /// that needs a privilege that there is not.
+    pub fn with_small_disk(dump: &Path, folder: &Path, kib: u32, arguments: &[&str]) -> Option<Self> {
+        let mount = format!("mount -t tmpfs -o size={kib}k tmpfs '{}'", folder.display());
+        let in_namespace = |then: &str| {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &format!("{mount} && {then}")]);
+            command
+        };
+        let may = in_namespace("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        may.then(|| {
+            let mut command = in_namespace("exec \"$0\" \"$@\"");
+            command.arg(env!("CARGO_BIN_EXE_stowage"));
+            Self::start(command, dump, arguments)
+        })
+    }
+
+    /// A path as the process sees it.
+    pub fn seen(&self, path: &Path) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{}", self.child.id(), path.display()))
+    }
+
     /// One replica of an API server, which leads at once.
     pub fn of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));

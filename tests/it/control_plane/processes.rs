@@ -77,6 +77,12 @@ impl TestProcess {
 
     /// As a crash would: nothing is finished or given up.
     pub fn kill(self) {}
+
+    /// As a kubelet does at first: it finishes what it does.
+    pub fn terminate(mut self) {
+        self.signal(Signal::TERM);
+        let _ = self.child.wait();
+    }
 }
 
 impl Drop for TestProcess {
