@@ -3,8 +3,11 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 const GIB: u64 = 1 << 30;
+/// What of 80 GiB pods may be allocated: all but the headroom.
+const CAPACITY: u64 = 72 * GIB;
 pub const GPUS: usize = 8;
 
 pub struct BenchCluster {
@@ -28,11 +31,62 @@ impl BenchCluster {
 
     /// What `kubectl get nodes,pods -A -o json` would print.
     pub fn dump(&self) -> String {
-        let nodes = (0..self.nodes).map(node);
-        let residents = (0..self.resident()).map(resident);
-        let waiting = (0..self.waiting).map(|i| pod(&waiting_name(i), 1 + i as u64 % 2, None));
-        let items: Vec<Value> = nodes.chain(residents).chain(waiting).collect();
-        json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+        let mut text = Vec::new();
+        self.write_dump(&mut text).expect("memory takes what is written");
+        String::from_utf8(text).expect("JSON is text")
+    }
+
+    /// The same, one object after the other: a million of them are gigabytes.
+    pub fn write_dump(&self, out: &mut impl Write) -> io::Result<()> {
+        let (node, resident) = (self.node_template(), self.resident_template());
+        out.write_all(br#"{"apiVersion":"v1","kind":"List","items":["#)?;
+        for place in 0..self.nodes {
+            self.write_node(&node, place, out)?;
+            out.write_all(b",")?;
+        }
+        for place in 0..self.resident() {
+            self.write_resident(&resident, place, out)?;
+            out.write_all(b",")?;
+        }
+        let waiting = (0..self.waiting).map(|i| pod(&waiting_name(i), 1 + i as u64 % 2).to_string());
+        out.write_all(waiting.collect::<Vec<_>>().join(",").as_bytes())?;
+        out.write_all(b"]}")
+    }
+
+    pub fn node_template(&self) -> ObjectTemplate {
+        ObjectTemplate::of(&node())
+    }
+
+    pub fn write_node(
+        &self,
+        template: &ObjectTemplate,
+        place: usize,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        template.write(out, |field| match field {
+            Field::Node => node_name(place),
+            other => unreachable!("a node has no {other:?}"),
+        })
+    }
+
+    pub fn resident_template(&self) -> ObjectTemplate {
+        ObjectTemplate::of(&resident())
+    }
+
+    pub fn write_resident(
+        &self,
+        template: &ObjectTemplate,
+        place: usize,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let gpu = place / 2;
+        template.write(out, |field| match field {
+            Field::Name => resident_name(place),
+            Field::Uid => uid(&resident_name(place)),
+            Field::Node => node_name(gpu / GPUS),
+            Field::Gpu => (gpu % GPUS).to_string(),
+            Field::Vram => (resident_gib(place) * GIB).to_string(),
+        })
     }
 
     pub fn filter_body(&self, round: usize) -> Vec<u8> {
@@ -43,28 +97,34 @@ impl BenchCluster {
     pub fn filter_body_of(&self, round: usize, nodes: usize) -> Vec<u8> {
         let mut names = self.names(round);
         names.truncate(nodes);
-        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), names)
+        self.args(pod(&waiting_name(round), 1 + round as u64 % 2), names)
     }
 
     /// Of a pod with other labels than the rest.
     pub fn filter_body_with(&self, round: usize, labels: &BTreeMap<String, String>) -> Vec<u8> {
-        let mut pod = pod(&waiting_name(round), 1 + round as u64 % 2, None);
+        let mut pod = pod(&waiting_name(round), 1 + round as u64 % 2);
         pod["metadata"]["labels"] = json!(labels);
         self.args(pod, self.names(round))
     }
 
     /// About one node.
     pub fn filter_body_for(&self, round: usize, node: usize) -> Vec<u8> {
-        self.args(pod(&waiting_name(round), 1, None), vec![node_name(node)])
+        self.args(pod(&waiting_name(round), 1), vec![node_name(node)])
+    }
+
+    /// About one node, of a pod of its own.
+    pub fn one_name_body(&self, round: usize) -> Vec<u8> {
+        let name = node_name(round * 17 % self.nodes);
+        self.args(pod(&format!("one-{round}"), 1), vec![name])
     }
 
     pub fn prioritize_body(&self, round: usize, names: &[String]) -> Vec<u8> {
-        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), names.to_vec())
+        self.args(pod(&waiting_name(round), 1 + round as u64 % 2), names.to_vec())
     }
 
     /// A pod that fits no node as it stands, though every GPU is large enough.
     pub fn refused_body(&self, round: usize) -> Vec<u8> {
-        self.args(pod(&format!("large-{round}"), 60, None), self.names(round))
+        self.args(pod(&format!("large-{round}"), 60), self.names(round))
     }
 
     pub fn bind_body(&self, round: usize, node: &str) -> Vec<u8> {
@@ -140,25 +200,84 @@ fn waiting_name(i: usize) -> String {
     format!("waiting-{i}")
 }
 
-fn node(i: usize) -> Value {
-    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node_name(i), "labels": {
+/// An object's JSON, in which fields are to be filled in.
+pub struct ObjectTemplate {
+    /// Texts, each with the field that follows it.
+    parts: Vec<(String, Field)>,
+    end: String,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Name,
+    Uid,
+    Node,
+    Gpu,
+    Vram,
+}
+
+impl Field {
+    const ALL: [Self; 5] = [Self::Name, Self::Uid, Self::Node, Self::Gpu, Self::Vram];
+
+    /// What stands in its place in a template.
+    fn blank(self) -> String {
+        format!("@{self:?}@")
+    }
+}
+
+impl ObjectTemplate {
+    fn of(object: &Value) -> Self {
+        let (mut rest, mut parts) = (object.to_string(), Vec::new());
+        let first = |text: &str| {
+            let found = Field::ALL.into_iter().filter_map(|field| Some((text.find(&field.blank())?, field)));
+            found.min_by_key(|(at, _)| *at)
+        };
+        while let Some((at, field)) = first(&rest) {
+            let after = rest.split_off(at + field.blank().len());
+            rest.truncate(at);
+            parts.push((rest, field));
+            rest = after;
+        }
+        Self { parts, end: rest }
+    }
+
+    fn write(&self, out: &mut impl Write, value: impl Fn(Field) -> String) -> io::Result<()> {
+        for (text, field) in &self.parts {
+            out.write_all(text.as_bytes())?;
+            out.write_all(value(*field).as_bytes())?;
+        }
+        out.write_all(self.end.as_bytes())
+    }
+}
+
+/// It advertises what its GPUs have: nothing is to be written there.
+fn node() -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": Field::Node.blank(), "labels": {
         "nvidia.com/gpu.count": GPUS.to_string(),
         "nvidia.com/gpu.memory": "81920",
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-    }}})
+    }}, "status": {"capacity": {"stowage.dev/vram": (GPUS as u64 * CAPACITY).to_string()}}})
 }
 
-fn resident(i: usize) -> Value {
-    let gpu = i / 2;
-    pod(&resident_name(i), resident_gib(i), Some((node_name(gpu / GPUS), gpu % GPUS)))
+fn resident() -> Value {
+    let mut pod = pod_of(&Field::Name.blank(), &Field::Uid.blank(), &Field::Vram.blank());
+    pod["spec"]["nodeName"] = Field::Node.blank().into();
+    pod["status"]["phase"] = "Running".into();
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{}", Field::Gpu.blank()).into();
+    pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = Field::Vram.blank().into();
+    pod
 }
 
-fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
-    let vram = (gib * GIB).to_string();
-    let mut pod = json!({
+fn pod(name: &str, gib: u64) -> Value {
+    pod_of(name, &uid(name), &(gib * GIB).to_string())
+}
+
+fn pod_of(name: &str, uid: &str, vram: &str) -> Value {
+    json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name, "namespace": "llm", "uid": uid(name), "resourceVersion": "80", "generation": 1,
+            "name": name, "namespace": "llm", "uid": uid, "resourceVersion": "80", "generation": 1,
             "creationTimestamp": "2026-11-21T00:47:27Z",
             "labels": {"app": "llm"}, "annotations": {"stowage.dev/model": "llama-8b"},
         },
@@ -183,13 +302,5 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
             "priority": 0, "enableServiceLinks": true, "preemptionPolicy": "PreemptLowerPriority",
         },
         "status": {"phase": "Pending", "qosClass": "Burstable"},
-    });
-    if let Some((node, gpu)) = bound {
-        pod["spec"]["nodeName"] = node.into();
-        pod["status"]["phase"] = "Running".into();
-        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-        pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{gpu}").into();
-        pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = vram.into();
-    }
-    pod
+    })
 }

@@ -18,10 +18,17 @@ impl Samples {
         Self(one.0.iter().chain(&other.0).copied().collect())
     }
 
+    /// In microseconds.
+    pub fn longest(&self) -> f64 {
+        self.0.iter().max().map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
+    }
+
     /// In microseconds; no number if nothing was measured.
     pub fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
-        sorted.get(sorted.len() * percent / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
+        sorted
+            .get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1)))
+            .map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
     }
 }

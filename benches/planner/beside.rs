@@ -88,8 +88,7 @@ fn ask(extender: &Extender, body: &[u8]) {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
     let answer = filter::filter(extender, &args, &nodes).expect("an answer");
-    let answer = serde_json::to_vec(&answer).expect("JSON");
-    requests::passed_names(&answer);
+    requests::passed_names(&answer.to_json());
 }
 
 fn uid(n: usize) -> PodUid {

@@ -54,7 +54,7 @@ pub fn beside_default(cluster: &BenchCluster) {
 fn ask(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
-    serde_json::to_vec(&filter::filter(extender, &args, &nodes).expect("an answer")).expect("JSON")
+    filter::filter(extender, &args, &nodes).expect("an answer").to_json()
 }
 
 fn labels(kind: usize) -> BTreeMap<String, String> {

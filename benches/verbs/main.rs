@@ -45,6 +45,10 @@ use stowage::service::Service;
 const ROUNDS: usize = 2000;
 /// Not counted: connections open, caches fill, the allocator settles.
 const WARM_UP: usize = 100;
+/// Beyond so many nodes a request takes tens of milliseconds, and the dump has gigabytes: fewer rounds, over loopback only.
+const LARGE: usize = 5000;
+/// Counted, and not counted.
+const ROUNDS_OF_LARGE: (usize, usize) = (300, 20);
 const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 
 fn main() -> ExitCode {
@@ -75,17 +79,21 @@ fn beside_floor() {
     let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
-        let cluster = BenchCluster::new(nodes, ROUNDS + WARM_UP);
+        let (rounds, warm_up) = if nodes > LARGE { ROUNDS_OF_LARGE } else { (ROUNDS, WARM_UP) };
+        let cluster = BenchCluster::new(nodes, rounds + warm_up);
         println!(
-            "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request",
+            "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request unless it says one",
             cluster.resident()
         );
         report::header();
-        in_process(&cluster).iter().for_each(VerbRow::print);
-        classes::beside_default(&cluster);
+        if nodes <= LARGE {
+            in_process(&cluster).iter().for_each(VerbRow::print);
+            classes::beside_default(&cluster);
+        }
         let dump = folder.path().join("cluster.json");
-        std::fs::write(&dump, cluster.dump()).expect("the dump is written");
-        over_loopback(&cluster, &dump);
+        let file = std::fs::File::create(&dump).expect("the dump is created");
+        cluster.write_dump(&mut std::io::BufWriter::new(file)).expect("the dump is written");
+        over_loopback(&cluster, &dump, (rounds, warm_up));
     }
 }
 
@@ -105,7 +113,7 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     let filter = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
         let nodes = args.asked_nodes().expect("nodes").expect("names");
-        serde_json::to_vec(&filter::filter(&extender, &args, &nodes).expect("an answer")).expect("JSON")
+        filter::filter(&extender, &args, &nodes).expect("an answer").to_json()
     };
     let prioritize = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
@@ -134,6 +142,8 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
         let body = cluster.filter_body(round);
         let answer = rows.filter.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let names = cluster::passed_names(&answer);
+        let body = cluster.one_name_body(round);
+        rows.one_name.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let body = cluster.prioritize_body(round, &names);
         let answer = rows.prioritize.pair(counts, || prioritize(&body), |size| floor_of_args(&body, size));
         let body = cluster.bind_body(round, &cluster::top_name(&answer));
@@ -146,7 +156,7 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     rows.finish()
 }
 
-fn over_loopback(cluster: &BenchCluster, dump: &Path) {
+fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize, usize)) {
     let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
@@ -161,8 +171,8 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path) {
     let mut asked = KeptConnection::to(&stowage.addresses[0]);
     let mut floor = KeptConnection::to(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
-    for round in 0..ROUNDS + WARM_UP {
-        let counts = round >= WARM_UP;
+    for round in 0..rounds + warm_up {
+        let counts = round >= warm_up;
         let mut both = |row: &mut VerbRow, verb: &str, body: &[u8]| {
             let path = format!("/scheduler/{verb}");
             let (asked, floor) = (&mut asked, &mut floor);
@@ -170,6 +180,7 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path) {
         };
         let answer = both(&mut rows.filter, "filter", &cluster.filter_body(round));
         let names = cluster::passed_names(&answer);
+        both(&mut rows.one_name, "filter", &cluster.one_name_body(round));
         let answer = both(&mut rows.prioritize, "prioritize", &cluster.prioritize_body(round, &names));
         let answer = both(&mut rows.bind, "bind", &cluster.bind_body(round, &cluster::top_name(&answer)));
         cluster::assert_bound(&answer);
@@ -186,6 +197,7 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path) {
 /// One row per verb.
 struct Rows {
     filter: VerbRow,
+    one_name: VerbRow,
     prioritize: VerbRow,
     bind: VerbRow,
     refused: VerbRow,
@@ -196,6 +208,7 @@ impl Rows {
         let row = |verb| VerbRow { way, verb, stowage: Samples::default(), floor: Samples::default() };
         Self {
             filter: row("filter"),
+            one_name: row("filter, one name"),
             prioritize: row("prioritize"),
             bind: row("bind"),
             refused: row("filter, all refused"),
@@ -203,7 +216,7 @@ impl Rows {
     }
 
     fn finish(self) -> Vec<VerbRow> {
-        vec![self.filter, self.prioritize, self.bind, self.refused]
+        vec![self.filter, self.one_name, self.prioritize, self.bind, self.refused]
     }
 }
 

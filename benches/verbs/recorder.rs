@@ -12,6 +12,7 @@ use stowage::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 use stowage::scheduling::policy::Policy;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
+const CHECKPOINTS: usize = 20;
 /// More than a run writes.
 const LIMITS: RingLimits = RingLimits { bytes: 4 << 30, age: Duration::from_secs(3600) };
 
@@ -66,8 +67,31 @@ fn compare(cluster: &BenchCluster) {
         cluster::assert_all_refused(&answer, cluster.nodes());
     }
     assert!(is_recording(), "the recorder kept up");
+    let checkpoints = checkpoints(&both[1]);
     recorder.stop();
     print(cluster, &samples);
+    println!(
+        "a checkpoint holds the lock for {:.0} µs, {:.0} µs at most of {CHECKPOINTS}",
+        checkpoints.percentile(50),
+        checkpoints.percentile(100)
+    );
+}
+
+/// Each when the one before is written: until then changes are made beside what it shares.
+fn checkpoints(extender: &Extender) -> Samples {
+    let service = &extender.service;
+    let written = || service.metrics.recording.bytes.get();
+    let mut samples = Samples::default();
+    for _ in 0..CHECKPOINTS {
+        let before = written();
+        let started = Instant::now();
+        service.record_checkpoint();
+        samples.add(started.elapsed());
+        while written() == before {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    samples
 }
 
 fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
@@ -90,7 +114,7 @@ fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
 fn ask_filter(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
-    serde_json::to_vec(&filter::filter(extender, &args, &nodes).expect("an answer")).expect("JSON")
+    filter::filter(extender, &args, &nodes).expect("an answer").to_json()
 }
 
 fn ask_prioritize(extender: &Extender, body: &[u8]) -> Vec<u8> {

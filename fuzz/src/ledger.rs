@@ -17,7 +17,7 @@ use stowage::kubernetes::objects;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::audit::ledger::{Violation, audit};
 use stowage::scheduling::evicting::{BudgetRules, cheapest_victims};
-use stowage::scheduling::ledger::{Classifications, ObservedWaiting};
+use stowage::scheduling::ledger::ObservedWaiting;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::Cluster;
 use stowage::scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
@@ -338,10 +338,7 @@ impl LedgerRace {
     fn reload(&mut self, policy: usize) {
         self.policy = policy % POLICIES.len();
         for replica in &mut self.replicas {
-            replica.ledger.apply(PolicySet {
-                policy: POLICIES[self.policy].clone(),
-                classified: Classifications::default(),
-            });
+            replica.ledger.apply(PolicySet { policy: POLICIES[self.policy].clone(), prepared: None });
         }
     }
 

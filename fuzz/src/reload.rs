@@ -5,7 +5,6 @@ use std::sync::Arc;
 use stowage::extender::reports::validate;
 use stowage::policy_file::{SourceText, load};
 use stowage::report::NodeReport;
-use stowage::scheduling::ledger::Classifications;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use stowage::scheduling::verbs::tick::PolicySet;
@@ -15,7 +14,7 @@ pub fn reload(data: &[u8]) {
     let Ok(loaded) = load(&[SourceText::new("policy.yaml", data)]) else { return };
     let mut cluster = small_cluster::cluster();
     for policy in [loaded.policy, Policy::default()] {
-        cluster.apply(PolicySet { policy, classified: Classifications::default() });
+        cluster.apply(PolicySet { policy, prepared: None });
         small_cluster::check(&mut cluster, true);
     }
 }

@@ -1,8 +1,11 @@
-//! `stowage bundle`: fetches what a running service has recorded of the last minutes, into a file for `stowage replay`.
+//! `stowage bundle`: fetches what a running service has recorded of the last minutes, into a file for `stowage replay`; or makes such
+//! a file of a recording that is here.
 
 use super::access::AccessArgs;
 use super::operators_client;
+use crate::flight_recorder::write_bundle_of;
 use crate::policy_file::format;
+use crate::service::BundleNames;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs::File;
@@ -24,41 +27,63 @@ pub struct BundleArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
     server: String,
 
+    /// Not from a running service, but all of a recording that is here: a directory that `serve --record` writes, or a file
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "server"])]
+    from: Option<PathBuf>,
+
+    /// Put pseudonyms in place of the names of pods, namespaces, nodes, GPUs, models and images, of labels' values, and of what a
+    /// policy calls its classes and tenants. The bundle replays as it would with them
+    #[arg(long)]
+    redact: bool,
+
     #[command(flatten)]
     access: AccessArgs,
 }
 
 impl BundleArgs {
     pub async fn run(self) -> Result<ExitCode> {
-        let access = self.access.read(&self.server).await?;
-        let page = format!("/v1/bundle?minutes={}", self.last);
         if self.file == Path::new("-") {
-            operators_client::download(&self.server, &access, &page, &mut std::io::stdout().lock()).await?;
+            self.write_to(&mut std::io::stdout()).await?;
             return Ok(ExitCode::SUCCESS);
         }
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
         // It comes under its name when it is whole.
         let part = self.file.with_extension("part");
         let mut out = BufWriter::new(File::create(&part).with_context(unwritten)?);
-        let fetched = operators_client::download(&self.server, &access, &page, &mut out).await;
-        let bytes = match fetched.map_err(anyhow::Error::from).and_then(|bytes| {
+        let written = self.write_to(&mut out).await.and_then(|()| {
             out.flush().with_context(unwritten)?;
-            Ok(bytes)
-        }) {
-            Ok(0) => {
+            Ok(out.get_ref().metadata().with_context(unwritten)?.len())
+        });
+        let bytes = match written {
+            Ok(bytes) if bytes > 0 => bytes,
+            not_written => {
                 let _ = std::fs::remove_file(&part);
-                bail!("nothing was recorded in the last {} min: ask for more with --last", self.last);
-            }
-            Ok(bytes) => bytes,
-            Err(error) => {
-                let _ = std::fs::remove_file(&part);
-                return Err(error);
+                not_written?;
+                match &self.from {
+                    Some(from) => bail!("{} has no recording", from.display()),
+                    None => {
+                        bail!("nothing was recorded in the last {} min: ask for more with --last", self.last)
+                    }
+                }
             }
         };
         std::fs::rename(&part, &self.file).with_context(unwritten)?;
         let file = self.file.display();
         writeln!(std::io::stdout(), "{file}: {bytes} bytes. Decide it again with `stowage replay {file}`")?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    async fn write_to(&self, out: &mut (dyn Write + Send)) -> Result<()> {
+        if let Some(from) = &self.from {
+            let names = if self.redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
+            let unread = || format!("no bundle of {}", from.display());
+            return write_bundle_of(from, names, out).with_context(unread);
+        }
+        let access = self.access.read(&self.server).await?;
+        let redact = if self.redact { "&redact=true" } else { "" };
+        let page = format!("/v1/bundle?minutes={}{redact}", self.last);
+        operators_client::download(&self.server, &access, &page, out).await?;
+        Ok(())
     }
 }
 

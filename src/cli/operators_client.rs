@@ -41,6 +41,8 @@ pub enum NoAnswer {
 const LARGEST_ANSWER: usize = 256 << 20;
 /// A page of 5,000 nodes takes a fraction of a second; a port-forward some more.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two pieces of a large file: a redacted bundle is read to its end before its first byte comes.
+const PATIENCE_WITH_FILES: Duration = Duration::from_secs(300);
 
 /// The page at this path and query, as `what` it is called.
 pub async fn get<T: DeserializeOwned>(
@@ -67,29 +69,28 @@ pub async fn get<T: DeserializeOwned>(
     }
 }
 
-/// Writes the page at this path as it comes, however long it is. Answers how many bytes it has.
+/// Writes the page at this path as it comes, however long it is.
 pub async fn download(
     server: &str,
     access: &Access,
     path: &str,
     out: &mut dyn Write,
-) -> Result<u64, NoAnswer> {
-    let too_slow = |_| NoAnswer::TooSlow { server: server.into(), after: PATIENCE };
+) -> Result<(), NoAnswer> {
+    let too_slow = |_| NoAnswer::TooSlow { server: server.into(), after: PATIENCE_WITH_FILES };
     let asked = fetch(server, access, uri(server, path, access)?);
-    let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(too_slow)??;
+    let answer = tokio::time::timeout(PATIENCE_WITH_FILES, asked).await.map_err(too_slow)??;
     if answer.status() != StatusCode::OK {
         let status = answer.status();
         return Err(refusal(server, status, &whole(server, answer).await?));
     }
-    let (mut body, mut bytes) = (answer.into_body(), 0);
-    while let Some(frame) = tokio::time::timeout(PATIENCE, body.frame()).await.map_err(too_slow)? {
+    let mut body = answer.into_body();
+    while let Some(frame) = tokio::time::timeout(PATIENCE_WITH_FILES, body.frame()).await.map_err(too_slow)? {
         let frame = frame.map_err(|error| unreachable(server, deepest(&error)))?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data).map_err(NoAnswer::Unwritten)?;
-            bytes += data.len() as u64;
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {

@@ -76,7 +76,7 @@ pub fn evaluate(extender: &Extender) {
     if !gate.is_synced() || service.contact.lost_for(now).is_some() {
         return;
     }
-    let ledger = service.cluster().clone();
+    let ledger = service.cluster().to_read();
     let engines = extender.board.engine_samples(now, ledger.policy().telemetry.stale);
     let found = loads(&ledger, &engines);
     let autoscaling = &extender.autoscaling;

@@ -130,10 +130,11 @@ impl BindTask {
             step.set("stowage.policy.digest", decision.policy.to_string());
         }
         drop(step);
-        let BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun, unplaced } =
-            decision;
+        let BindDecision {
+            placement, demand, shows_reservation, policy, is_new, wakes, begun, unplaced, ..
+        } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
-        let order = BindOrder { key, uid, demand, placement, held: is_reserved, policy };
+        let order = BindOrder { key, uid, demand, placement, shows_reservation, policy };
         let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
         task.carry_out(order, BindingStep::Write { begun }, BindingStage::Request { is_new }).await?;
         if wakes && is_new {
@@ -224,7 +225,7 @@ impl BindTask {
         self.note_placement(order);
         let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
         info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
-        if order.held {
+        if order.shows_reservation {
             let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
             // Clears the reservation's condition. If this fails, the reservation expires before any reader relies on it.
             writes.spawn(async move {

@@ -4,12 +4,14 @@ use super::Extender;
 use super::operators::{Asker, streamed};
 use super::server::PeerAddress;
 use crate::kubernetes::port::OperatorPage;
+use crate::service::BundleNames;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use std::time::Duration;
+use tracing::warn;
 
 pub const PATH: &str = "/v1/bundle";
 /// Of a segment that is longer all is given: replay begins at its checkpoint.
@@ -20,12 +22,15 @@ const MINUTES: u32 = 15;
 pub struct BundleQuery {
     /// How many of the last minutes.
     minutes: Option<u32>,
+    /// Whether names are replaced by pseudonyms.
+    #[serde(default)]
+    redact: bool,
 }
 
 /// Why there is no bundle. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum BundleError {
-    #[error("{0}; write {PATH}?minutes=15")]
+    #[error("{0}; write {PATH}?minutes=15, and &redact=true for pseudonyms in place of names")]
     Query(String),
     #[error("this Stowage records nothing: start it with `stowage serve --record DIR`")]
     NotRecording,
@@ -52,11 +57,14 @@ pub async fn answer(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let minutes = match asked {
-        Ok(Query(BundleQuery { minutes })) => minutes.unwrap_or(MINUTES),
+    let BundleQuery { minutes, redact } = match asked {
+        Ok(Query(asked)) => asked,
         Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
     };
     let Some(bundles) = extender.bundles else { return BundleError::NotRecording.into_response() };
-    let last = Duration::from_secs(60 * u64::from(minutes));
-    streamed(turn, "application/octet-stream", move |out| bundles.write_bundle(last, out))
+    let last = Duration::from_secs(60 * u64::from(minutes.unwrap_or(MINUTES)));
+    let names = if redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
+    streamed(turn, "application/octet-stream", move |out| {
+        bundles.write_bundle(last, names, out).inspect_err(|error| warn!(%error, "a bundle ends early"))
+    })
 }

@@ -7,7 +7,7 @@ use super::Extender;
 use super::operators::{Asker, held};
 use super::request::json;
 use super::server::PeerAddress;
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{NodeName, PodKey};
 use crate::kubernetes::port::OperatorPage;
 use crate::scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
 use crate::scheduling::explaining::remedy::RemedyChange;
@@ -112,9 +112,11 @@ async fn explained(
     if let Some(reason) = service.gate.reason_not_leading().filter(|_| !service.gate.is_synced()) {
         return Err(ExplainError::NotSynced(reason));
     }
-    let uid: Option<PodUid> = service.cluster().uid_of(&key);
-    let uid = uid.ok_or_else(|| ExplainError::UnknownPod(key.clone()))?;
+    let named = key.clone();
     let explaining = tokio::task::spawn_blocking(move || {
+        // A statement of its own, so that the lock is released with it: all pods are gone through.
+        let books = service.cluster().scratch();
+        let uid = books.uid_of(&named)?;
         let explanation = explain(&mut Locked(&service), &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
         let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();

@@ -7,8 +7,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::kubernetes::objects;
 use crate::kubernetes::port::{PodEvent, PodEventReason};
 use crate::recording::answer::{Asked, Decision};
-use crate::scheduling::placing::fit::Misfit;
-use crate::scheduling::placing::rank::Shortlist;
+use crate::scheduling::placing::rank::{RefusedNodes, Shortlist};
 use crate::scheduling::policy::Mode;
 use crate::scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
 use crate::scheduling::verbs::request::{DecisionView, VerbRequest};
@@ -16,7 +15,6 @@ use crate::scheduling::vocabulary::demand::RequestError;
 use crate::telemetry::NO_CODE;
 use crate::units::plural;
 use k8s_openapi::api::core::v1::Pod;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
@@ -83,7 +81,7 @@ pub fn filter<'a>(
     }
     drop(step);
     let answer = match view.policy.mode {
-        Mode::Enforce => enforce(extender, nodes, &view, &list),
+        Mode::Enforce => enforce(extender, nodes, view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
     };
     extender.service.record_answer(asked, || Decision::Filter(list));
@@ -105,15 +103,19 @@ fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked
 fn enforce<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
-    view: &DecisionView,
+    view: DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
     count_refusals(extender, list);
-    if let Some(decided) = decided(view, nodes.names(), list) {
+    let decided = decided(&view, list);
+    let DecisionView { request, snapshot, .. } = view;
+    // Before the ledger changes: it copies a snapshot that is still in use.
+    drop(snapshot);
+    if let Some(decided) = decided {
         extender.service.cluster().apply(decided);
     }
     if list.best.is_empty() {
-        tell_refusal(extender, view, nodes, list);
+        tell_refusal(extender, &request, nodes, list);
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
         return answer(nodes, std::iter::empty(), phrases);
     }
@@ -138,7 +140,8 @@ pub fn answer<'a>(
     places: impl Iterator<Item = usize>,
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
-    let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
+    let failed_and_unresolvable_nodes =
+        refused.map(|(place, phrase)| (nodes.wire_name(place), phrase)).collect();
     match nodes {
         AskedNodes::Names(_) => FilterResult {
             node_names: Some(places.map(|place| nodes.name(place)).collect()),
@@ -153,23 +156,19 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, view: &DecisionView, nodes: &AskedNodes<'_>, list: &Shortlist) {
+fn tell_refusal(extender: &Extender, request: &VerbRequest, nodes: &AskedNodes<'_>, list: &Shortlist) {
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
-    let (key, uid) = (view.request.key.clone(), view.request.uid.clone());
+    let (key, uid) = (request.key.clone(), request.uid.clone());
     let text = refusal_text(nodes, list);
     extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
 }
 
 /// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
 fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
-    let mut reasons: BTreeMap<&str, (u32, usize, Misfit)> = BTreeMap::new();
-    for (place, misfit) in &list.refused {
-        reasons.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
-    }
     let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
-    for (count, place, misfit) in reasons.values() {
-        let example = nodes.name(*place);
+    for RefusedNodes { count, first, misfit, .. } in list.refused_by_code() {
+        let example = nodes.name(first);
         write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())
             .expect("a String takes any text");
     }
@@ -181,11 +180,7 @@ fn count_answer(extender: &Extender, outcome: &str, code: &str) {
 }
 
 fn count_refusals(extender: &Extender, list: &Shortlist) {
-    let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-    for (_, misfit) in &list.refused {
-        *counts.entry(misfit.code()).or_default() += 1;
-    }
-    for (code, count) in counts {
-        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count);
+    for RefusedNodes { code, count, .. } in list.refused_by_code() {
+        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count.into());
     }
 }

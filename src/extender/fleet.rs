@@ -22,7 +22,7 @@ const MOST_PENDING: usize = 500;
 /// The cluster at this moment. The ledger is locked for a copy only.
 pub(super) fn at_present(service: &Service) -> Fleet {
     // A statement of its own, so that the lock is released with it.
-    let books = service.cluster().clone();
+    let books = service.cluster().to_read();
     Fleet::of(&books, MOST_PENDING)
 }
 

@@ -80,7 +80,7 @@ pub async fn answer(
         return ModelsError::NotSynced(reason).into_response();
     }
     let made = tokio::task::spawn_blocking(move || {
-        let books = extender.service.cluster().clone();
+        let books = extender.service.cluster().to_read();
         page_of(&books, &asked)
     });
     made.await.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))

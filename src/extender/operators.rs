@@ -245,7 +245,7 @@ async fn snapshot(
     let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
-            let books = extender.service.cluster().clone();
+            let books = extender.service.cluster().to_read();
             streamed(turn, JSON, move |out| Ok(pages::snapshot(books, out)?))
         }
         Err(refused) => refused.into_response(),

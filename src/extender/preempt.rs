@@ -142,7 +142,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             let ended =
                 extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
             if let Err(error) = ended {
-                warn!(pod = %key, %error, "could not clear the condition of a reservation; it may stay until its deadline");
+                warn!(pod = %key, %error, "could not clear the condition of a reservation; the planner does, as long as the pod shows it");
             }
             return false;
         }

@@ -39,7 +39,10 @@ pub fn prioritize<'a>(
         return Ok(zeros(nodes));
     }
     if let Some(first) = list.best.first() {
-        extender.service.cluster().apply(offered(&view, first));
+        let offered = offered(&view, first);
+        // Before the ledger changes: it copies a snapshot that is still in use.
+        drop(view);
+        extender.service.cluster().apply(offered);
     }
     answers.with_label_values(&["prioritize", "ranked", NO_CODE]).inc();
     let hosts = ranked(nodes, &list);

@@ -159,7 +159,11 @@ pub fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Err
 
 /// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.
 pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
-    let body = serde_json::to_vec(answer).expect("answers are plain data");
+    json_text(status, serde_json::to_vec(answer).expect("answers are plain data"))
+}
+
+/// The same of JSON that is written already.
+pub fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 

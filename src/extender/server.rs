@@ -12,7 +12,7 @@ mod background_thread;
 pub mod limits;
 mod peer;
 
-use super::request::{BadRequest, RequestLimits, announces_no_more, json, parse, read_body};
+use super::request::{BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body};
 use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
@@ -173,7 +173,7 @@ async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body:
         let call = traced(&extender, "filter", arrived, &args.pod);
         let _within = call.enter();
         call.set("stowage.nodes.asked", nodes.len() as i64);
-        Ok(json(StatusCode::OK, &filter::filter(&extender, &args, &nodes)?))
+        Ok(json_text(StatusCode::OK, filter::filter(&extender, &args, &nodes)?.to_json()))
     })
     .await
 }

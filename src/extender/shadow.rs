@@ -87,7 +87,7 @@ pub fn filter<'a>(
     view: &DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
-    extender.service.cluster().apply(decided(view, nodes.names(), list));
+    extender.service.cluster().apply(decided(view, list));
     let subject = of(&view.request, "filter", view.policy.digest);
     let (outcome, would) = (ShadowOutcome::of_filter(view, list), placed(&view.snapshot, list));
     if outcome == ShadowOutcome::Refused {

@@ -31,6 +31,20 @@ pub struct NodeList<'a> {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct WireName<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
+impl WireName<'_> {
+    /// Writes it as JSON. What needed no escapes when it came needs none when it goes back.
+    fn write(&self, out: &mut Vec<u8>) {
+        match &self.0 {
+            Cow::Borrowed(name) => {
+                out.push(b'"');
+                out.extend_from_slice(name.as_bytes());
+                out.push(b'"');
+            }
+            Cow::Owned(name) => write_json(out, name),
+        }
+    }
+}
+
 /// The nodes of a request, in either form.
 pub enum AskedNodes<'a> {
     Names(&'a [WireName<'a>]),
@@ -61,9 +75,13 @@ impl AskedNodes<'_> {
     }
 
     pub fn name(&self, place: usize) -> &str {
+        &self.wire_name(place).0
+    }
+
+    pub fn wire_name(&self, place: usize) -> &WireName<'_> {
         match self {
-            Self::Names(names) => &names[place].0,
-            Self::Whole(nodes) => &nodes[place].0.0,
+            Self::Names(names) => &names[place],
+            Self::Whole(nodes) => &nodes[place].0,
         }
     }
 
@@ -89,18 +107,54 @@ fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::
 
 /// `filter`'s answer. Nodes that are neither passed nor rejected are dropped without a reason, which kube-scheduler accepts as
 /// long as any node passes.
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "PascalCase")]
+#[derive(Debug, Default)]
 pub struct FilterResult<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<RawNodeList<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub node_names: Option<Vec<&'a str>>,
     /// Never `FailedNodes`: from there kube-scheduler's dry run would re-admit every victim, fail, and come back at once.
-    #[serde(serialize_with = "as_map")]
-    pub failed_and_unresolvable_nodes: Vec<(&'a str, &'static str)>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub error: &'a str,
+    pub failed_and_unresolvable_nodes: Vec<(&'a WireName<'a>, &'static str)>,
+}
+
+impl FilterResult<'_> {
+    /// The answer's JSON. Tens of thousands of nodes may be refused, nearly all for the same reason.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + self.failed_and_unresolvable_nodes.len() * TYPICAL_REFUSAL);
+        out.push(b'{');
+        if let Some(nodes) = &self.nodes {
+            out.extend_from_slice(b"\"Nodes\":");
+            write_json(&mut out, nodes);
+            out.push(b',');
+        }
+        if let Some(names) = &self.node_names {
+            out.extend_from_slice(b"\"NodeNames\":");
+            write_json(&mut out, names);
+            out.push(b',');
+        }
+        out.extend_from_slice(b"\"FailedAndUnresolvableNodes\":{");
+        let (mut latest, mut as_json) = ("", Vec::new());
+        for (place, (name, phrase)) in self.failed_and_unresolvable_nodes.iter().enumerate() {
+            if place == 0 || !std::ptr::eq(latest, *phrase) {
+                as_json.clear();
+                write_json(&mut as_json, phrase);
+                latest = phrase;
+            }
+            if place > 0 {
+                out.push(b',');
+            }
+            name.write(&mut out);
+            out.push(b':');
+            out.extend_from_slice(&as_json);
+        }
+        out.extend_from_slice(b"}}");
+        out
+    }
+}
+
+/// Bytes of a name and a phrase.
+const TYPICAL_REFUSAL: usize = 64;
+
+fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(out, value).expect("answers are plain data");
 }
 
 #[derive(Debug, Serialize)]
@@ -233,6 +287,46 @@ pub struct BindingResult {
     pub error: &'static str,
 }
 
-fn as_map<S: serde::Serializer>(pairs: &[(&str, &'static str)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(pairs.iter().copied())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn answer(names: &[String], phrases: &[&'static str]) -> Value {
+        let body = json!(names).to_string();
+        let names: Vec<WireName<'_>> = serde_json::from_str(&body).unwrap();
+        let refused = names.iter().zip(phrases.iter().copied()).collect();
+        let answer = FilterResult {
+            node_names: Some(names.iter().skip(phrases.len()).map(|name| &*name.0).collect()),
+            failed_and_unresolvable_nodes: refused,
+            ..FilterResult::default()
+        };
+        serde_json::from_slice(&answer.to_json()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_names_come_the_answer_names_them(
+            names in prop::collection::btree_set(any::<String>(), 0..9),
+            phrases in prop::collection::vec(prop::sample::select(vec!["a", "b \"c\""]), 0..9),
+        ) {
+            let names: Vec<String> = names.into_iter().collect();
+            let phrases = &phrases[..phrases.len().min(names.len())];
+            let refused: BTreeMap<&String, &&str> = names.iter().zip(phrases).collect();
+            let expected = json!({"NodeNames": names[phrases.len()..], "FailedAndUnresolvableNodes": refused});
+            prop_assert_eq!(answer(&names, phrases), expected);
+        }
+    }
+
+    #[test]
+    fn an_answer_with_whole_nodes_has_them_as_they_came() {
+        let raw: &RawValue = serde_json::from_str(r#"{"metadata":  {"name": "a"}}"#).unwrap();
+        let nodes = Some(RawNodeList { api_version: "v1", kind: "NodeList", items: vec![raw] });
+        let text = String::from_utf8(FilterResult { nodes, ..FilterResult::default() }.to_json()).unwrap();
+        assert_eq!(
+            text,
+            r#"{"Nodes":{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":  {"name": "a"}}]},"FailedAndUnresolvableNodes":{}}"#
+        );
+    }
 }

@@ -1,11 +1,12 @@
-//! A bundle: the ring's segments of the last minutes, one behind the other.
+//! A bundle: the ring's segments of the last minutes, one behind the other, with their names or without.
 
 use super::ring::Ring;
+use crate::recording::redaction::{NamesSeen, RedactionError};
 use crate::recording::whole_entries::copy_whole_entries;
-use crate::service::BundleSource;
+use crate::service::{BundleNames, BundleSource};
 use std::fs::File;
-use std::io::{self, BufReader, Write};
-use std::path::PathBuf;
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// The recordings of a directory.
@@ -14,20 +15,64 @@ pub struct Recordings {
     pub directory: PathBuf,
 }
 
+/// A file of a recording, as long as it was when it was found: it may grow meanwhile.
+struct RecordedFile {
+    path: PathBuf,
+    bytes: u64,
+}
+
 impl BundleSource for Recordings {
-    fn write_bundle(&self, last: Duration, out: &mut dyn Write) -> io::Result<()> {
+    fn write_bundle(&self, last: Duration, names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
         let since = SystemTime::now().checked_sub(last).unwrap_or(SystemTime::UNIX_EPOCH);
-        for segment in Ring::segments(&self.directory)? {
-            if segment.written < since {
-                continue;
-            }
-            match File::open(&segment.path) {
-                Ok(file) => drop(copy_whole_entries(&mut BufReader::with_capacity(1 << 18, file), out)?),
-                // The ring went on meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        let segments = Ring::segments(&self.directory)?.into_iter();
+        let files = segments.filter(|segment| segment.written >= since);
+        let files = files.map(|segment| RecordedFile { path: segment.path, bytes: segment.bytes });
+        write(&files.collect::<Vec<_>>(), names, out)
     }
+}
+
+/// Writes a bundle of a whole recording: a directory of segments, or one file.
+pub fn write_bundle_of(recording: &Path, names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
+    let about = std::fs::metadata(recording)?;
+    let files = match about.is_dir() {
+        true => {
+            let segments = Ring::segments(recording)?.into_iter();
+            segments.map(|segment| RecordedFile { path: segment.path, bytes: segment.bytes }).collect()
+        }
+        false => vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }],
+    };
+    write(&files, names, out)
+}
+
+fn write(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
+    match names {
+        BundleNames::AsRecorded => each(files, |mut file| {
+            copy_whole_entries(&mut file, out).map(drop).map_err(RedactionError::Write)
+        }),
+        BundleNames::Pseudonyms => {
+            let mut seen = NamesSeen::default();
+            each(files, |file| seen.read(file))?;
+            let pseudonyms = seen.pseudonyms();
+            each(files, |file| pseudonyms.write(file, &mut *out))
+        }
+    }
+}
+
+fn each(
+    files: &[RecordedFile],
+    mut take: impl FnMut(BufReader<io::Take<File>>) -> Result<(), RedactionError>,
+) -> io::Result<()> {
+    for RecordedFile { path, bytes } in files {
+        let taken = match File::open(path) {
+            Ok(file) => take(BufReader::with_capacity(1 << 18, file.take(*bytes))),
+            // The ring went on meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        taken.map_err(|error| match error {
+            RedactionError::Write(error) => error,
+            error => io::Error::other(format!("{}: {error}", path.display())),
+        })?;
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::objects::VRAM;
 use super::port::WriteTimes;
 use crate::ids::NodeName;
+use crate::scheduling::ledger::{Ledger, NodesAtOneTime};
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Bytes, Millis, Moment};
@@ -43,7 +44,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if service.gate.is_open() {
-            let due = capacity.look(&service, &index.lock(), service.now());
+            let due = capacity.look(&service, &mut index.lock(), service.now());
             capacity.write(&service, &nodes, due, times.client).await;
         } else {
             capacity = CapacityWriter::default();
@@ -94,6 +95,8 @@ struct CapacityWriter {
     pending: BTreeMap<NodeName, PendingPatch>,
     /// Nodes whose GPUs something else allocates, reported already.
     reported: BTreeSet<NodeName>,
+    /// The nodes at the last look: only those that have changed since are looked at again.
+    looked_at: Option<NodesAtOneTime>,
 }
 
 /// A difference, and when to write it.
@@ -106,16 +109,27 @@ struct PendingPatch {
 
 impl CapacityWriter {
     /// The figures to write now.
-    fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
-        if service.cluster().policy().mode == Mode::Shadow {
+    fn look(&mut self, service: &Service, index: &mut ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
+        // A statement of its own, so that the lock is released with it.
+        let books = service.cluster().scratch();
+        if books.policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
         }
         self.pending.retain(|name, _| index.nodes().contains_key(name));
         self.reported.retain(|name| index.nodes().contains_key(name));
+        let mut names = index.take_changed_nodes();
+        match &self.looked_at {
+            Some(earlier) => {
+                names.extend(books.nodes_changed_since(earlier).cloned());
+                names.extend(self.pending.keys().cloned());
+            }
+            None => names.extend(index.nodes().keys().cloned()),
+        }
         let mut due = Vec::new();
-        for (name, record) in index.nodes() {
-            let standing = standing(service, name, *record);
+        for name in &names {
+            let Some(record) = index.nodes().get(name) else { continue };
+            let standing = standing(&books, name, *record);
             match verdict(&standing) {
                 CapacityAction::Right => drop(self.pending.remove(name)),
                 CapacityAction::ByAnother => self.report(name, standing.kind),
@@ -128,6 +142,7 @@ impl CapacityWriter {
                 }
             }
         }
+        self.looked_at = Some(books.nodes_now());
         due
     }
 
@@ -187,8 +202,7 @@ impl CapacityWriter {
     }
 }
 
-fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let ledger = service.cluster();
+fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
@@ -319,7 +333,7 @@ mod tests {
             let service = Service::new(policy);
             let mut index = ClusterIndex::default();
             index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
-            let due = CapacityWriter::default().look(&service, &index, service.now());
+            let due = CapacityWriter::default().look(&service, &mut index, service.now());
             due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");

@@ -231,7 +231,7 @@ impl LeftOutPod {
             return None;
         }
         let why = match objects::identity(pod) {
-            Ok((_, key)) if service.cluster().uid_of(&key).is_some() => return None,
+            Ok((uid, _)) if service.cluster().pod_state(&uid).is_some() => return None,
             Ok(_) => objects::demand(pod, service.cluster().policy()).err()?.to_string(),
             Err(error) => error.to_string(),
         };

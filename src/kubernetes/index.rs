@@ -44,8 +44,10 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct ClusterIndex {
     /// The pod that a name stands for now; only pods that request a GPU and have not ended.
-    pods: FxHashMap<PodKey, PodUid>,
+    pods: FxHashMap<PodKey, IndexedPod>,
     nodes: BTreeMap<NodeName, NodeOnRecord>,
+    /// Nodes whose record has changed since these were last handed out.
+    changed_nodes: BTreeSet<NodeName>,
     /// Pods with a current warning.
     warnings: BTreeMap<PodUid, PodWarning>,
     /// Pods behind the planner's gate that the planner will not place.
@@ -60,6 +62,10 @@ pub struct ClusterIndex {
     pods_list: ListProgress,
     /// What is applied comes from a list, not from a change that was just made.
     is_listing_pods: bool,
+    /// The policy's version when the list under way began, and when the last complete one did: pods that were read under another
+    /// policy are read again.
+    listing_under: u64,
+    listed_under: Option<u64>,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     /// Listed only while a policy asks for their labels.
@@ -69,6 +75,14 @@ pub struct ClusterIndex {
     slices_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
     foreign_pods: BTreeSet<PodUid>,
+}
+
+/// The pod that a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct IndexedPod {
+    uid: PodUid,
+    /// The resourceVersion in which it was last applied.
+    version: Option<u64>,
 }
 
 /// Progress of the latest list of one kind of object.
@@ -103,6 +117,9 @@ impl ClusterIndex {
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
+        if self.is_listed_unchanged(service, &uid, &key, pod) {
+            return None;
+        }
         let for_filters = kube_filters::read(service, &uid, pod);
         if !objects::asks_for_gpu(pod) {
             service.cluster().apply(for_filters);
@@ -115,6 +132,7 @@ impl ClusterIndex {
             return None;
         }
         self.release_predecessor(service, &uid, &key);
+        self.pods.insert(key.clone(), IndexedPod { uid: uid.clone(), version: version(pod) });
         conflicts::see(service, &uid, &key, pod);
         let progress = self.start_progress(pod);
         let PodSeen { warning, is_known, event, start } = see(service, pod, &uid, for_filters, progress);
@@ -138,8 +156,14 @@ impl ClusterIndex {
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
         self.is_listing_pods = true;
-        self.unlisted_pods = service.cluster().pod_states().into_keys().cloned().collect();
-        self.unlisted_pods.extend(service.cluster().kube_filters().pods().cloned());
+        self.listing_under = service.policy().version;
+        // Copies, so that the lock is released before all of them are gone through.
+        let (books, filters) = {
+            let cluster = service.cluster();
+            (cluster.scratch(), cluster.kube_filters().snapshot())
+        };
+        self.unlisted_pods = books.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
+        self.unlisted_pods.extend(filters.pods_in_no_order().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
     }
@@ -154,8 +178,9 @@ impl ClusterIndex {
             self.unplannable_pods.remove(uid);
         }
         service.conflicts().end_list();
-        self.pods.retain(|_, uid| !gone.contains(uid));
+        self.pods.retain(|_, pod| !gone.contains(&pod.uid));
         self.pods_list.is_complete = true;
+        self.listed_under = Some(self.listing_under);
         self.is_listing_pods = false;
     }
 
@@ -171,7 +196,9 @@ impl ClusterIndex {
     /// it, or after it was deleted; the latter would stay for ever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
-        let foreign_pods = self.foreign_pods_in(&service.cluster());
+        // A statement of its own, so that the lock is released with it.
+        let books = service.cluster().scratch();
+        let foreign_pods = self.foreign_pods_in(&books);
         for uid in foreign_pods.intersection(&self.foreign_pods) {
             service.cluster().apply(PodReleased(uid.clone()));
         }
@@ -180,7 +207,7 @@ impl ClusterIndex {
 
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
-        let ledger = service.cluster();
+        let ledger = service.cluster().scratch();
         let warnings = self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning));
         warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
     }
@@ -205,7 +232,9 @@ impl ClusterIndex {
         });
         let images = objects::node_images(node);
         service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
-        self.nodes.insert(name, record);
+        if self.nodes.insert(name.clone(), record) != Some(record) {
+            self.changed_nodes.insert(name);
+        }
     }
 
     pub fn delete_node(&mut self, service: &Service, node: &Node) {
@@ -235,6 +264,11 @@ impl ClusterIndex {
         self.begin_nodes();
         nodes.iter().for_each(|node| self.apply_node(service, node));
         self.end_nodes(service);
+    }
+
+    /// Hands out the nodes that show another kind or capacity than at the last call.
+    pub fn take_changed_nodes(&mut self) -> BTreeSet<NodeName> {
+        std::mem::take(&mut self.changed_nodes)
     }
 
     /// In order of name.
@@ -270,19 +304,30 @@ impl ClusterIndex {
         service.conflicts().forget(uid);
         self.warnings.remove(uid);
         self.unplannable_pods.remove(uid);
-        if self.pods.get(key) == Some(uid) {
+        if self.pods.get(key).is_some_and(|known| known.uid == *uid) {
             self.pods.remove(key);
         }
     }
 
     /// A name stands for one pod at a time: a new UID means that the old pod is gone.
     fn release_predecessor(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
-        match self.pods.get(key).cloned() {
-            Some(known) if known == *uid => return,
-            Some(predecessor) => self.release(service, &predecessor, key),
-            None => {}
+        let known = self.pods.get(key).map(|known| known.uid.clone());
+        if let Some(predecessor) = known.filter(|known| known != uid) {
+            self.release(service, &predecessor, key);
         }
-        self.pods.insert(key.clone(), uid.clone());
+    }
+
+    /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
+    fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
+        let is_as_applied = || {
+            let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());
+            known.is_some_and(|known| known.version == version(pod)) && !self.warnings.contains_key(uid)
+        };
+        self.is_listing_pods
+            && self.listed_under == Some(service.policy().version)
+            && is_as_applied()
+            // Not in a ledger that was discarded.
+            && service.cluster().pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)))
     }
 
     /// Counts a warning when it is new, not each time the pod is seen again.
@@ -299,9 +344,10 @@ impl ClusterIndex {
     fn foreign_pods_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
         let waits =
             |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.reservation().is_none();
-        let unknown = |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key) != Some(uid);
-        let entries = ledger.pod_states().into_iter();
-        entries
+        let unknown =
+            |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key).is_none_or(|known| known.uid != *uid);
+        ledger
+            .pods_in_no_order()
             .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
             .map(|(uid, _)| uid.clone())
             .collect()
@@ -365,6 +411,11 @@ fn see(
         event: event(&cluster, uid, warning),
         start,
     }
+}
+
+/// Two objects of one UID and one version are the same.
+fn version(pod: &Pod) -> Option<u64> {
+    pod.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {

@@ -1,8 +1,8 @@
 //! Announces changes of the policy's files: in the log, the metrics, `/readyz`, and as an Event on Stowage's own pod, which the
 //! author of the change checks first.
 //!
-//! Nothing is decided here, and nothing is repeated: the caller announces each change once. The metric's counter is increased
-//! last, so a counted change has been announced.
+//! Nothing is decided here, and nothing is repeated: the caller announces each change once. A refusal is in `/readyz` before the log
+//! has it. The metric's counter is increased last, so a counted change has been announced.
 
 use super::Problems;
 use crate::ids::{PodKey, PodUid};
@@ -50,6 +50,12 @@ impl Announcer {
 
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
+        self.service.standing.set_refused(Some(RefusedPolicy {
+            since: self.service.now(),
+            headline: problems.headline.as_str().into(),
+            problems: problems.whole.as_str().into(),
+        }));
+        self.service.metrics.policy.refused.set(1);
         let digest = self.digest();
         error!(
             policy = %digest,
@@ -63,12 +69,6 @@ impl Announcer {
                 problems.headline
             ),
         );
-        self.service.standing.set_refused(Some(RefusedPolicy {
-            since: self.service.now(),
-            headline: problems.headline.as_str().into(),
-            problems: problems.whole.as_str().into(),
-        }));
-        self.service.metrics.policy.refused.set(1);
         self.count("rejected");
     }
 

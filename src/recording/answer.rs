@@ -3,7 +3,9 @@
 //!
 //! The order of the names in a request changes nothing of its answer, and kube-scheduler sends them in any; so it is not kept.
 
+use crate::ids::NodeName;
 use crate::scheduling::evicting::VictimSet;
+use crate::scheduling::ledger::AssumeConflict;
 use crate::scheduling::placing::fit::Misfit;
 use crate::scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
 use crate::scheduling::verbs::bind::{BindAnswer, BindRefusal};
@@ -13,7 +15,8 @@ use crate::scheduling::vocabulary::gpu::GpuSet;
 use crate::scheduling::vocabulary::placement::Placement;
 use crate::units::Moment;
 use rustc_hash::FxHasher;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
@@ -40,7 +43,7 @@ pub enum Decision {
 }
 
 /// A verb's answer, as it is kept.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Answer {
     #[serde(flatten)]
     pub asked: Asked,
@@ -85,9 +88,49 @@ pub enum KeptPreemption {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptBind {
-    Write { placement: Placement, is_reserved: bool, is_new: bool, wakes: bool, begun: Moment },
+    Write {
+        placement: Placement,
+        is_reserved: bool,
+        is_new: bool,
+        wakes: bool,
+        begun: Moment,
+    },
     AlreadyBound,
-    Refused(String),
+    /// Why, and the node that the reason names.
+    Refused {
+        why: String,
+        node: Option<NodeName>,
+    },
+}
+
+/// As its derive would, but as a struct: the names of its fields are no texts ([`redaction`](super::redaction)).
+impl Serialize for Answer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { asked: Asked { number, generation }, answer } = self;
+        let mut fields = serializer.serialize_struct("Answer", 3)?;
+        fields.serialize_field("of", number)?;
+        fields.serialize_field("gen", generation)?;
+        fields.serialize_field("answer", answer)?;
+        fields.end()
+    }
+}
+
+impl KeptBind {
+    fn refused(refusal: &BindRefusal) -> Self {
+        let (why, node) = match refusal {
+            BindRefusal::InShadow => ("shadow mode".into(), None),
+            BindRefusal::Conflict(conflict) => match conflict {
+                AssumeConflict::BoundElsewhere { node }
+                | AssumeConflict::Unsettled { node }
+                | AssumeConflict::AlreadyReserved { node } => (conflict.code().into(), Some(node.clone())),
+                AssumeConflict::UnknownPod
+                | AssumeConflict::NoLongerFits(_)
+                | AssumeConflict::VictimGone
+                | AssumeConflict::VictimProtected => (conflict.to_string(), None),
+            },
+        };
+        Self::Refused { why, node }
+    }
 }
 
 impl KeptAnswer {
@@ -111,8 +154,7 @@ impl KeptAnswer {
                     begun: decision.begun,
                 },
                 Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
-                Err(BindRefusal::Conflict(conflict)) => KeptBind::Refused(conflict.to_string()),
-                Err(BindRefusal::InShadow) => KeptBind::Refused("shadow mode".into()),
+                Err(refusal) => KeptBind::refused(&refusal),
             }),
         }
     }
@@ -133,19 +175,17 @@ impl KeptRanking {
         let Shortlist { best, refused, mut places } = list;
         let mut refused: Vec<(u32, Misfit)> =
             refused.into_iter().map(|(asked, misfit)| (places[asked], misfit)).collect();
-        refused.sort_unstable_by_key(|(place, _)| *place);
-        let (mut counts, mut digest) = (BTreeMap::new(), FxHasher::default());
-        for (_, misfit) in &refused {
-            *counts.entry(misfit.code()).or_insert(0) += 1;
-        }
+        // kube-scheduler goes round the nodes from another one each time: these are a few runs, which a stable sort merges.
+        refused.sort_by_key(|(place, _)| *place);
+        places.sort();
+        let mut digest = FxHasher::default();
         refused.hash(&mut digest);
-        places.sort_unstable();
         let known = places.partition_point(|place| *place != UNKNOWN_PLACE);
         Self {
             asked: runs(&places[..known]),
             unknown: (places.len() - known) as u32,
             best: best.iter().map(|candidate| (candidate.node as u32, candidate.gpus)).collect(),
-            refused: counts.into_iter().map(|(code, count)| (code.to_owned(), count)).collect(),
+            refused: counts(refused.iter().map(|(_, misfit)| misfit.code())),
             digest: digest.finish(),
         }
     }
@@ -155,6 +195,23 @@ impl KeptRanking {
         let known = self.asked.iter().flat_map(|(first, length)| *first..first.saturating_add(*length));
         known.chain(std::iter::repeat_n(UNKNOWN_PLACE, self.unknown as usize))
     }
+}
+
+/// How often each code comes. Most come many times in a row.
+fn counts(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    let mut row = ("", 0);
+    for code in codes.chain([""]) {
+        if code == row.0 {
+            row.1 += 1;
+        } else {
+            if row.1 > 0 {
+                *counts.entry(row.0.to_owned()).or_default() += row.1;
+            }
+            row = (code, 1);
+        }
+    }
+    counts
 }
 
 /// Places in order, as runs of consecutive ones.

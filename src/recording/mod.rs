@@ -11,6 +11,7 @@
 //! - [`repeats`]: reports that say what the one before said, or the same with other [`figures`].
 //! - [`write`](mod@write), [`read`]: entries to segments and back.
 //! - [`whole_entries`]: a copy of a recording that is still written.
+//! - [`redaction`]: a copy without names.
 //! - [`replay`]: the same inputs through the same door, and the first answer that differs.
 //! - [`closed_loop`]: the recorded demand under another policy, and what would have differed.
 
@@ -20,6 +21,7 @@ pub mod entry;
 mod figures;
 pub mod frame;
 pub mod read;
+pub mod redaction;
 mod repeats;
 pub mod replay;
 pub mod whole_entries;

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::sync::Arc;
 
-fn header() -> SegmentHeader {
+pub(super) fn header() -> SegmentHeader {
     SegmentHeader { stowage: "0.0.0".into(), wall_ms: 1_700_000_000_000, began: Moment(7) }
 }
 
@@ -30,7 +30,7 @@ fn input(text: &str) -> Input {
 
 /// What a recorder would write of these inputs: a segment for each so many of them, and the answer of each filter with the next
 /// input.
-fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>> {
+pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>> {
     let mut cluster = Cluster::new(Arc::new(lending()));
     let mut segments: Vec<Vec<Entry>> = Vec::new();
     let mut late = None;
@@ -70,7 +70,7 @@ fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>> {
     segments
 }
 
-fn written(segments: &[Vec<Entry>], flush_each: usize) -> Vec<u8> {
+pub(super) fn written(segments: &[Vec<Entry>], flush_each: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for entries in segments {
         let mut writer = SegmentWriter::begin(&mut bytes, &header()).unwrap();
@@ -120,7 +120,7 @@ fn read(bytes: &[u8]) -> (Vec<String>, Option<ReadError>) {
     (parts, error)
 }
 
-fn replay(bytes: &[u8]) -> Result<Replay, ReplayError> {
+pub(super) fn replay(bytes: &[u8]) -> Result<Replay, ReplayError> {
     let mut replay = Replay::default();
     Reader::new(bytes).try_for_each(|part| replay.step(part.expect("it is whole")))?;
     Ok(replay)
@@ -252,4 +252,32 @@ fn a_frame_that_says_it_is_huge_takes_no_memory() {
     let (_, error) = read(&bytes);
     let text = error.unwrap().to_string();
     assert!(text.contains("at byte 12") && text.contains("head -c 12"), "{text}");
+}
+
+/// Frames that are whole, of one entry that never ends.
+#[test]
+fn an_entry_without_an_end_takes_no_more_memory_than_the_longest() {
+    struct Endless {
+        head: Vec<u8>,
+        frame: Vec<u8>,
+        at: usize,
+    }
+    impl std::io::Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let place = self.at.checked_sub(self.head.len()).map(|at| at % self.frame.len());
+            let left = place.map_or(&self.head[self.at.min(self.head.len())..], |place| &self.frame[place..]);
+            let taken = left.len().min(buffer.len());
+            buffer[..taken].copy_from_slice(&left[..taken]);
+            self.at += taken;
+            Ok(taken)
+        }
+    }
+    let mut head = Vec::new();
+    SegmentWriter::begin(&mut head, &header()).unwrap().flush().unwrap();
+    let frame = super::frame::encode(&[b'x'; super::frame::FRAME_BYTES], false);
+    let mut reader = Reader::holding(4 << 20, Endless { head, frame, at: 0 });
+    assert!(matches!(reader.next(), Some(Ok(Part::Segment(_)))));
+    let Some(Err(error)) = reader.next() else { panic!("it never ends") };
+    assert!(error.to_string().contains("it is longer than any entry is"), "{error}");
+    assert!(reader.next().is_none());
 }

@@ -9,8 +9,8 @@ use super::frame::{BadFrame, FORMAT, FrameHead, HEAD_BYTES, MAGIC, PREFACE_BYTES
 use super::repeats::{LatestReports, Line};
 use std::io::{self, Read};
 
-/// No entry is longer: a checkpoint of a hundred thousand pods is a fifth of this.
-const MOST_ENTRY_BYTES: usize = 512 << 20;
+/// No entry is longer: a checkpoint of a million pods takes two thirds of this.
+const MOST_ENTRY_BYTES: usize = 2 << 30;
 
 /// What a recording consists of.
 #[derive(Debug, Clone)]
@@ -18,6 +18,13 @@ pub enum Part {
     /// A segment begins.
     Segment(SegmentHeader),
     Entry(Entry),
+}
+
+/// The same, with reports as short as they are written.
+#[derive(Debug)]
+pub(super) enum RawPart {
+    Segment(SegmentHeader),
+    Line(Box<Line>),
 }
 
 /// Why a recording cannot be read on. Each names the byte at which it stands.
@@ -65,10 +72,16 @@ pub struct Reader<R> {
     reports: LatestReports,
     /// It ended, or cannot be read on.
     is_over: bool,
+    most_entry_bytes: usize,
 }
 
 impl<R: Read> Reader<R> {
     pub fn new(bytes: R) -> Self {
+        Self::holding(MOST_ENTRY_BYTES, bytes)
+    }
+
+    /// One that refuses entries that are longer.
+    pub(super) fn holding(most_entry_bytes: usize, bytes: R) -> Self {
         Self {
             bytes,
             at: 0,
@@ -78,18 +91,31 @@ impl<R: Read> Reader<R> {
             at_header: false,
             reports: LatestReports::default(),
             is_over: false,
+            most_entry_bytes,
         }
     }
 
     fn next_part(&mut self) -> Result<Option<Part>, ReadError> {
+        match self.next_line()? {
+            None => Ok(None),
+            Some(RawPart::Segment(header)) => Ok(Some(Part::Segment(header))),
+            Some(RawPart::Line(line)) => {
+                let entry = self.reports.restore(*line).map_err(|why| self.unreadable(why))?;
+                Ok(Some(Part::Entry(entry)))
+            }
+        }
+    }
+
+    /// The next part as it is written.
+    pub(super) fn next_line(&mut self) -> Result<Option<RawPart>, ReadError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.text[self.taken..]) {
                 let line = self.taken..self.taken + end;
                 self.taken = line.end + 1;
-                return self.part(line).map(Some);
+                return self.line(line).map(Some);
             }
             self.text.drain(..std::mem::take(&mut self.taken));
-            if self.text.len() > MOST_ENTRY_BYTES {
+            if self.text.len() > self.most_entry_bytes {
                 return Err(self.unreadable("it is longer than any entry is"));
             }
             if !self.read_frame()? {
@@ -98,13 +124,13 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn part(&mut self, line: std::ops::Range<usize>) -> Result<Part, ReadError> {
+    fn line(&mut self, line: std::ops::Range<usize>) -> Result<RawPart, ReadError> {
         let line = &self.text[line];
-        if std::mem::take(&mut self.at_header) {
-            return serde_json::from_slice(line).map(Part::Segment).map_err(|why| self.unreadable(why));
-        }
-        let line: Line = serde_json::from_slice(line).map_err(|why| self.unreadable(why))?;
-        self.reports.restore(line).map(Part::Entry).map_err(|why| self.unreadable(why))
+        let read = match std::mem::take(&mut self.at_header) {
+            true => serde_json::from_slice(line).map(RawPart::Segment),
+            false => serde_json::from_slice(line).map(RawPart::Line),
+        };
+        read.map_err(|why| self.unreadable(why))
     }
 
     /// Takes in the next frame, over the beginning of a segment if one is there. Answers whether there was one.

@@ -34,6 +34,11 @@ impl<W: Write> SegmentWriter<W> {
         self.frames.line(&self.reports.shorten(entry))
     }
 
+    /// An entry that is short already.
+    pub(super) fn push_line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        self.frames.line(line)
+    }
+
     /// Writes what is complete: a crash after this keeps it.
     pub fn flush(&mut self) -> io::Result<()> {
         if !self.frames.text.is_empty() {

@@ -4,6 +4,7 @@
 //!
 //! In floors: a module imports only from those above it in this list.
 //!
+//! - [`sharing`]: containers whose copies share memory.
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
@@ -27,6 +28,7 @@ pub mod ledger;
 pub mod placing;
 pub mod planning;
 pub mod policy;
+pub mod sharing;
 pub mod verbs;
 pub mod vocabulary;
 

@@ -3,7 +3,14 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+/// What a bundle calls pods, nodes and all else that has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BundleNames {
+    AsRecorded,
+    Pseudonyms,
+}
+
 pub trait BundleSource: Send + Sync {
     /// Writes the segments of the last time, whole entries only. May take a while: not on a thread that answers requests.
-    fn write_bundle(&self, last: Duration, out: &mut dyn Write) -> io::Result<()>;
+    fn write_bundle(&self, last: Duration, names: BundleNames, out: &mut dyn Write) -> io::Result<()>;
 }

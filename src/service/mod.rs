@@ -16,7 +16,7 @@ mod refused_reads;
 
 pub use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub use api_server_contact::ApiServerContact;
-pub use bundles::BundleSource;
+pub use bundles::{BundleNames, BundleSource};
 pub use change_count::{ChangeCount, SeenCount};
 pub use cluster_guard::ClusterGuard;
 pub use heavy_work::HeavyWork;
@@ -27,7 +27,7 @@ pub use refused_reads::RefusedReads;
 
 use crate::recording::answer::{Asked, Decision};
 use crate::scheduling::audit::conflicts::Conflicts;
-use crate::scheduling::ledger::Classifications;
+use crate::scheduling::ledger::PreparedPolicy;
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::policy::{NamespaceLabels, Policy};
 use crate::scheduling::verbs::namespaces::NamespacesListed;
@@ -198,30 +198,26 @@ impl Service {
         self.classify.policy()
     }
 
-    /// Sets another policy in one step. All pods are classified by it beforehand, so that no request waits for that. Takes a
-    /// while on a large cluster; do not call it on a thread that answers requests.
+    /// Sets another policy in one step. All that follows from it is computed beforehand, so that no request waits for that. Takes
+    /// seconds on a large cluster; do not call it on a thread that answers requests.
     ///
     /// Answers `false`, and the policy before stays, if it asks for the labels of namespaces and these are not known.
     pub fn set_policy(&self, policy: Policy) -> bool {
-        let (traits, policy) = {
-            let cluster = self.cluster();
-            (cluster.to_classify(), cluster.under_namespaces(policy))
-        };
-        let (reads_namespaces, selections) = (policy.reads_namespaces(), policy.selections().clone());
-        let mut classified = Classifications::default();
-        for traits in traits {
-            classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
-        }
-        let remembered = Remembered::of(&classified);
+        // A statement of its own, so that the lock is released with it.
+        let copy = self.cluster().scratch();
+        let prepared = PreparedPolicy::new(copy, policy);
+        let reads_namespaces = prepared.policy().reads_namespaces();
+        let selections = prepared.policy().selections().clone();
+        let remembered = Remembered::of(prepared.classified());
         let mut cluster = self.cluster();
         if reads_namespaces && !self.namespaces_known() {
             drop(cluster);
             self.want_namespaces(true);
             return false;
         }
-        cluster.apply_as(PolicySet { policy, classified }, |set| {
-            // Classifications follow from the policy, and are many.
-            PolicySet { policy: set.policy.clone(), classified: Classifications::default() }.into()
+        let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
+            // What is prepared follows from the rest, and is much.
+            PolicySet { policy: set.policy.clone(), prepared: None }.into()
         });
         let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
@@ -235,6 +231,7 @@ impl Service {
                 .reclassify(policy.clone(), |namespace| before(namespace) != policy.selection(namespace));
         }
         drop(cluster);
+        drop(retired);
         self.want_namespaces(reads_namespaces);
         true
     }

@@ -83,7 +83,7 @@ impl TestReplica {
             panic!("{name} was assumed before")
         };
         let policy = ledger.policy().digest;
-        BindOrder { key: entry.key, uid, demand: entry.demand, placement, held: false, policy }
+        BindOrder { key: entry.key, uid, demand: entry.demand, placement, shows_reservation: false, policy }
     }
 
     async fn bind(&self, name: &str, node: &str) -> BindOrder {

@@ -49,8 +49,9 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     let nodes = vec![
         node("h100-a", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
         node("h100-b", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
-        GpuNode { reserved_mib: 512, ..node("l40s-a", 4, 46_068, "NVIDIA-L40S") },
-        node("l40s-b", 4, 46_068, "NVIDIA-L40S"),
+        // In whatever order kube-scheduler tries the pods, a GPU is left for the last exclusive one.
+        GpuNode { reserved_mib: 512, ..node("l40s-a", 8, 46_068, "NVIDIA-L40S") },
+        node("l40s-b", 8, 46_068, "NVIDIA-L40S"),
     ];
     let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let pods = sixty();

@@ -14,7 +14,7 @@ use stowage::scheduling::vocabulary::demand::Sharing;
 use stowage::units::Bytes;
 
 /// The version whose objects are recorded. After its release, a new one gets a folder of its own beside it.
-pub const VERSION: &str = "v0.2.0";
+pub const VERSION: &str = "v0.3.0";
 
 /// Has a folder for each version.
 pub fn folder() -> PathBuf {

@@ -1,5 +1,7 @@
 //! `stowage replay`: a recording through the same decisions once more.
 
+#[cfg(feature = "lab")]
+mod picture;
 pub mod source;
 mod under;
 

@@ -1,8 +1,12 @@
 //! `stowage replay --policy`, `--packing`: what would have differed under another policy, as a table.
 
+#[cfg(feature = "lab")]
+use super::picture;
 use super::source::{RecordedFile, Source};
 use crate::cli::output::{OutputArgs, lines};
 use crate::cli::policy::policy_at;
+#[cfg(feature = "lab")]
+use crate::cli::simulate::picture::PictureFile;
 use crate::recording::closed_loop::comparison::{
     Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
 };
@@ -33,6 +37,11 @@ pub struct UnderArgs {
     /// The same with this packing in place of what the policy says
     #[arg(long, value_enum, value_name = "PACKING")]
     packing: Option<Packing>,
+
+    /// Draw what differs over time: allocated and stranded VRAM, and pods that wait
+    #[cfg(feature = "lab")]
+    #[arg(long, value_name = "FILE.svg|png")]
+    plot: Option<PictureFile>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -45,6 +54,10 @@ enum Packing {
 
 impl UnderArgs {
     pub fn is_asked(&self) -> bool {
+        #[cfg(feature = "lab")]
+        if self.plot.is_some() {
+            return true;
+        }
         self.policy.is_some() || self.packing.is_some()
     }
 
@@ -53,6 +66,9 @@ impl UnderArgs {
             bail!(
                 "another policy needs the recording twice, and standard input can be read once: write it to a file first"
             );
+        }
+        if self.policy.is_none() && self.packing.is_none() {
+            bail!("a picture shows two policies: name the other one with --policy or --packing");
         }
         let given = match &self.policy {
             None => None,
@@ -73,6 +89,12 @@ impl UnderArgs {
                 return Ok(ExitCode::from(UNREADABLE));
             }
         };
+        #[cfg(feature = "lab")]
+        if let Some(file) = &self.plot {
+            let title =
+                format!("The recorded demand under the recorded policy and under {}", self.describe());
+            file.write(&title, &picture::panels(&compared))?;
+        }
         match output.data(&compared)? {
             Some(data) => write!(std::io::stdout(), "{data}")?,
             None => write!(std::io::stdout(), "{}", text(&compared, &self.describe()))?,

@@ -4,6 +4,7 @@
 use super::progress;
 use crate::lab::faults::campaign::{CampaignResult, play_all};
 use crate::lab::faults::fault::FaultKind;
+use crate::lab::faults::planted::PlantedBug;
 use crate::lab::faults::shrink::shrink;
 use crate::lab::faults::tally::FaultTally;
 use crate::lab::faults::{History, STEPS, play};
@@ -45,6 +46,10 @@ pub struct SimulateFaultsArgs {
     /// For how many seconds a failing history is made smaller; 0 leaves it as it is
     #[arg(long, value_name = "S", default_value_t = SHRINK_SECONDS)]
     shrink: u64,
+
+    /// A bug that is there on purpose, for `tests/planted/hunt`
+    #[arg(long, value_name = "BUG", hide = true)]
+    planted: Option<PlantedBug>,
 
     /// Output format
     #[arg(short, long, value_enum, default_value = "text")]
@@ -163,7 +168,7 @@ impl SimulateFaultsArgs {
 
     fn history_of(&self, seed: u64) -> History {
         let without: BTreeSet<FaultKind> = self.without.iter().copied().collect();
-        History { steps: self.steps, without, ..History::of(seed) }
+        History { steps: self.steps, without, planted: self.planted, ..History::of(seed) }
     }
 
     fn print_history(&self) -> Result<ExitCode> {

@@ -4,7 +4,7 @@
 mod decisions;
 mod faults;
 mod packing;
-mod picture;
+pub mod picture;
 mod preemption;
 mod scenario;
 

@@ -47,7 +47,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         report: NodeReport,
     }
     // A statement of its own, so that the lock is released with it.
-    let books = extender.service.cluster().clone();
+    let books = extender.service.cluster().to_read();
     tidy(&extender.board, &books);
     let mut names = extender.board.names();
     names.sort_unstable();
@@ -65,7 +65,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
 /// All metrics, with sums over a copy of the ledger.
 pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
     // A statement of its own, so that the lock is released with it.
-    let books = extender.service.cluster().clone();
+    let books = extender.service.cluster().to_read();
     write_metrics(extender, &books, out)
 }
 

@@ -31,6 +31,7 @@ use crate::scheduling::ledger::{DevicesRefused, Ledger};
 use crate::scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use crate::scheduling::vocabulary::gpu::Device;
 use crate::scheduling::vocabulary::node::NodeIdentity;
+use crate::service::RecordingTap;
 use crate::units::Moment;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -86,7 +87,7 @@ pub fn reports(
     }
     if extender.board.is_to_be_tidied() {
         // A statement of its own, so that the lock is released with it.
-        let books = extender.service.cluster().clone();
+        let books = extender.service.cluster().to_read();
         tidy(&extender.board, &books);
     }
     result.into_answer()
@@ -184,6 +185,18 @@ fn apply(
         // A report without GPUs keeps the known ones.
         let Some(devices) = validate::devices(report) else { return Ok(machine) };
         let before = devices_of(&ledger, node);
+        // What is recorded is kept for a moment: by the names that the ledger has it keeps nothing of the report in memory.
+        let is_recorded = extender.service.recording().is_some_and(RecordingTap::is_recording);
+        let devices = match &before {
+            Some(known) if is_recorded && **known == *devices => known.to_vec(),
+            _ => devices,
+        };
+        let reading = reading.map(|mut reading| {
+            if is_recorded {
+                ledger.rename(node, &mut reading);
+            }
+            reading
+        });
         let waiting =
             ledger.apply(DevicesReported { node: node.clone(), devices }).map_err(|error| match error {
                 DevicesRefused::UnknownNode => unknown(),

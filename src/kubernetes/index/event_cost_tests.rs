@@ -64,3 +64,28 @@ fn finding_8_a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
     apply(&mut index, &service, &replica("1"));
     assert_eq!(service.locks_taken() - before, 2);
 }
+
+#[test]
+fn a_list_that_shows_a_bound_pod_as_it_was_applied_reads_it_once_under_each_policy() {
+    let (service, mut index) = watched();
+    let listed = |version: u64, gib: u64| {
+        let mut pod = replica("1");
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+        pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!((gib << 30).to_string());
+        serde_json::from_value(pod).unwrap()
+    };
+    // The audit is asked by every pod that is applied.
+    let mut locks_of = |pod: &Pod| {
+        let before = service.locks_taken();
+        index.reset_pods(&service, std::slice::from_ref(pod));
+        service.locks_taken() - before
+    };
+    let (first, again) = (locks_of(&listed(1, 1)), locks_of(&listed(1, 1)));
+    assert_eq!(again, first - 1, "the cluster is asked whether it has the pod");
+    assert_eq!(locks_of(&listed(2, 1)), first, "it has changed");
+    service.set_policy(Policy::default());
+    assert_eq!([locks_of(&listed(2, 1)), locks_of(&listed(2, 1))], [first, again]);
+    service.cluster().apply(PodDeleted(PodUid::parse("1").unwrap()));
+    assert_eq!(locks_of(&listed(2, 1)), first + 1, "the ledger lacks it");
+    assert!(service.cluster().pod_state(&PodUid::parse("1").unwrap()).is_some());
+}

@@ -179,7 +179,7 @@ fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     assert!(matches!(bench.phase("3"), Some(PodPhase::Assumed(_))), "listed as waiting, and still promised");
     assert!(matches!(bench.phase("4"), Some(PodPhase::Assumed(_))));
     assert_eq!(bench.charged().iter().copied().sum::<Bytes>(), Bytes::gib(40 + 10 + 20));
-    let keys: Vec<&str> = bench.index.pods.values().map(PodUid::as_str).collect();
+    let keys: Vec<&str> = bench.index.pods.values().map(|known| known.uid.as_str()).collect();
     assert!(!keys.contains(&"2"), "a name that is gone is not kept");
 }
 

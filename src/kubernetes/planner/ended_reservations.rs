@@ -2,7 +2,8 @@
 //! group releases what it has if the policy says so.
 
 use super::Planner;
-use super::reservation_progress::ReservationProgress;
+use super::reservation_progress::{ReservationProgress, SHOWS_WITHIN};
+use super::retry::{Backoff, RetryState};
 use super::write::{PlannerWrite, StatusPurpose};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::kubernetes::port::{
@@ -12,7 +13,7 @@ use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
 use crate::scheduling::policy::WhenIncomplete;
 use crate::scheduling::verbs::wait::ReleaseReservation;
 use crate::scheduling::vocabulary::disruption_info::GroupKey;
-use crate::units::{Moment, plural};
+use crate::units::{Millis, Moment, plural};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_BOUND_IN_TIME: &str =
@@ -21,6 +22,9 @@ const LANDED_LATE: &str =
     "Ended a reservation that a previous leader wrote after this replica had taken over.";
 /// The reason if kube-scheduler gives none for the pod.
 const NOT_BOUND: &str = "it was not bound there in time";
+
+/// Pauses between the writes that end a reservation, as long as its pod shows it.
+const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
 
 /// The rest of a group of which one member was not bound in time.
 pub(super) struct BrokenGroup {
@@ -72,6 +76,27 @@ impl Planner {
             self.control_plane.record_event(event);
             let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
             self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        }
+    }
+
+    /// Ends once more what pods have shown for long although it has ended: whichever write was to end it was lost, or the one that
+    /// made it landed after that.
+    pub(super) fn end_again(&mut self, now: Moment) {
+        let showing = self.service.cluster().pods_showing_ended_reservations();
+        self.showing_ended.retain(|uid, _| showing.contains_key(uid));
+        for (uid, key) in showing {
+            let retry = self.showing_ended.entry(uid.clone()).or_insert_with(|| {
+                // The first write that ends it may be on its way.
+                let mut first = RetryState::default();
+                first.done(now + SHOWS_WITHIN);
+                first
+            });
+            if retry.is_due(now) && !self.writes.concern(&uid) {
+                retry.failed(now, WRITTEN_AGAIN, Millis(0));
+                let (change, purpose) =
+                    (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
+                self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+            }
         }
     }
 

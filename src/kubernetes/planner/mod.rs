@@ -11,8 +11,8 @@
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
-//!     no victims ─────────────────────────────────────────────────────► nominate + touch, lift the gate
-//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
+//!     no victims ─────────────────────────────────────────────────────► nominate, lift the gate or touch
+//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate, lift the gate or touch
 //! ```
 //!
 //! Plans run beside the ticks ([`run`]), so nothing else waits for them.
@@ -63,6 +63,8 @@ pub struct Planner {
     progress_of: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
+    /// Pods that show a reservation that has ended, and when that is written again.
+    showing_ended: BTreeMap<PodUid, RetryState>,
     said: BTreeMap<PodUid, ToldReason>,
     /// The pod up to which recorded wait reasons have been checked.
     said_after: Option<PodUid>,
@@ -87,6 +89,7 @@ impl Planner {
             control_plane,
             progress_of: BTreeMap::new(),
             orphaned_members: BTreeMap::new(),
+            showing_ended: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,
             pressure: PressureWatch::default(),
@@ -101,6 +104,7 @@ impl Planner {
 
     /// Handles all pending pods. Only for a replica that may act.
     pub fn tick(&mut self, now: Moment) {
+        self.end_again(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
         if self.service.cluster().policy().mode == Mode::Shadow {
             return self.release_all();
@@ -118,6 +122,7 @@ impl Planner {
     pub fn rest(&mut self) {
         self.progress_of.clear();
         self.orphaned_members.clear();
+        self.showing_ended.clear();
         self.said.clear();
         self.staying.clear();
         self.loans = EndingLoans::default();

@@ -36,14 +36,13 @@ impl Planner {
             StatusPurpose::Reserve => return self.note_held(key, uid, written, now),
             StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
             StatusPurpose::Nominate { .. } => return self.note_told(key, uid, written, now),
-            // The condition is seen at the pod's next change, expires at once and is cleared again.
+            // As long as the pod shows it, the end is written again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
-            // The condition is seen at the pod's next change and ended then.
-            StatusPurpose::EndUnknownReservation => "could not end the reservation of a previous leader",
+            StatusPurpose::EndUnknownReservation => "could not end a reservation that the pod shows and does not have",
             // The pod is tried again.
             StatusPurpose::Wake => "could not requeue a pod",
             StatusPurpose::Release => "a gated pod was not let through",
-            // The condition lasts until its deadline, and the next reader ends it again.
+            // As long as the pod shows it, the end is written again.
             StatusPurpose::AbandonReservation
             // The condition shows an eviction that did not happen; the pod keeps running.
             | StatusPurpose::CancelEviction

@@ -233,7 +233,8 @@ impl Planner {
         self.writes.add(PlannerWrite::Evict { key, uid, why, task });
     }
 
-    /// Nominates the pod to the node of its reservation and touches it, in one write; then lifts its gate.
+    /// Nominates the pod to the node of its reservation and makes kube-scheduler try it: by a touch in the same write, or by
+    /// lifting its gate after it.
     pub(super) fn tell(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
@@ -243,12 +244,15 @@ impl Planner {
         let is_news = reservation != reservation_status.reservation && !reservation.victims.is_empty();
         let change =
             if is_news { StatusChange::reservation(reservation.clone()) } else { StatusChange::default() };
-        let mut change = change.and_nominate(node.clone()).and_touch();
+        let change = change.and_nominate(node.clone());
         let is_gated = reservation_status.gate == SchedulingGate::Planned;
-        if is_gated {
-            progress.placed_on = Some(node.clone());
-            change.plan = Some(PlanState::Nominated { node });
-        }
+        let change = match is_gated {
+            true => {
+                progress.placed_on = Some(node.clone());
+                change.and_plan(PlanState::Nominated { node })
+            }
+            false => change.and_touch(),
+        };
         let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
         let purpose = StatusPurpose::Nominate { reservation, is_gated };
         self.writes.add(PlannerWrite::Status { key, uid, change, purpose });

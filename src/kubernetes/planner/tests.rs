@@ -163,7 +163,7 @@ fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
 async fn a_gated_pod_is_nominated_and_let_through() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 40, 0));
-    assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
+    assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
     assert_eq!(bench.service.cluster().totals().reservations, 1, "the room is its own until it is bound");
 }
@@ -192,7 +192,7 @@ async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nomi
     bench.show(leaving);
     assert!(bench.tick().await.is_empty(), "it takes its time");
     bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn the_reservation_of_a_deleted_pod_is_released() {
     bench.tick().await;
     bench.gone("a");
     bench.show(gated("b", 50, 0));
-    assert_eq!(bench.tick().await, ["b: nominate n, placed, touch", "b: lift"]);
+    assert_eq!(bench.tick().await, ["b: nominate n, placed", "b: lift"]);
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ pub enum StatusPurpose {
     /// Clears a reservation that ended. With the node on which a gated pod was placed it also shows why the pod was not bound
     /// there, which is read first.
     EndReservation { placed_on: Option<NodeName> },
-    /// Clears a reservation that this leader did not make, or shows the pod's own one instead.
+    /// Clears a reservation that the pod shows and does not have, as this leader knows, or shows its own one instead.
     EndUnknownReservation,
     /// Clears a reservation that the planner gave up.
     AbandonReservation,

@@ -73,8 +73,8 @@ pub struct BindOrder {
     pub uid: PodUid,
     pub demand: Demand,
     pub placement: Placement,
-    /// Whether it had a reservation.
-    pub held: bool,
+    /// Whether its condition shows a reservation, or may.
+    pub shows_reservation: bool,
     /// The policy that chose the placement.
     pub policy: Digest,
 }

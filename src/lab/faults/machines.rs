@@ -3,6 +3,7 @@
 
 use super::clock;
 use super::oracle::{devices_of, granted_per_gpu};
+use super::world::GPUS;
 use crate::lab::simulate::random::Random;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,11 +33,19 @@ pub struct Machines {
     /// The next process whose pod ends keeps its memory for so long.
     pub next_linger: Duration,
     started: u32,
+    /// How often a node has got another machine.
+    generations: BTreeMap<String, u32>,
 }
 
 impl Machines {
     pub fn new(dice: Random) -> Self {
-        Self { dice, processes: BTreeMap::new(), next_linger: Duration::ZERO, started: 100 }
+        Self {
+            dice,
+            processes: BTreeMap::new(),
+            next_linger: Duration::ZERO,
+            started: 100,
+            generations: BTreeMap::new(),
+        }
     }
 
     /// Processes of running pods begin, and those of pods that are gone end.
@@ -69,12 +78,26 @@ impl Machines {
         self.processes.iter().filter(move |(_, process)| is_here(process))
     }
 
+    /// NVML's name of a GPU.
+    pub fn uuid(&self, node: &str, gpu: usize) -> String {
+        format!("GPU-{node}m{}-{gpu}", self.generation(node))
+    }
+
+    pub fn has(&self, node: &str, uuid: &str) -> bool {
+        (0..GPUS).any(|gpu| self.uuid(node, gpu) == uuid)
+    }
+
+    pub fn generation(&self, node: &str) -> u32 {
+        self.generations.get(node).copied().unwrap_or(0)
+    }
+
+    /// The node's machine is gone, with all that ran on it. The next one has other GPUs.
+    pub fn replace(&mut self, node: &str) {
+        self.processes.retain(|_, process| process.node != node);
+        *self.generations.entry(node.to_owned()).or_default() += 1;
+    }
+
     pub fn used_on(&self, node: &str, gpu: usize) -> u64 {
         self.on(node, gpu).map(|(_, process)| process.used).sum()
     }
-}
-
-/// NVML's name of a GPU.
-pub fn uuid(node: &str, gpu: usize) -> String {
-    format!("GPU-{node}-{gpu}")
 }

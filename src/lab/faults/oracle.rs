@@ -16,6 +16,8 @@ pub struct PodShare {
     pub bytes: u64,
     pub is_exclusive: bool,
     has_started: bool,
+    /// An engine that is not ready yet.
+    pub is_starting: bool,
 }
 
 /// A GPU, as `node/index`.
@@ -67,8 +69,20 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
         bytes,
         is_exclusive: is_granted_alone(pod),
         has_started: pod["status"]["phase"] == "Running",
+        is_starting: is_starting(pod),
     };
     gpus.into_iter().map(|gpu| (format!("{node}/{gpu}"), part.clone())).collect()
+}
+
+/// Whether it is of a class whose pods run engines, where the policy has such.
+pub fn is_engine(pod: &Value) -> bool {
+    pod["spec"]["priority"].as_i64().unwrap_or(0) >= 0
+}
+
+/// A bound engine that is not ready. It becomes so when it runs.
+pub fn is_starting(pod: &Value) -> bool {
+    let runs = matches!(pod["status"]["phase"].as_str(), Some("Running" | "Succeeded" | "Failed"));
+    is_engine(pod) && !runs && pod["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// The node of a bound pod, and the indices of its GPUs there.

@@ -13,6 +13,7 @@ use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,20 @@ pub enum PlantedBug {
     ShortWriteTimes,
 }
 
+/// The text is no planted bug's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no planted bug \"{0}\"")]
+pub struct UnknownBug(String);
+
+impl FromStr for PlantedBug {
+    type Err = UnknownBug;
+
+    fn from_str(text: &str) -> Result<Self, UnknownBug> {
+        let found = Self::ALL.into_iter().find(|bug| bug.name() == text);
+        found.ok_or_else(|| UnknownBug(text.to_owned()))
+    }
+}
+
 impl PlantedBug {
     pub const ALL: [Self; 6] = [
         Self::ConfirmsRefusedBindings,
@@ -40,6 +55,17 @@ impl PlantedBug {
         Self::TrustsOldLeases,
         Self::ShortWriteTimes,
     ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ConfirmsRefusedBindings => "e01-confirms-refused-bindings",
+            Self::NamesNoUid => "e02-names-no-uid",
+            Self::SkipsRelists => "e03-skips-relists",
+            Self::ForgetsDeletions => "e04-forgets-deletions",
+            Self::TrustsOldLeases => "e05-trusts-old-leases",
+            Self::ShortWriteTimes => "e06-short-write-times",
+        }
+    }
 
     /// The API server as a replica with this bug sees it.
     pub fn between(self, server: Router) -> Router {

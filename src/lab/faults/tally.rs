@@ -22,12 +22,17 @@ pub struct FaultTally {
     /// Reservations that pods' conditions showed.
     pub held: u64,
     pub evicted: u64,
-    /// Of these, for kube-scheduler's preemptors.
+    /// Engines that were bound where starts are held back.
+    pub starts: u64,
+    /// Groups, in the end, that are bound whole, and in part.
+    pub whole_groups: u64,
+    pub half_groups: u64,
+    /// Tasks that ran at once, at most.
+    pub most_tasks: usize,
+    /// Of the evictions, for kube-scheduler's preemptors.
     pub preempted: u64,
     /// Bindings to a GPU on which a process of an ended pod was seen for long.
     pub beside_left_over: u64,
-    /// Conditions that show a reservation that is over, when all has been quiet for long.
-    pub left_conditions: u64,
     pub faults: BTreeMap<FaultKind, u64>,
     /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
     pub by_proxy: u64,
@@ -63,8 +68,11 @@ impl AddAssign for FaultTally {
         self.held += other.held;
         self.evicted += other.evicted;
         self.preempted += other.preempted;
+        self.starts += other.starts;
+        self.whole_groups += other.whole_groups;
+        self.half_groups += other.half_groups;
+        self.most_tasks = self.most_tasks.max(other.most_tasks);
         self.beside_left_over += other.beside_left_over;
-        self.left_conditions += other.left_conditions;
         self.by_proxy += other.by_proxy;
         self.reported += other.reported;
         self.remedied += other.remedied;
@@ -88,7 +96,8 @@ impl fmt::Display for FaultTally {
         writeln!(
             f,
             "{} hand-overs, {} terms that bound something, {} pods bound, {} reservations, {} evictions, of which {} for \
-             kube-scheduler; {} Bindings beside memory of ended pods, {} conditions of reservations that are over",
+             kube-scheduler; {} Bindings beside memory of ended pods, {} starts of engines; \
+             {} groups bound whole, {} in part; {} tasks at once",
             self.hand_overs,
             self.epochs.len(),
             self.bound,
@@ -96,7 +105,10 @@ impl fmt::Display for FaultTally {
             self.evicted,
             self.preempted,
             self.beside_left_over,
-            self.left_conditions
+            self.starts,
+            self.whole_groups,
+            self.half_groups,
+            self.most_tasks
         )?;
         writeln!(
             f,

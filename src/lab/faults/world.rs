@@ -1,7 +1,9 @@
 //! One history's cluster: its parts, the order of what happens in a step, and the end, when all is quiet.
 
 mod agents;
+mod budgets;
 mod disturbances;
+mod nodes;
 mod observations;
 mod pods;
 mod quiet;
@@ -23,14 +25,17 @@ use crate::lab::simulate::random::Random;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use agents::NodeAgent;
+use budgets::Budget;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
+/// Twice what histories without a bug come to, with all requests that are under way.
+const MOST_TASKS: usize = 150;
 const STEP: Duration = Duration::from_millis(400);
 /// Longer than everything that a history leaves behind: the latest landing of a write, a reservation's and a gate's deadline.
 const QUIET: Duration = Duration::from_secs(150);
@@ -50,6 +55,15 @@ mod purpose {
 enum LeadershipMode {
     KubeScheduler,
     OwnLease,
+}
+
+/// What some histories have.
+#[derive(Debug, Clone, Copy)]
+struct WorldFeatures {
+    /// Pods whose starts are held back.
+    has_engines: bool,
+    has_groups: bool,
+    has_budget: bool,
 }
 
 /// One process of Stowage.
@@ -74,6 +88,8 @@ struct Overheard {
     broken: Vec<String>,
     /// Victims that `preempt` named: by UID, with the priority of the pod for which.
     named: Vec<(String, i64, String)>,
+    /// Of these, in one answer, pods that the budget guards, with the pod for which.
+    guarded: Vec<(Vec<String>, String)>,
 }
 
 pub struct FaultyCluster {
@@ -84,7 +100,12 @@ pub struct FaultyCluster {
     times: WriteTimes,
     has_proxy: bool,
     has_agents: bool,
+    features: WorldFeatures,
     nodes: usize,
+    /// When each node comes back, where it is gone, and when it came.
+    node_returns: Vec<Option<Instant>>,
+    created: Vec<Instant>,
+    budget: Budget,
     began: Instant,
     replicas: [Option<RunningReplica>; 2],
     /// When it starts again, where it does not run.
@@ -100,6 +121,8 @@ pub struct FaultyCluster {
     arrived: usize,
     /// Pods that were seen bound, by UID, and where.
     known: BTreeMap<String, String>,
+    /// When that was.
+    bound_at: BTreeMap<String, Instant>,
     seen_holds: BTreeSet<(String, Vec<String>)>,
     leaving: BTreeSet<String>,
     twice: BTreeSet<String>,
@@ -122,6 +145,11 @@ impl FaultyCluster {
         let has_proxy = kinds.below(4) == 0 && !history.without.contains(&FaultKind::ProxyDelay);
         let has_agents = kinds.below(3) > 0;
         let nodes = 2 + kinds.below(2);
+        let features = WorldFeatures {
+            has_engines: kinds.below(3) == 0,
+            has_groups: kinds.below(3) == 0,
+            has_budget: kinds.below(3) == 0,
+        };
         let fates = Fates { seed, times, has_proxy, without: history.without.clone() };
         api.faults().draw(fates.source());
         let schedulers = (mode == LeadershipMode::KubeScheduler).then(|| Schedulers::start(&api));
@@ -136,18 +164,23 @@ impl FaultyCluster {
             times,
             has_proxy,
             has_agents,
+            features,
             nodes,
+            node_returns: vec![None; nodes],
+            created: vec![began; nodes],
+            budget: Budget::default(),
             began,
             replicas: [None, None],
             returns: [Some(began); 2],
             reconnects: Vec::new(),
             resumes: Vec::new(),
             schedulers,
-            policy: replicas::policy(0),
+            policy: replicas::policy(0, features),
             next_event: began + Duration::from_secs(20),
             processes: 0,
             arrived: 0,
             known: BTreeMap::new(),
+            bound_at: BTreeMap::new(),
             seen_holds: BTreeSet::new(),
             leaving: BTreeSet::new(),
             twice: BTreeSet::new(),
@@ -158,8 +191,11 @@ impl FaultyCluster {
             overheard: Arc::default(),
         };
         (0..nodes).for_each(|n| world.create_node(n));
+        if features.has_budget {
+            world.create_budget();
+        }
         world.say(format!(
-            "{mode:?}, {nodes} nodes, writes within {:?}, proxy: {has_proxy}, agents: {has_agents}",
+            "{mode:?}, {nodes} nodes, writes within {:?}, proxy: {has_proxy}, agents: {has_agents}, {features:?}",
             times.client
         ));
         world
@@ -170,6 +206,7 @@ impl FaultyCluster {
         while steps < self.history.steps && self.broken.is_empty() {
             steps += 1;
             self.bring_back();
+            self.bring_nodes_back();
             (0..2).for_each(|_| self.arrive());
             self.meddle_with_pods();
             self.schedule(2);
@@ -177,6 +214,7 @@ impl FaultyCluster {
             self.disturb_watches();
             self.disturb_agents();
             self.disturb_replicas();
+            self.disturb_nodes();
             if Instant::now() >= self.next_event {
                 self.change_leadership().await;
             }
@@ -218,9 +256,22 @@ impl FaultyCluster {
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.pass(&self.api, can_act);
         }
-        self.machines.pass(&self.api.list("pods"));
+        self.collect_pods();
+        let pods = self.api.list("pods").into_iter();
+        self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
+        self.control_budget();
+        self.count_tasks();
         self.report();
         self.look();
+    }
+
+    /// Whatever happens, a replica has few things to do at once.
+    fn count_tasks(&mut self) {
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        self.tally.most_tasks = self.tally.most_tasks.max(tasks);
+        if tasks > MOST_TASKS {
+            self.break_with(format!("{tasks} tasks run at once"));
+        }
     }
 
     /// Whether this fault happens now that its dice have fallen: not if the history is played without it. Counts it.
@@ -253,18 +304,6 @@ impl FaultyCluster {
                 lease.and_then(|lease| lease["spec"]["leaseTransitions"].as_u64()).unwrap_or(0)
             }
         }
-    }
-
-    fn create_node(&mut self, n: usize) {
-        let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": format!("{}Gi", 72 * GPUS) });
-        let status = json!({ "allocatable": amounts, "capacity": amounts });
-        let labels = json!({
-            "nvidia.com/gpu.count": GPUS.to_string(),
-            "nvidia.com/gpu.memory": (80 * 1024).to_string(),
-            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-        });
-        let node = json!({ "metadata": { "name": node_name(n), "labels": labels }, "status": status });
-        self.api.create("nodes", node).expect("its name is new");
     }
 
     /// Of all objects as they are in the end.

@@ -4,6 +4,7 @@ use super::demand::{RecordedDemand, RecordedPod};
 use super::policies::LoopPolicy;
 use super::reports::RecordedLoads;
 use super::stage::ClosedLoop;
+pub use super::tally::LoopSample;
 use super::tally::{FirstPlacement, Tally};
 use crate::ids::{GpuUuid, NodeName};
 use crate::recording::entry::{Entry, Gap, SegmentHeader};
@@ -71,6 +72,8 @@ pub struct LoopFigures {
     /// Free VRAM that pods like the latest cannot use, in bytes.
     pub stranded: Bytes,
     pub stranded_at_the_end: Bytes,
+    /// The cluster from time to time, in order.
+    pub samples: Vec<LoopSample>,
 }
 
 /// From the first filter, or from the planner's first sight of a gated pod, to the Binding.
@@ -235,6 +238,7 @@ impl LoopFigures {
             allocated_percent: tally.allocated_percent(),
             stranded,
             stranded_at_the_end,
+            samples: tally.samples.clone(),
         }
     }
 }

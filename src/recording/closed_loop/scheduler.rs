@@ -86,7 +86,7 @@ impl ClosedLoop<'_> {
         let list = filter::filter(&view, names.iter().copied(), &mut scores);
         self.scores.put(scores);
         let Some(best) = list.best.first() else {
-            self.cluster.apply(filter::refused(&view, names.into_iter()));
+            self.cluster.apply(filter::refused(&view, &list));
             return None;
         };
         self.cluster.apply(filter::offered(&view, best));

@@ -32,8 +32,8 @@ use std::sync::Arc;
 
 /// Between two rounds of the planner.
 pub const ROUND: Millis = Millis::seconds(1);
-/// Between two samples of what VRAM is worth.
-const SAMPLE: Millis = Millis::seconds(10);
+/// The least time between two samples of what VRAM is worth, and how many samples a recording has at most but for the last.
+const SAMPLES: (Millis, u64) = (Millis::seconds(1), 400);
 /// Between two looks at the calendar: windows open and close with a minute.
 const WINDOWS: Millis = Millis::seconds(1);
 /// How long an owner takes to make a pod in the place of one that is gone.
@@ -165,10 +165,15 @@ impl<'d> ClosedLoop<'d> {
     pub fn end(&mut self, at: Timestamp) {
         let now = self.now();
         self.advance(now + Millis(1), at);
-        self.tally.sample(&self.cluster);
+        self.sample();
         let waiting = self.pods.values().filter(|pod| pod.place.is_none()).filter_map(|pod| pod.came);
         let waiting: Vec<Millis> = waiting.map(|came| now.since(came)).collect();
         self.tally.waits.extend(waiting);
+    }
+
+    fn sample(&mut self) {
+        let waiting = self.waiting();
+        self.tally.sample(&self.cluster, self.demand.began, waiting);
     }
 
     /// The policy in force.
@@ -231,7 +236,7 @@ impl<'d> ClosedLoop<'d> {
         policy.version = self.cluster.policy().version;
         let known = Policy::clone(self.cluster.policy()).with_namespaces(&Default::default());
         if policy != known {
-            self.cluster.apply(PolicySet { policy, classified: Default::default() });
+            self.cluster.apply(PolicySet { policy, prepared: None });
         }
     }
 
@@ -295,8 +300,9 @@ impl<'d> ClosedLoop<'d> {
                 self.at(self.now() + ROUND, Event::Round);
             }
             Event::Sample => {
-                self.tally.sample(&self.cluster);
-                self.at(self.now() + SAMPLE, Event::Sample);
+                self.sample();
+                let apart = Millis(self.demand.ended.since(self.demand.began).0.div_ceil(SAMPLES.1));
+                self.at(self.now() + apart.max(SAMPLES.0), Event::Sample);
             }
         }
     }

@@ -5,6 +5,7 @@ use crate::ids::PodUid;
 use crate::scheduling::explaining::fragmentation::fragmented_vram;
 use crate::scheduling::verbs::Cluster;
 use crate::units::{Bytes, Millis, Moment};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Of one loop.
@@ -17,12 +18,22 @@ pub struct Tally {
     /// Pods that came back after an eviction.
     pub returned: u64,
     pub evictions: u64,
-    /// VRAM at each sample, summed up, and how many there were.
-    samples: u64,
-    allocated: u128,
-    capacity: u128,
-    stranded: u128,
-    stranded_last: Bytes,
+    /// The cluster from time to time, in order.
+    pub samples: Vec<LoopSample>,
+}
+
+/// A loop at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoopSample {
+    /// Since the recording began.
+    pub after: Millis,
+    pub capacity: Bytes,
+    pub allocated: Bytes,
+    /// Free VRAM that pods like the latest cannot use.
+    pub stranded: Bytes,
+    /// Pods that could have a place and have none.
+    pub waiting: u64,
 }
 
 /// A pod that came, and where it went first.
@@ -35,23 +46,31 @@ pub struct FirstPlacement {
 }
 
 impl Tally {
-    pub fn sample(&mut self, cluster: &Cluster) {
+    pub fn sample(&mut self, cluster: &Cluster, began: Moment, waiting: usize) {
         let totals = cluster.totals();
-        self.stranded_last = fragmented_vram(cluster);
-        self.samples += 1;
-        self.allocated += u128::from(totals.charged.0);
-        self.capacity += u128::from(totals.capacity.0);
-        self.stranded += u128::from(self.stranded_last.0);
+        self.samples.push(LoopSample {
+            after: cluster.now().since(began),
+            capacity: totals.capacity,
+            allocated: totals.charged,
+            stranded: fragmented_vram(cluster),
+            waiting: waiting as u64,
+        });
     }
 
     /// Of allocatable VRAM, the part that was allocated on average, in percent; `None` of a cluster without GPUs.
     pub fn allocated_percent(&self) -> Option<f64> {
-        (self.capacity > 0).then(|| (self.allocated * 10_000 / self.capacity) as f64 / 100.0)
+        let [allocated, capacity] = [self.sum(|sample| sample.allocated), self.sum(|sample| sample.capacity)];
+        (capacity > 0).then(|| (allocated * 10_000 / capacity) as f64 / 100.0)
     }
 
     /// Free VRAM that pods like the latest cannot use: on average over the recording, and at its end.
     pub fn stranded(&self) -> (Bytes, Bytes) {
-        let mean = self.stranded / u128::from(self.samples.max(1));
-        (Bytes(u64::try_from(mean).unwrap_or(u64::MAX)), self.stranded_last)
+        let mean = self.sum(|sample| sample.stranded) / (self.samples.len() as u128).max(1);
+        let last = self.samples.last().map(|sample| sample.stranded);
+        (Bytes(u64::try_from(mean).unwrap_or(u64::MAX)), last.unwrap_or_default())
+    }
+
+    fn sum(&self, figure: impl Fn(&LoopSample) -> Bytes) -> u128 {
+        self.samples.iter().map(|sample| u128::from(figure(sample).0)).sum()
     }
 }

@@ -74,11 +74,10 @@ impl Recorded {
         self.note(asked.clone());
         let view = self.cluster.apply(asked);
         let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
-        let names = || names.iter().map(String::as_str);
         let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
-        let list = filter(&view, names().collect::<Vec<_>>().into_iter(), &mut scores);
+        let list = filter(&view, names.iter().map(String::as_str), &mut scores);
         let Some(best) = list.best.first() else {
-            let refused = refused(&view, names());
+            let refused = refused(&view, &list);
             self.note(refused.clone());
             self.cluster.apply(refused);
             return None;

@@ -5,7 +5,6 @@ use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, Sketch, name, pod};
 use super::{ClusterAccess, Explanation, ShownNodes, explain};
-use crate::scheduling::ledger::Classifications;
 use crate::scheduling::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::scheduling::verbs::Cluster;
 use crate::scheduling::vocabulary::cluster_share::TenantLimit;
@@ -316,9 +315,7 @@ impl ClusterAccess for Changing {
     fn look<R>(&mut self, look: impl FnOnce(&mut Cluster) -> R) -> R {
         self.looks += 1;
         if self.looks == 2 {
-            self.world
-                .ledger
-                .set_policy(with_classes(vec![Class::named("all")]), &Classifications::default());
+            self.world.ledger.set_policy(with_classes(vec![Class::named("all")]));
         }
         look(&mut self.world.ledger)
     }

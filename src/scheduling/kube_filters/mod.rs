@@ -27,6 +27,7 @@ pub use requirements::{AntiAffinity, NamespaceScope, NodeFootprint, Requirements
 pub use resources::Amounts;
 pub use volumes::{StorageKind, StorageObject};
 
+use super::sharing::ShardedMap;
 use super::vocabulary::demand::HostResources;
 use crate::ids::{NodeName, PodUid};
 use crate::units::{Bytes, MilliCpu};
@@ -45,13 +46,13 @@ use volumes::{VolumeIndex, VolumeIndexState, VolumeRules};
 pub struct ClusterFilters {
     seen: FilterSnapshot,
     /// The node of each bound pod.
-    places: BTreeMap<PodUid, NodeName>,
+    places: FxHashMap<PodUid, NodeName>,
 }
 
 /// The view at one moment, to be read without its lock. Cheap to take: node states are shared until they change.
 #[derive(Debug, Clone, Default)]
 pub struct FilterSnapshot {
-    pages: FxHashMap<NodeName, Arc<FilterNodeState>>,
+    pages: ShardedMap<NodeName, Arc<FilterNodeState>>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     /// By bound pod, the requirements of its successor; stored only where pods may be moved.
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
@@ -95,7 +96,7 @@ pub struct FilterQuery<'a> {
 impl ClusterFilters {
     /// Sets a node as it is now.
     pub fn set_machine(&mut self, mut machine: FilterNode) {
-        let page = self.seen.pages.entry(machine.name.clone()).or_default();
+        let page = self.seen.pages.get_or_insert_with(machine.name.clone(), Arc::default);
         if page.machine.as_deref() == Some(&machine) {
             return;
         }
@@ -132,7 +133,7 @@ impl ClusterFilters {
         let ports = shared_if_empty(footprint.ports);
         let amounts = Amounts { others: shared_if_empty(footprint.amounts.others), ..footprint.amounts };
         self.places.insert(uid.clone(), node.clone());
-        let page = self.seen.pages.entry(node.clone()).or_default();
+        let page = self.seen.pages.get_or_insert_with(node.clone(), Arc::default);
         Arc::make_mut(page)
             .insert(uid, NodeFootprint { node, amounts, ports, repels, volumes, claims_devices });
     }
@@ -194,9 +195,9 @@ impl ClusterFilters {
         self.seen.volumes.names(kind)
     }
 
-    /// Every known pod, bound ones first, each in order of UID.
+    /// All known pods, in no order.
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
-        self.places.keys().chain(self.seen.waiting.keys())
+        self.seen.pods_in_no_order()
     }
 
     pub fn snapshot(&self) -> FilterSnapshot {
@@ -241,11 +242,10 @@ impl ClusterFilters {
 impl FilterSnapshot {
     /// The whole state of the view that it was taken of.
     pub fn export(&self) -> ClusterFiltersState {
-        #[expect(clippy::disallowed_methods, reason = "sorted below")]
-        let mut machines: Vec<_> = self.pages.values().filter_map(|page| page.machine.clone()).collect();
+        let pages = || self.pages.in_no_order().map(|(_, page)| page);
+        let mut machines: Vec<_> = pages().filter_map(|page| page.machine.clone()).collect();
         machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        #[expect(clippy::disallowed_methods, reason = "they are put into an order")]
-        let pods = self.pages.values().flat_map(|page| page.pods());
+        let pods = pages().flat_map(|page| page.pods());
         ClusterFiltersState {
             machines,
             bound: pods.map(|(uid, footprint)| (uid.clone(), footprint.clone())).collect(),
@@ -271,6 +271,12 @@ impl FilterSnapshot {
     /// The requirements of a pending pod.
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.waiting.get(pod).map(|wants| &**wants)
+    }
+
+    /// All known pods, in no order.
+    pub fn pods_in_no_order(&self) -> impl Iterator<Item = &PodUid> {
+        let bound = self.pages.in_no_order().flat_map(|(_, page)| page.pods());
+        bound.map(|(uid, _)| uid).chain(self.waiting.keys())
     }
 
     /// The requirements of a bound pod's successor.

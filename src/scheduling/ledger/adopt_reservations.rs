@@ -7,12 +7,12 @@
 
 use super::Ledger;
 use super::pod_state::PodState;
-use crate::ids::{LeaderEpoch, NodeName, PodUid};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Under which epoch this replica leads, if it does, and the reservations that do not come from it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -20,11 +20,22 @@ pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
     unknown: BTreeSet<PodUid>,
+    /// Pods without a node that show a reservation, whoever made it, as they were last seen.
+    #[serde(default)]
+    shown: BTreeSet<PodUid>,
 }
 
 impl ReservationOrigin {
     pub(super) fn is_leading(&self) -> bool {
         self.leader.is_some()
+    }
+
+    /// The pod was seen with a reservation, or without.
+    pub(super) fn note_shown(&mut self, uid: &PodUid, shows_one: bool) {
+        match shows_one {
+            true => _ = self.shown.insert(uid.clone()),
+            false => _ = self.shown.remove(uid),
+        }
     }
 }
 
@@ -36,13 +47,15 @@ impl Ledger {
 
     /// Observed reservations are mirrored from here on, whatever they are.
     pub(in crate::scheduling) fn stop_leading(&mut self) {
-        self.origin = ReservationOrigin::default();
+        let shown = std::mem::take(&mut self.origin.shown);
+        self.origin = ReservationOrigin { shown, ..ReservationOrigin::default() };
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
     /// tick of the clock.
     pub(in crate::scheduling) fn begin_leading(&mut self, epoch: LeaderEpoch) {
-        self.origin = ReservationOrigin { leader: Some(epoch), unknown: BTreeSet::new() };
+        self.origin.leader = Some(epoch);
+        self.origin.unknown.clear();
         self.adopt_reservations(|_| true);
     }
 
@@ -56,6 +69,16 @@ impl Ledger {
     /// Pods that show a reservation that this leader did not make. Each is answered once for each time it is shown.
     pub(in crate::scheduling) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.origin.unknown)
+    }
+
+    /// Waiting pods that show a reservation and have none: the write that ends it was lost, or is on its way.
+    pub fn pods_showing_ended_reservations(&self) -> BTreeMap<PodUid, PodKey> {
+        let ended = |uid: &PodUid| {
+            let pod_state = self.pod_states.get(uid)?;
+            let has_none = pod_state.waiting()?.reservation.is_none();
+            has_none.then(|| (uid.clone(), pod_state.key.clone()))
+        };
+        self.origin.shown.iter().filter_map(ended).collect()
     }
 
     /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.

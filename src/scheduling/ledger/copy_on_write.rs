@@ -1,39 +1,27 @@
 //! The maps of pods and nodes, kept so that a copy of the ledger is made at once: a copy shares what neither side has changed
 //! since.
 //!
-//! A plan works on a copy that is made while everything else waits for the lock. Of pods, of which there may be a hundred
-//! thousand, only shards are counted then; the first change of a pod afterwards copies its shard only. What the states mean is
-//! not known here.
+//! A plan works on a copy that is made while everything else waits for the lock. Of pods, of which there may be a million, only
+//! shards are counted then, and of nodes pieces; the first change of one afterwards copies its shard or its piece only. What the
+//! states mean is not known here.
 
 use super::node_state::NodeState;
 use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use crate::scheduling::sharing::{PieceList, ShardedMap};
 use std::collections::BTreeMap;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 
-/// So many that a shard of a large cluster has some hundreds of pods, and few enough to be counted in a microsecond.
-const SHARDS: usize = 256;
-
-type PodShard = FxHashMap<PodUid, Arc<PodState>>;
-
 /// All pods, by UID.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PodMap {
-    shards: Box<[Arc<PodShard>]>,
+    pods: ShardedMap<PodUid, Arc<PodState>>,
 }
 
 /// All nodes, in order of name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NodeMap {
-    nodes: BTreeMap<NodeName, Arc<NodeState>>,
-}
-
-impl Default for PodMap {
-    fn default() -> Self {
-        Self { shards: std::iter::repeat_with(Arc::default).take(SHARDS).collect() }
-    }
+    nodes: PieceList<Arc<NodeState>>,
 }
 
 #[cfg(test)]
@@ -50,113 +38,123 @@ fn look() {
 impl PodMap {
     pub(super) fn get(&self, uid: &PodUid) -> Option<&PodState> {
         look();
-        self.shards[shard_of(uid)].get(uid).map(|pod_state| &**pod_state)
+        self.pods.get(uid).map(|pod_state| &**pod_state)
     }
 
     pub(super) fn contains_key(&self, uid: &PodUid) -> bool {
-        self.shards[shard_of(uid)].contains_key(uid)
+        self.pods.contains_key(uid)
     }
 
     pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodState> {
-        let shard = &mut self.shards[shard_of(uid)];
-        // A pod that is not there needs no copy of its shard.
-        if !shard.contains_key(uid) {
-            return None;
-        }
-        Arc::make_mut(shard).get_mut(uid).map(Arc::make_mut)
+        self.pods.get_mut(uid).map(Arc::make_mut)
     }
 
     pub(super) fn get_or_insert(&mut self, uid: PodUid, pod_state: PodState) -> &mut PodState {
-        let shard = Arc::make_mut(&mut self.shards[shard_of(&uid)]);
-        Arc::make_mut(shard.entry(uid).or_insert_with(|| Arc::new(pod_state)))
+        Arc::make_mut(self.pods.get_or_insert_with(uid, || Arc::new(pod_state)))
     }
 
     pub(super) fn insert(&mut self, uid: PodUid, pod_state: PodState) {
-        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, Arc::new(pod_state));
+        self.insert_shared(uid, Arc::new(pod_state));
     }
 
     pub(super) fn remove(&mut self, uid: &PodUid) {
-        let shard = &mut self.shards[shard_of(uid)];
-        if shard.contains_key(uid) {
-            Arc::make_mut(shard).remove(uid);
-        }
+        self.pods.remove(uid);
     }
 
     /// The pods themselves, shared with this map, in order of UID.
-    #[expect(clippy::disallowed_methods, reason = "they are put into an order")]
     pub(super) fn shared(&self) -> BTreeMap<PodUid, Arc<PodState>> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.iter())
-            .map(|(uid, pod)| (uid.clone(), pod.clone()))
-            .collect()
+        self.pods.in_no_order().map(|(uid, pod)| (uid.clone(), pod.clone())).collect()
     }
 
     pub(super) fn insert_shared(&mut self, uid: PodUid, pod_state: Arc<PodState>) {
-        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, pod_state);
+        self.pods.insert(uid, pod_state);
     }
 
     /// All pods, in no order: for sums, and for what is put into an order afterwards.
-    #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub(super) fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.iter())
-            .inspect(|_| look())
-            .map(|(uid, pod_state)| (uid, &**pod_state))
+        self.pods.in_no_order().inspect(|_| look()).map(|(uid, pod_state)| (uid, &**pod_state))
+    }
+
+    /// Pods that are others, or are not there, in a copy that was made earlier; in no order.
+    pub(super) fn changed_since<'a>(
+        &'a self,
+        earlier: &'a Self,
+    ) -> impl Iterator<Item = (&'a PodUid, &'a Arc<PodState>)> {
+        let unshared = self.pods.unshared_with(&earlier.pods);
+        unshared.filter(|(uid, pod)| !earlier.pods.get(*uid).is_some_and(|known| Arc::ptr_eq(known, pod)))
     }
 
     /// Changes all pods, each by itself.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "each is changed by itself, and nothing follows from their order"
-    )]
     pub(super) fn change_each(&mut self, mut change: impl FnMut(&mut PodState)) {
-        for shard in &mut self.shards {
-            Arc::make_mut(shard).values_mut().for_each(|pod_state| change(Arc::make_mut(pod_state)));
-        }
+        self.pods.change_each(|pod_state| change(Arc::make_mut(pod_state)));
     }
-}
-
-/// By bits of the hash that the shard itself does not go by.
-fn shard_of(uid: &PodUid) -> usize {
-    (FxBuildHasher.hash_one(uid) >> 40) as usize % SHARDS
 }
 
 impl NodeMap {
     pub(super) fn get(&self, name: &NodeName) -> Option<&NodeState> {
-        self.nodes.get(name).map(|node_state| &**node_state)
+        let place = self.place_of(name).ok()?;
+        Some(&self.nodes[place])
     }
 
     pub(super) fn get_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
-        self.nodes.get_mut(name).map(Arc::make_mut)
+        let place = self.place_of(name).ok()?;
+        self.nodes.get_mut(place).map(Arc::make_mut)
     }
 
     /// The node, of which nothing but its name is known if it is new.
     pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
-        let node = self.nodes.entry(name.clone());
-        Arc::make_mut(node.or_insert_with(|| Arc::new(NodeState::new(name.clone()))))
+        let place = self.place_of(name).unwrap_or_else(|place| {
+            self.nodes.insert(place, Arc::new(NodeState::new(name.clone())));
+            place
+        });
+        self.nodes.get_mut(place).map(Arc::make_mut).expect("it was there or was just inserted")
     }
 
     pub(super) fn remove(&mut self, name: &NodeName) {
-        self.nodes.remove(name);
+        if let Ok(place) = self.place_of(name) {
+            self.nodes.remove(place);
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
-        self.nodes.iter().map(|(name, node_state)| (name, &**node_state))
+        self.values().map(|node_state| (&node_state.view().name, node_state))
     }
 
     /// The nodes themselves, shared with this map, in order of name.
     pub(super) fn shared(&self) -> Vec<Arc<NodeState>> {
-        self.nodes.values().cloned().collect()
+        self.nodes.iter().cloned().collect()
     }
 
     pub(super) fn insert_shared(&mut self, node_state: Arc<NodeState>) {
-        self.nodes.insert(node_state.view().name.clone(), node_state);
+        match self.place_of(&node_state.view().name) {
+            Ok(place) => *self.nodes.get_mut(place).expect("it was just found") = node_state,
+            Err(place) => self.nodes.insert(place, node_state),
+        }
+    }
+
+    /// The node itself, shared with this map.
+    pub(super) fn get_shared(&self, name: &NodeName) -> Option<&Arc<NodeState>> {
+        let place = self.place_of(name).ok()?;
+        self.nodes.get(place)
+    }
+
+    /// Nodes that are others, or are not there, in a copy that was made earlier.
+    pub(super) fn changed_since<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a NodeName> {
+        let is_same = |node_state: &Arc<NodeState>| {
+            let known = earlier.get_shared(&node_state.view().name);
+            known.is_some_and(|known| Arc::ptr_eq(known, node_state))
+        };
+        let unshared = self.nodes.unshared_with(&earlier.nodes);
+        unshared.filter(move |node_state| !is_same(node_state)).map(|node_state| &node_state.view().name)
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &NodeState> {
-        self.nodes.values().map(|node_state| &**node_state)
+        self.nodes.iter().map(|node_state| &**node_state)
+    }
+
+    /// The place of a node, or where it would be.
+    fn place_of(&self, name: &NodeName) -> Result<usize, usize> {
+        self.nodes.search(|node_state| node_state.view().name.cmp(name))
     }
 }
 
@@ -214,18 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn a_change_copies_one_shard_and_one_pod_and_what_is_not_there_none() {
+    fn a_change_copies_one_pod() {
         let mut pods = filled(1000);
         let copy = pods.clone();
-        let shared = |pods: &PodMap| {
-            let shards = pods.shards.iter().zip(copy.shards.iter());
-            shards.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
-        };
-        assert!(pods.get_mut(&uid(5000)).is_none());
-        pods.remove(&uid(5000));
-        assert_eq!(shared(&pods), SHARDS);
         try_again(&mut pods, 7);
-        assert_eq!(shared(&pods), SHARDS - 1);
         let all = || copy.in_no_order().map(|(uid, pod_state)| (uid, std::ptr::from_ref(pod_state)));
         let same =
             all().filter(|(uid, pod_state)| std::ptr::from_ref(pods.get(uid).unwrap()) == *pod_state).count();
@@ -233,8 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn shelves_fill_evenly() {
-        let most = filled(10_000).shards.iter().map(|shard| shard.len()).max().unwrap();
-        assert!(most < 100, "of 39 on the average one has {most}");
+    fn nodes_are_in_order_of_name_and_a_copy_does_not_see_what_changes() {
+        let name = |n: usize| NodeName::parse(&format!("n-{n:03}")).unwrap();
+        let mut nodes = NodeMap::default();
+        (0..300).for_each(|n| nodes.open(&name(n * 7 % 300)).add_pod(&uid(n)));
+        let copy = nodes.clone();
+        nodes.remove(&name(5));
+        nodes.remove(&name(5));
+        nodes.open(&name(6)).add_pod(&uid(400));
+        assert!(nodes.values().map(|node_state| &node_state.view().name).is_sorted());
+        let pods = |nodes: &NodeMap, n| nodes.get(&name(n)).map(|node_state| node_state.pods().len());
+        assert_eq!([pods(&nodes, 5), pods(&nodes, 6), pods(&nodes, 7)], [None, Some(2), Some(1)]);
+        assert_eq!([pods(&copy, 5), pods(&copy, 6)], [Some(1), Some(1)]);
+        assert_eq!((nodes.iter().count(), copy.iter().count()), (299, 300));
     }
 }

@@ -21,6 +21,7 @@
 //! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
+//! | [`shared_parts`] | what pods show alike | equal parts are one |
 //! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
 //! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
 //!
@@ -60,6 +61,7 @@ mod reservation_status;
 mod reservations;
 mod resource_slices;
 mod set_policy;
+mod shared_parts;
 mod spare;
 mod start_samples;
 mod start_times;
@@ -80,10 +82,10 @@ pub use pod_state::{
 };
 pub use potential_victim::{PodEvictionCost, PotentialVictim, discharge, settle_class_exclusions};
 pub use preemptor::{KeepReason, NearestModels, Preemptor};
-pub use query::Totals;
+pub use query::{NodesAtOneTime, Totals};
 pub use reservation_status::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
-pub use set_policy::{Classifications, GPU_LABELS};
+pub use set_policy::{Classifications, GPU_LABELS, PreparedPolicy, RetiredPolicy};
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub use state::{LedgerState, LoadError};
 pub use tenant_usage::{QuotaStatus, TenantQuota, TenantShares};
@@ -111,6 +113,7 @@ use owner_evictions::OwnerEvictions;
 use packing::PackingState;
 use pod_states::{PodMove, PodStates};
 use resource_slices::ResourceSlices;
+use shared_parts::SharedParts;
 use start_times::StartTimes;
 use std::sync::Arc;
 use waiting_pods::WaitingPods;
@@ -135,6 +138,7 @@ pub struct Ledger {
     origin: ReservationOrigin,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
+    shared_parts: SharedParts,
 }
 
 impl Ledger {
@@ -164,8 +168,21 @@ impl Ledger {
         self.node_states.snapshot(self.packing.model(), self.start_times.model())
     }
 
+    /// A copy to read, made at once: it shares what neither side changes. Readings do not age there.
+    pub fn to_read(&self) -> Self {
+        Self {
+            waiting_pods: self.waiting_pods.clone(),
+            packing: self.packing.clone(),
+            start_times: self.start_times.clone(),
+            origin: self.origin.clone(),
+            slices: self.slices.clone(),
+            overuse: self.overuse.clone(),
+            ..self.scratch()
+        }
+    }
+
     /// A copy to plan on, made at once: it shares what neither side changes. Readings do not age there and the queue is empty,
-    /// because no time passes on a copy; it makes a snapshot of its own, and does not lead.
+    /// because no time passes on a copy; and it does not lead.
     pub fn scratch(&self) -> Self {
         Self {
             policy: self.policy.clone(),
@@ -183,6 +200,7 @@ impl Ledger {
             // Nodes change kind on the ledger itself only.
             slices: Arc::default(),
             overuse: OverusingPods::default(),
+            shared_parts: SharedParts::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
 use super::pod_states::{PodMove, PodStates};
 use super::publication::Publication;
+use super::set_policy::PolicyChange;
 use super::tenant_usage::TenantUsages;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::placing::learned::PackingModel;
@@ -60,7 +61,7 @@ impl StoredNodes {
 }
 
 impl NodeStates {
-    /// A copy to plan on: it shares the states of all nodes. Readings do not age there, and it makes a snapshot of its own.
+    /// A copy: it shares the states of all nodes, and the snapshot. Readings do not age there.
     pub(super) fn scratch(&self) -> Self {
         Self {
             nodes: self.nodes.clone(),
@@ -69,7 +70,7 @@ impl NodeStates {
             with_loans: self.with_loans.clone(),
             with_lenders: self.with_lenders.clone(),
             spare: self.spare,
-            publication: Publication::at(self.publication.generation(), self.publication.epoch()),
+            publication: self.publication.clone(),
         }
     }
 
@@ -118,6 +119,10 @@ impl NodeStates {
             loaded.spare.replace(&SpareCounts::default(), &now);
         }
         Ok(loaded)
+    }
+
+    pub(super) fn nodes(&self) -> &NodeMap {
+        &self.nodes
     }
 
     /// A node that exists, or on which pods are.
@@ -199,7 +204,7 @@ impl NodeStates {
     ) -> bool {
         let is_new = self.nodes.open(name).create(kind, policy);
         if is_new {
-            self.publication.note_nodes_changed();
+            self.publication.note_came_or_went(name);
             self.refresh(name, pods, policy);
         }
         is_new
@@ -212,7 +217,7 @@ impl NodeStates {
         self.count_spare(name);
         // A node that comes back under its name may be another machine.
         self.forget_reading(name, policy);
-        self.publication.note_nodes_changed();
+        self.publication.note_came_or_went(name);
         self.publication.next_generation();
         true
     }
@@ -285,21 +290,81 @@ impl NodeStates {
         }
     }
 
-    /// Brings every node to another policy.
-    pub(super) fn set_policy(&mut self, now: Moment, pods: &PodStates, policy: &Policy) {
-        // The sums are by tenants of the old policy.
-        self.usages = TenantUsages::default();
-        self.aging.clear();
-        let names: Vec<NodeName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
-        for name in &names {
-            let node_state = self.nodes.get_mut(name).expect("it was just listed");
-            node_state.forget_usage();
-            node_state.admit_by(policy);
+    /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a node is
+    /// remembered with the policy's version, too.
+    pub(super) fn under_policy(&self, change: &PolicyChange<'_>, pods: &PodStates) -> Self {
+        let publication = Publication::at(self.publication.generation(), self.publication.epoch());
+        let mut changed = Self { nodes: self.nodes.clone(), publication, ..Self::default() };
+        let names: Vec<NodeName> = changed.nodes.iter().map(|(name, _)| name.clone()).collect();
+        names.iter().for_each(|name| changed.bring_under_policy(name, change, pods));
+        changed
+    }
+
+    /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy are
+    /// brought under the policy now. Answers what was here.
+    pub(super) fn take_changed(
+        &mut self,
+        earlier: &Self,
+        mut changed: Self,
+        change: &PolicyChange<'_>,
+        pods: &PodStates,
+    ) -> Self {
+        let since = self.nodes.changed_since(&earlier.nodes).chain(earlier.nodes.changed_since(&self.nodes));
+        let since: BTreeSet<NodeName> = since.cloned().collect();
+        changed.publication.follow(&self.publication, &since);
+        for name in &since {
+            changed.take_out(name, change.policy);
+            if let Some(node_state) = self.nodes.get_shared(name) {
+                changed.nodes.insert_shared(node_state.clone());
+                changed.bring_under_policy(name, change, pods);
+            }
         }
-        for name in &names {
-            self.note_age(name, now, policy);
-            self.refresh(name, pods, policy);
+        // Time has passed since the copy was made.
+        while let Some(name) = changed.take_aged(change.now) {
+            changed.bring_view_under_policy(&name, change, pods);
         }
+        std::mem::replace(self, changed)
+    }
+
+    /// Brings a node of which nothing is in the sums yet under a policy.
+    fn bring_under_policy(&mut self, name: &NodeName, change: &PolicyChange<'_>, pods: &PodStates) {
+        let policy = change.policy;
+        let node_state = self.nodes.get_mut(name).expect("it was just listed");
+        node_state.forget_sums();
+        if change.forgets_starts {
+            node_state.forget_starts();
+        }
+        node_state.admit_by(policy);
+        node_state.recount(pods, policy);
+        self.usages.replace(&[], node_state.usage(), policy);
+        note(&mut self.with_loans, name, node_state.has_loans());
+        self.bring_view_under_policy(name, change, pods);
+    }
+
+    fn bring_view_under_policy(&mut self, name: &NodeName, change: &PolicyChange<'_>, pods: &PodStates) {
+        let PolicyChange { policy, now, .. } = *change;
+        self.note_age(name, now, policy);
+        let node_state = self.nodes.get_mut(name).expect("it was just listed");
+        note(&mut self.with_lenders, name, node_state.has_sleeping_lenders());
+        let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
+        if view != *node_state.view() {
+            node_state.set_view(view, generation);
+            self.publication.publish(node_state.view());
+        }
+        self.count_spare(name);
+    }
+
+    /// Takes a node out, and what it adds to the sums.
+    fn take_out(&mut self, name: &NodeName, policy: &Policy) {
+        let Some(node_state) = self.nodes.get(name) else { return };
+        self.usages.replace(node_state.usage(), &[], policy);
+        self.spare.replace(node_state.counted_spare(), &SpareCounts::default());
+        if let Some(due) = node_state.ages_at(&policy.telemetry) {
+            self.aging.remove(&(due, name.clone()));
+        }
+        self.with_loans.remove(name);
+        self.with_lenders.remove(name);
+        self.nodes.remove(name);
     }
 
     /// Takes in what was measured on a node that exists. Answers where it shows pods of which no record says on which GPUs
@@ -341,21 +406,12 @@ impl NodeStates {
         self.aging.pop_first().map(|(_, name)| name)
     }
 
-    /// Forgets how long engines took to start, on every node. Their views follow with the next refresh.
-    pub(super) fn forget_starts(&mut self) {
-        let names: Vec<NodeName> = self.nodes.iter().map(|(name, _)| name.clone()).collect();
-        for name in &names {
-            self.nodes.get_mut(name).expect("it was just listed").forget_starts();
-        }
-    }
-
     /// Forgets a node that does not exist and has no pods.
     pub(super) fn forget_if_empty(&mut self, name: &NodeName) {
         if self.get(name).is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty()) {
             self.nodes.remove(name);
             self.with_loans.remove(name);
             self.with_lenders.remove(name);
-            self.publication.forget(name);
         }
     }
 }

@@ -80,6 +80,13 @@ impl Ledger {
         }
     }
 
+    /// Gives a reading the names that are known of its node, as [`Ledger::read`] does: whoever keeps a copy of it keeps no names.
+    pub fn rename(&self, node: &NodeName, reading: &mut NodeReading) {
+        if let Some(node_state) = self.node_states.get(node) {
+            node_state.rename(reading);
+        }
+    }
+
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     /// Answers the engines that have woken over VRAM that they had lent.
     pub(in crate::scheduling) fn read(&mut self, name: &NodeName, reading: NodeReading) -> Vec<PodUid> {
@@ -125,10 +132,15 @@ impl Ledger {
             let classification = self.policy.classify(&observation.demand.traits);
             observation.demand.take(classification);
         }
+        self.shared_parts.share(&mut observation.demand);
         let uid = observation.uid.clone();
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
+                // A request of kube-scheduler says nothing of it.
+                if observation.observed.is_some() {
+                    self.origin.note_shown(&uid, reservation.is_some());
+                }
                 let reservation = self.believed(&uid, reservation);
                 let had_reservation = self.pod_states.reservation(&uid).is_some();
                 self.observe_waiting(
@@ -150,6 +162,7 @@ impl Ledger {
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
+                self.origin.note_shown(&uid, false);
                 let bound = BoundPod::new(node, devices, self.now);
                 let warning =
                     self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
@@ -198,6 +211,7 @@ impl Ledger {
     /// The pod is gone or finished; what it had is free.
     pub(in crate::scheduling) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let pod_state = self.pod_states.get(uid)?.clone();
+        self.origin.note_shown(uid, false);
         if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
             node_state.note_departed(uid, &pod_state, self.now);
         }

@@ -7,7 +7,6 @@
 use super::copy_on_write::PodMap;
 use super::pod_state::{PodPhase, PodState, WaitingPod};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::disruption_info::{DisruptionInfo, GroupKey};
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Moment;
@@ -182,9 +181,31 @@ impl PodStates {
         }
     }
 
-    /// Brings the demand of every pod to another policy, in no order.
-    pub(super) fn classify_each(&mut self, mut classify: impl FnMut(&mut Demand)) {
-        self.pods.change_each(|pod_state| classify(&mut pod_state.demand));
+    /// The same pods, each changed by itself and in no way that moves it.
+    pub(super) fn with_each_changed(&self, change: impl FnMut(&mut PodState)) -> Self {
+        let mut changed = self.clone();
+        changed.pods.change_each(change);
+        changed
+    }
+
+    /// Takes the pods of `changed`, which were made of an `earlier` copy by that change. Pods that have come or changed since the copy
+    /// are changed now, and those that went stay away. Answers the pods that were here.
+    pub(super) fn take_changed(
+        &mut self,
+        earlier: &Self,
+        changed: Self,
+        change: impl Fn(&mut PodState),
+    ) -> PodMap {
+        let mut pods = changed.pods;
+        for (uid, pod_state) in self.pods.changed_since(&earlier.pods) {
+            let mut pod_state = PodState::clone(pod_state);
+            change(&mut pod_state);
+            pods.insert(uid.clone(), pod_state);
+        }
+        for (uid, _) in earlier.pods.changed_since(&self.pods).filter(|(uid, _)| !self.contains(uid)) {
+            pods.remove(uid);
+        }
+        std::mem::replace(&mut self.pods, pods)
     }
 
     /// Takes out the first deadline that has passed by `now`, and answers it with its pod.
@@ -204,11 +225,6 @@ impl PodStates {
             due.find(|due| reservations == ExpiredReservations::End || !is_of_reservation(due)).cloned()?;
         self.deadlines.remove(&due);
         Some(due)
-    }
-
-    /// Forgets how long engines are expected to take.
-    pub(super) fn forget_starts(&mut self) {
-        self.pods.change_each(|pod_state| pod_state.start = None);
     }
 
     fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodMap)) -> PodMove {

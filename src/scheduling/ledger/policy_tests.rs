@@ -66,7 +66,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
         ..Class::named("weak")
     });
     harsh.headroom = Headroom::all(Percent::new(20).unwrap());
-    ledger.set_policy(harsh, &Classifications::default());
+    ledger.set_policy(harsh);
     assert_eq!(candidates(&ledger, "urgent"), 1);
     assert_eq!(ledger.free_gib("n"), [44, 64]);
     assert_eq!(ledger.policy().version, old.version + 1);
@@ -78,18 +78,20 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 }
 
 #[test]
-fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
+fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
     ledger.wait("known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
-    ledger.wait("missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+    ledger.wait("gone", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
     let new = with_class(Class {
         matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
         ..Class::named("ours")
     });
-    let traits = ledger.pod_state(&uid("known")).unwrap().demand.traits.clone();
-    let classified: Classifications = [(traits.clone(), new.classify(&traits))].into_iter().collect();
-    ledger.set_policy(new, &classified);
+    let prepared = PreparedPolicy::new(ledger.scratch(), new);
+    ledger.release(&uid("gone"));
+    ledger.wait("missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+    ledger.take_policy(prepared);
+    assert!(ledger.pod_state(&uid("gone")).is_none());
     for pod in ["known", "missed"] {
         let demand = &ledger.pod_state(&uid(pod)).unwrap().demand;
         assert_eq!(ledger.policy().class(demand.class).name, "ours");
@@ -336,7 +338,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         let old = ledger.policy().clone();
         ledger.wait("pod", of_tenant(&old, 20, 0));
         reserve(&mut ledger, "pod").unwrap();
-        ledger.set_policy(policy, &Classifications::default());
+        ledger.set_policy(policy);
         let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
         let assumed = ledger.assume(&uid("pod"), &node("n")).map(drop);
         assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);

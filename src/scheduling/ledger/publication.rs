@@ -4,6 +4,7 @@
 //! for thousands of them; otherwise they are noted and copied in when the next one is asked for.
 
 use super::copy_on_write::NodeMap;
+use super::node_state::NodeState;
 use crate::ids::NodeName;
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::placing::snapshot::Snapshot;
@@ -12,6 +13,9 @@ use crate::scheduling::vocabulary::node::Node;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// If more nodes have changed, a snapshot is made anew: to put one node after the other in its place would take longer.
+const MOST_CHANGED: usize = 512;
+
 #[derive(Debug, Clone, Default)]
 pub(super) struct Publication {
     /// Rises with every change of what a pod could be allocated.
@@ -19,8 +23,9 @@ pub(super) struct Publication {
     /// How often nodes came or went.
     epoch: u64,
     published: Arc<Snapshot>,
+    /// Nodes that came, went or changed since.
     changed: BTreeSet<NodeName>,
-    /// A node came or went since.
+    /// The snapshot has nothing of what is known.
     is_outdated: bool,
 }
 
@@ -45,9 +50,15 @@ impl Publication {
     }
 
     /// A node came or went.
-    pub(super) fn note_nodes_changed(&mut self) {
-        self.is_outdated = true;
+    pub(super) fn note_came_or_went(&mut self, name: &NodeName) {
+        self.changed.insert(name.clone());
         self.epoch += 1;
+    }
+
+    /// Goes on from another one, as one change more: nodes that came, went or changed there since this one was made.
+    pub(super) fn follow(&mut self, other: &Self, changed: &BTreeSet<NodeName>) {
+        (self.generation, self.epoch) = (other.generation + 1, other.epoch);
+        self.changed.extend(changed.iter().cloned());
     }
 
     /// Brings a changed node to the next reader.
@@ -67,27 +78,23 @@ impl Publication {
         Arc::make_mut(&mut self.published).set_packing_model(generation, packing_model);
     }
 
-    /// Nothing is known of the node any more.
-    pub(super) fn forget(&mut self, name: &NodeName) {
-        self.changed.remove(name);
-    }
-
     pub(super) fn snapshot(
         &mut self,
         nodes: &NodeMap,
         packing_model: &Arc<PackingModel>,
         start_model: &Arc<StartModel>,
     ) -> Arc<Snapshot> {
-        if self.is_outdated {
-            let nodes =
-                nodes.values().filter(|node_state| node_state.exists()).map(|node_state| node_state.view());
-            let snapshot = Snapshot::new(self.generation, self.epoch, nodes.cloned().collect());
+        let view = |node_state: &NodeState| node_state.exists().then(|| node_state.view().clone());
+        if self.is_outdated || self.changed.len() > MOST_CHANGED {
+            let snapshot =
+                Snapshot::new(self.generation, self.epoch, nodes.values().filter_map(view).collect());
             self.published = Arc::new(snapshot.with_packing_model(packing_model.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
-            let changed = self.changed.iter().filter_map(|name| nodes.get(name));
-            let changed =
-                changed.filter(|node_state| node_state.exists()).map(|node_state| node_state.view().clone());
-            Arc::make_mut(&mut self.published).update(self.generation, changed);
+            let changed = self.changed.iter().map(|name| (name, nodes.get(name).and_then(view)));
+            Arc::make_mut(&mut self.published).bring_to(self.generation, self.epoch, changed);
+        }
+        if self.published.packing_model() != &**packing_model {
+            Arc::make_mut(&mut self.published).set_packing_model(self.generation, packing_model.clone());
         }
         if !Arc::ptr_eq(self.published.start_model(), start_model) {
             Arc::make_mut(&mut self.published).set_start_model(start_model.clone());

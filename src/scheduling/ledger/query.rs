@@ -2,6 +2,7 @@
 
 use super::Ledger;
 use super::budget_index::BudgetIndex;
+use super::copy_on_write::NodeMap;
 use super::node_state::NodeState;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -35,6 +36,10 @@ pub struct Totals {
     pub lent: Bytes,
     pub borrowing: u64,
 }
+
+/// The nodes at one moment. To keep it costs little: nothing of the pods is kept with it.
+#[derive(Debug, Clone)]
+pub struct NodesAtOneTime(NodeMap);
 
 impl Ledger {
     /// The state of a pod that the ledger knows.
@@ -79,6 +84,11 @@ impl Ledger {
         &self.policy
     }
 
+    /// All pods, in no order: for sums, and for what is put into an order afterwards.
+    pub fn pods_in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
+        self.pod_states.in_no_order()
+    }
+
     /// All pods, in order of UID.
     pub fn pod_states(&self) -> BTreeMap<&PodUid, &PodState> {
         self.pod_states.in_no_order().collect()
@@ -94,6 +104,19 @@ impl Ledger {
     /// Whether a Node object of this name exists.
     pub fn has_node(&self, name: &NodeName) -> bool {
         self.node_states.existing(name).is_some()
+    }
+
+    /// The nodes as they are now, for [`Self::nodes_changed_since`].
+    pub fn nodes_now(&self) -> NodesAtOneTime {
+        NodesAtOneTime(self.node_states.nodes().clone())
+    }
+
+    /// Nodes that have changed, or come, since then, in no order.
+    pub fn nodes_changed_since<'a>(
+        &'a self,
+        earlier: &'a NodesAtOneTime,
+    ) -> impl Iterator<Item = &'a NodeName> {
+        self.node_states.nodes().changed_since(&earlier.0)
     }
 
     /// A node as decisions see it; also one that does not exist, as long as pods are there.

@@ -1,10 +1,14 @@
 //! Another policy for the same pods and nodes.
 //!
-//! To classify every pod anew may take a while, and no request should wait for it: [`Ledger::to_classify`] gives out what they
-//! show, the caller classifies them beside the lock, and [`Ledger::set_policy`] changes everything in one step, classifying only
-//! pods that came in between. So every decision is made by one policy or by the other.
+//! To classify a million pods anew, and to add up all nodes, takes seconds, and no request should wait for it. So it is done beside
+//! the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in place in one step.
+//! What has changed since the copy was made shows by what both do not share, and only that is done under the lock. So every decision
+//! is made by one policy or by the other, and whether a policy was prepared, and when, makes no difference.
 
 use super::Ledger;
+use super::copy_on_write::PodMap;
+use super::node_states::NodeStates;
+use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::vocabulary::classification::{Classification, PodTraits};
@@ -15,6 +19,80 @@ use std::sync::Arc;
 
 /// How pods that show the same are classified.
 pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
+
+/// A policy and everything that follows from it, made of a copy of a ledger.
+#[derive(Debug, Clone)]
+pub struct PreparedPolicy {
+    /// What it was made of.
+    earlier: Box<Ledger>,
+    /// The same under the policy.
+    changed: Box<Ledger>,
+    classified: Arc<Classifications>,
+}
+
+/// What was in force before. To let go of it takes as long as to go through all pods: do that beside the lock, too.
+#[derive(Debug)]
+pub struct RetiredPolicy {
+    _earlier: Box<Ledger>,
+    _pods: PodMap,
+    _nodes: NodeStates,
+}
+
+/// What pods and nodes are brought to. What was learned of starts does not count under a policy that says other speeds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PolicyChange<'a> {
+    pub policy: &'a Policy,
+    pub now: Moment,
+    pub forgets_starts: bool,
+}
+
+impl PreparedPolicy {
+    /// `copy` is [`Ledger::scratch`] of the ledger in which the policy shall be in force.
+    pub fn new(copy: Ledger, mut policy: Policy) -> Self {
+        policy.version = copy.policy.version + 1;
+        let policy = Arc::new(policy.with_namespaces(&copy.namespaces));
+        let mut classified = Classifications::default();
+        for (_, pod_state) in copy.pod_states.in_no_order() {
+            let traits = &pod_state.demand.traits;
+            if !classified.contains_key(traits) {
+                classified.insert(traits.clone(), policy.classify(traits));
+            }
+        }
+        let mut changed = copy.clone();
+        let forgets_starts = copy.policy.loading != policy.loading;
+        changed.pod_states = copy.pod_states.with_each_changed(|pod_state| {
+            let classification = classified[&pod_state.demand.traits];
+            bring_under(pod_state, classification, forgets_starts);
+        });
+        let change = PolicyChange { policy: &policy, now: copy.now, forgets_starts };
+        changed.node_states = copy.node_states.under_policy(&change, &changed.pod_states);
+        changed.policy = policy;
+        // The first request after the change finds it made.
+        changed.snapshot().sum_up();
+        Self { earlier: Box::new(copy), changed: Box::new(changed), classified: Arc::new(classified) }
+    }
+
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.changed.policy
+    }
+
+    /// How the policy classifies the pods that there were.
+    pub fn classified(&self) -> &Arc<Classifications> {
+        &self.classified
+    }
+
+    /// Whether it follows from what is known of the ledger now, but for pods and nodes.
+    fn is_current(&self, ledger: &Ledger) -> bool {
+        self.earlier.policy.version == ledger.policy.version && self.earlier.namespaces == ledger.namespaces
+    }
+}
+
+fn bring_under(pod_state: &mut PodState, classification: Classification, forgets_starts: bool) {
+    pod_state.demand.take(classification);
+    if forgets_starts {
+        pod_state.start = None;
+    }
+}
 
 /// One of these is `true` on a node with a GPU: those of GPU feature discovery, of Node feature discovery (a PCI device of vendor
 /// 10de, with or without its class) and of the GPU operator's stack for DRA. The agent's DaemonSet selects its nodes by the same.
@@ -27,37 +105,37 @@ pub const GPU_LABELS: [&str; 5] = [
 ];
 
 impl Ledger {
-    /// What all pods show.
-    pub fn to_classify(&self) -> Vec<Arc<PodTraits>> {
-        self.pod_states.in_no_order().map(|(_, pod_state)| pod_state.demand.traits.clone()).collect()
+    /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
+    /// is now.
+    pub(in crate::scheduling) fn set_policy(&mut self, policy: Policy) -> RetiredPolicy {
+        self.take_policy(PreparedPolicy::new(self.scratch(), policy))
     }
 
-    /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
-    /// is now. `classified` may lack some.
-    pub(in crate::scheduling) fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
-        let version = self.policy.version + 1;
-        policy.version = version;
-        // Labels may have changed since the pods were classified beforehand.
-        let (given, policy) = (policy.selections().clone(), policy.with_namespaces(&self.namespaces));
-        let is_current = |namespace: &str| {
-            given.get(namespace).copied().unwrap_or_default() == policy.selection(namespace)
-        };
-        self.pod_states.classify_each(|demand| {
-            let known = classified.get(&demand.traits).filter(|_| is_current(&demand.traits.namespace));
-            let known = known.map(|known| Classification { version, ..*known });
-            demand.take(known.unwrap_or_else(|| policy.classify(&demand.traits)));
+    /// The same of a policy that is prepared. If its preparation is out of date, it is prepared anew.
+    pub(in crate::scheduling) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+        if !prepared.is_current(self) {
+            return self.set_policy(Policy::clone(&prepared.changed.policy));
+        }
+        let PreparedPolicy { earlier, changed, .. } = prepared;
+        let Self { policy, pod_states, node_states, .. } = *changed;
+        let forgets_starts = self.policy.loading != policy.loading;
+        let pods = self.pod_states.take_changed(&earlier.pod_states, pod_states, |pod_state| {
+            bring_under(pod_state, policy.classify(&pod_state.demand.traits), forgets_starts);
         });
-        let before = std::mem::replace(&mut self.policy, Arc::new(policy));
-        if before.loading != self.policy.loading {
-            self.forget_start_times();
+        let change = PolicyChange { policy: &policy, now: self.now, forgets_starts };
+        let nodes =
+            self.node_states.take_changed(&earlier.node_states, node_states, &change, &self.pod_states);
+        let before = std::mem::replace(&mut self.policy, policy);
+        if forgets_starts {
+            self.start_times.forget();
         }
         self.evictions.move_to(&before, &self.policy);
         self.take_packing();
-        self.node_states.set_policy(self.now, &self.pod_states, &self.policy);
         if before.dra != self.policy.dra {
             self.note_all_published();
         }
         self.requeue_all();
+        RetiredPolicy { _earlier: earlier, _pods: pods, _nodes: nodes }
     }
 
     /// The labels of a node, by which it is in a pool.

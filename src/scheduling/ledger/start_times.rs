@@ -107,7 +107,7 @@ impl StartTimes {
     }
 
     /// The policy's speeds are others: nothing that was compared with them counts.
-    fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         Arc::make_mut(&mut self.model).forget_factors();
         self.kinds = Arc::default();
     }
@@ -258,14 +258,6 @@ impl Ledger {
         if let Some(node_state) = self.node_states.existing_mut(node) {
             node_state.learn_start(kind, sample, known);
         }
-    }
-
-    /// The policy's speeds are others now: all that was compared with the old ones is forgotten. To be called before the nodes
-    /// are brought to the policy.
-    pub(super) fn forget_start_times(&mut self) {
-        self.start_times.forget();
-        self.node_states.forget_starts();
-        self.pod_states.forget_starts();
     }
 
     /// The images on a node that exists; `None` if it lists none.

@@ -12,6 +12,7 @@ use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
 use super::pod_states::PodStates;
 use super::resource_slices::ResourceSlices;
+use super::shared_parts::SharedParts;
 use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};
@@ -80,11 +81,6 @@ impl Ledger {
         }
     }
 
-    /// A copy to export from, made at once. It keeps no snapshot: the ledger would have to copy one that is still in use.
-    pub(in crate::scheduling) fn copy_to_export(&self) -> Self {
-        Self { node_states: self.node_states.scratch(), ..self.clone() }
-    }
-
     /// The ledger that was exported under this policy.
     pub(in crate::scheduling) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
         state.check(&policy)?;
@@ -108,6 +104,7 @@ impl Ledger {
             origin: state.origin,
             slices: state.slices,
             overuse: state.overuse,
+            shared_parts: SharedParts::default(),
         })
     }
 }

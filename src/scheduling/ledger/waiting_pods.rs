@@ -136,8 +136,8 @@ impl Ledger {
                 PodPhase::Waiting(WaitingPod { soft_reservation: None, gate: SchedulingGate::Open, .. })
             ) && !pod_state.demand.asks_plugin()
         };
-        let waiting = self.pod_states().into_iter().filter(|(_, pod_state)| waits(pod_state));
-        let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
+        let waiting = self.pods_in_no_order().filter(|(_, pod_state)| waits(pod_state));
+        let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
         waiting.iter().for_each(|uid| self.note_refused(uid, None));
     }
 

@@ -12,6 +12,7 @@ pub mod device_plugin;
 pub mod engine_load_cost;
 pub mod fit;
 pub mod learned;
+mod node_names;
 pub mod pack;
 pub mod packing;
 pub mod rank;

@@ -81,6 +81,38 @@ pub struct Shortlist {
 /// The place of a node that the snapshot does not have.
 pub const UNKNOWN_PLACE: u32 = u32::MAX;
 
+impl Shortlist {
+    /// The places in the snapshot of the nodes that were asked about, of those that it has.
+    pub fn known_places(&self) -> impl Iterator<Item = usize> {
+        self.places.iter().filter(|place| **place != UNKNOWN_PLACE).map(|place| *place as usize)
+    }
+
+    /// Why nodes do not fit: each reason's code, how many it excludes, and the first of them; in order of code.
+    pub fn refused_by_code(&self) -> Vec<RefusedNodes> {
+        let mut all: Vec<RefusedNodes> = Vec::new();
+        for (asked, misfit) in &self.refused {
+            let code = misfit.code();
+            // There are few: all of tens of thousands of nodes lack the same.
+            match all.iter_mut().find(|known| known.code == code) {
+                Some(known) => known.count += 1,
+                None => all.push(RefusedNodes { code, count: 1, first: *asked, misfit: *misfit }),
+            }
+        }
+        all.sort_unstable_by_key(|known| known.code);
+        all
+    }
+}
+
+/// Nodes that do not fit for the same reason.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusedNodes {
+    pub code: &'static str,
+    pub count: u32,
+    /// The place of the first among the names that were asked about, and what it lacks.
+    pub first: usize,
+    pub misfit: Misfit,
+}
+
 /// What the pod brings along from earlier attempts.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleAttempt<'a> {
@@ -155,10 +187,11 @@ pub fn shortlist_by<'a>(
         list.places.extend(names.map(|name| snapshot.place_of(name).map_or(UNKNOWN_PLACE, |at| at as u32)));
         return list;
     }
+    let named = NamedPlaces::of(snapshot, attempt);
     for (asked, name) in names.enumerate() {
         let place = snapshot.place_of(name);
         list.places.push(place.map_or(UNKNOWN_PLACE, |at| at as u32));
-        match consider(snapshot, demand, (asked, place), attempt, &mut score_node) {
+        match consider(snapshot, demand, (asked, place), (attempt, named), &mut score_node) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -182,25 +215,44 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
     (0..=MAX_SCORE).rev().chain(std::iter::repeat(0))
 }
 
+/// The places in a snapshot of the nodes that an attempt names.
+#[derive(Clone, Copy)]
+struct NamedPlaces {
+    reserved: Option<usize>,
+    just_failed: Option<usize>,
+}
+
+impl NamedPlaces {
+    fn of(snapshot: &Snapshot, attempt: ScheduleAttempt<'_>) -> Self {
+        let place_of = |name: &NodeName| snapshot.place_of(name.as_str());
+        Self {
+            reserved: attempt.reserved_placement.and_then(|own| place_of(own.node)),
+            just_failed: attempt.just_failed.and_then(place_of),
+        }
+    }
+}
+
+/// The node itself is read only if its score is not enough: those of tens of thousands of nodes lie side by side, and the nodes do
+/// not.
 fn consider(
     snapshot: &Snapshot,
     demand: &Demand,
     (asked, place): (usize, Option<usize>),
-    attempt: ScheduleAttempt<'_>,
+    (attempt, named): (ScheduleAttempt<'_>, NamedPlaces),
     score_node: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
     let place = place.ok_or(Misfit::UnknownNode)?;
-    let node = &snapshot.nodes()[place];
-    let own_here = attempt.reserved_placement.filter(|own| *own.node == node.name);
+    let own_here = attempt.reserved_placement.filter(|_| named.reserved == Some(place));
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            let choice = GpuChoice::of(&evaluation, gpus);
+            let (choice, node) = (GpuChoice::of(&evaluation, gpus), &snapshot.nodes()[place]);
             (score(&evaluation, node, choice, snapshot.start_model(), attempt.policy), gpus)
         }
         None => score_node(place)?,
     };
-    if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
+    let is_limited = own_here.is_none() && attempt.allowance != TenantLimit::default();
+    if is_limited && !is_allowed(attempt.allowance, &snapshot.nodes()[place].gpus, demand, gpus) {
         return Err(Misfit::TenantLimitOnNode { left: attempt.allowance });
     }
     Ok(Candidate {
@@ -208,7 +260,7 @@ fn consider(
         node: place,
         gpus,
         outside_reserved_placement: attempt.reserved_placement.is_some() && own_here.is_none(),
-        just_failed: attempt.just_failed == Some(&node.name),
+        just_failed: named.just_failed == Some(place),
         score,
     })
 }

@@ -1,16 +1,18 @@
 //! An immutable view of the cluster. A decision reads one snapshot from beginning to end, so it never sees half a change.
 //!
-//! Snapshots are shared. The ledger changes the latest one in place while it has no reader and copies it otherwise,
-//! so a change of one node costs one node.
+//! Snapshots are shared. The ledger changes the latest one in place while it has no reader. Otherwise it changes a copy, which shares
+//! all but the changed nodes and their nearest neighbours; so a change of one node costs little, and so does a node that comes or
+//! goes.
 
 use super::learned::{NodeSummary, PackingModel};
+use super::node_names::NodeNames;
 use super::packing::NodeEvaluation;
 use super::start_model::StartModel;
 use crate::ids::{ModelId, NodeName};
+use crate::scheduling::sharing::PieceList;
 use crate::scheduling::vocabulary::demand::Demand;
 use crate::scheduling::vocabulary::node::Node;
 use crate::units::Bytes;
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize, Serializer};
 use std::sync::{Arc, OnceLock};
 
@@ -20,23 +22,23 @@ pub struct Snapshot {
     /// Rises when nodes come or go, so that their places are others.
     epoch: u64,
     /// In order of name.
-    nodes: Vec<Node>,
+    nodes: PieceList<Node>,
     /// Theirs, side by side: the score cache reads nothing else of a node that did not change.
     generations: Vec<u64>,
-    places: Arc<FxHashMap<NodeName, u32>>,
+    names: Arc<NodeNames>,
     /// The value of free VRAM, as far as it was learned.
     packing_model: Arc<PackingModel>,
     /// How long engines take to start, as far as it was learned.
     start_model: Arc<StartModel>,
     /// Each node summarized by the model, on first use: it follows from the rest.
-    node_summaries: Vec<OnceLock<NodeSummary>>,
+    node_summaries: PieceList<OnceLock<NodeSummary>>,
 }
 
 impl PartialEq for Snapshot {
     fn eq(&self, other: &Self) -> bool {
         let all =
             |one: &Self| (one.generation, one.epoch, one.packing_model.clone(), one.start_model.clone());
-        all(self) == all(other) && self.nodes == other.nodes && self.places == other.places
+        all(self) == all(other) && self.nodes == other.nodes
     }
 }
 
@@ -59,15 +61,13 @@ impl NodeSet {
 impl Snapshot {
     pub fn new(generation: u64, epoch: u64, mut nodes: Vec<Node>) -> Self {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let places =
-            nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
         Self {
             generation,
             epoch,
             generations: nodes.iter().map(|node| node.generation).collect(),
-            node_summaries: vec![OnceLock::new(); nodes.len()],
-            nodes,
-            places: Arc::new(places),
+            node_summaries: nodes.iter().map(|_| OnceLock::new()).collect(),
+            names: Arc::new(NodeNames::of(nodes.iter().map(|node| node.name.as_str()))),
+            nodes: nodes.into_iter().collect(),
             packing_model: Arc::default(),
             start_model: Arc::default(),
         }
@@ -147,7 +147,8 @@ impl Snapshot {
         set.words[place / 64] >> (place % 64) & 1 == 1
     }
 
-    pub fn nodes(&self) -> &[Node] {
+    /// In order of name.
+    pub fn nodes(&self) -> &PieceList<Node> {
         &self.nodes
     }
 
@@ -157,7 +158,7 @@ impl Snapshot {
     }
 
     pub fn place_of(&self, name: &str) -> Option<usize> {
-        self.places.get(name).map(|place| *place as usize)
+        self.names.place_of(name)
     }
 
     pub fn node(&self, name: &str) -> Option<&Node> {
@@ -172,7 +173,7 @@ impl Snapshot {
 
     pub(crate) fn set_packing_model(&mut self, generation: u64, packing_model: Arc<PackingModel>) {
         (self.generation, self.packing_model) = (generation, packing_model);
-        self.node_summaries.fill(OnceLock::new());
+        self.node_summaries = self.nodes.iter().map(|_| OnceLock::new()).collect();
     }
 
     /// Puts newer views of nodes it already has in their places.
@@ -180,10 +181,46 @@ impl Snapshot {
         self.generation = generation;
         for node in nodes {
             let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
-            self.generations[place] = node.generation;
-            self.nodes[place] = node;
-            self.node_summaries[place] = OnceLock::new();
+            self.replace(place, node);
         }
+    }
+
+    /// Brings it to nodes that changed, came, or went; those that went have a name only.
+    pub(crate) fn bring_to<'a>(
+        &mut self,
+        generation: u64,
+        epoch: u64,
+        nodes: impl IntoIterator<Item = (&'a NodeName, Option<Node>)>,
+    ) {
+        (self.generation, self.epoch) = (generation, epoch);
+        let mut has_others = false;
+        for (name, node) in nodes {
+            let found = self.nodes.search(|known| known.name.cmp(name));
+            has_others |= found.is_ok() != node.is_some();
+            match (found, node) {
+                (Ok(place), Some(node)) => self.replace(place, node),
+                (Err(place), Some(node)) => {
+                    self.generations.insert(place, node.generation);
+                    self.nodes.insert(place, node);
+                    self.node_summaries.insert(place, OnceLock::new());
+                }
+                (Ok(place), None) => {
+                    self.generations.remove(place);
+                    self.nodes.remove(place);
+                    self.node_summaries.remove(place);
+                }
+                (Err(_), None) => {}
+            }
+        }
+        if has_others {
+            self.names = Arc::new(NodeNames::of(self.nodes.iter().map(|node| node.name.as_str())));
+        }
+    }
+
+    fn replace(&mut self, place: usize, node: Node) {
+        self.generations[place] = node.generation;
+        *self.nodes.get_mut(place).expect("it has a place") = node;
+        *self.node_summaries.get_mut(place).expect("it has a place") = OnceLock::new();
     }
 }
 
@@ -192,7 +229,7 @@ impl Serialize for Snapshot {
         #[derive(Serialize)]
         struct Shape<'a> {
             generation: u64,
-            nodes: &'a [Node],
+            nodes: &'a PieceList<Node>,
         }
         Shape { generation: self.generation, nodes: &self.nodes }.serialize(serializer)
     }

@@ -53,7 +53,7 @@ proptest! {
             let failed = node_name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             // A snapshot made of the nodes alone has no summaries.
-            let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
+            let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().iter().cloned().collect())
                 .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             for demand in &demands {
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);

@@ -166,7 +166,7 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
     let mut world = World::new(true);
     let mut policy = policy(true);
     policy.planning.lending.after = after;
-    world.apply(PolicySet { policy, classified: Default::default() });
+    world.apply(PolicySet { policy, prepared: None });
     world.happens(&Step::Bind(0, true));
     world.happens(&Step::Bind(1, true));
     let mut evicted = Vec::new();
@@ -264,7 +264,7 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
     let mut world = lent_out();
     let mut policy = policy(true);
     policy.planning.lending.after = Millis::seconds(60);
-    world.apply(PolicySet { policy, classified: Default::default() });
+    world.apply(PolicySet { policy, prepared: None });
     let mut evicted = Vec::new();
     let begin = world.cluster.now();
     while world.cluster.now().since(begin) < Millis::seconds(4 * 3600) {
@@ -289,7 +289,7 @@ fn a_policy_without_it_waits_until_the_engine_asks() {
     let mut world = lent_out();
     let mut policy = policy(true);
     policy.planning.lending.reclaim_on_load = false;
-    world.apply(PolicySet { policy, classified: Default::default() });
+    world.apply(PolicySet { policy, prepared: None });
     world.kv_cache = 97;
     for _ in 0..5 {
         world.settle();

@@ -7,7 +7,7 @@ use crate::scheduling::audit::ledger::audit;
 use crate::scheduling::evicting::{BudgetRules, cheapest_victims};
 use crate::scheduling::ledger::QuotaStatus;
 use crate::scheduling::ledger::{
-    AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
+    AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
 use crate::scheduling::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
 use crate::scheduling::testkit::numbered::{key, node_name, uid};
@@ -147,7 +147,7 @@ impl TenantFixture {
                 self.ledger.release(&uid(pod));
             }
             TenantStep::Hold { pod, node } => self.reserve(pod, node),
-            TenantStep::Policy(n) => self.ledger.set_policy(policy(n), &Classifications::default()),
+            TenantStep::Policy(n) => drop(self.ledger.set_policy(policy(n))),
             TenantStep::Tick(millis) => {
                 self.now = self.now + Millis(millis);
                 self.ledger.expire(self.now);

@@ -151,7 +151,7 @@ impl World {
                 if !lends {
                     self.seen_asleep.clear();
                 }
-                self.apply(PolicySet { policy: policy(lends, spare), classified: Default::default() });
+                self.apply(PolicySet { policy: policy(lends, spare), prepared: None });
             }
             Step::Pass(millis) => self.pass(millis),
             Step::Store => self.store(),

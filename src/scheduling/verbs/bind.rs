@@ -23,8 +23,10 @@ pub struct BindAsked {
 pub struct BindDecision {
     pub placement: Placement,
     pub demand: Demand,
-    /// The pod has a reservation, whose condition ends with the Binding.
+    /// The pod has a reservation, which is over with the Binding.
     pub is_reserved: bool,
+    /// The pod's condition shows the reservation, or may: a write ends it.
+    pub shows_reservation: bool,
     /// The policy of the decision.
     pub policy: Digest,
     /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
@@ -72,7 +74,8 @@ impl Change for BindAsked {
             return Err(BindRefusal::InShadow);
         }
         let begun = ledger.now();
-        let (demand, is_reserved, policy) = (pod.demand.clone(), pod.reservation().is_some(), policy.digest);
+        let (demand, policy) = (pod.demand.clone(), policy.digest);
+        let (is_reserved, shows_reservation) = (pod.reservation().is_some(), pod.may_show_reservation());
         let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| begun.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node).map_err(BindRefusal::Conflict)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
@@ -80,8 +83,17 @@ impl Change for BindAsked {
             AssumeResult::InFlight(placement) => (placement, false),
         };
         let wakes = ledger.wakes_an_engine(&self.uid);
-        let decision =
-            BindDecision { placement, demand, is_reserved, policy, is_new, wakes, begun, unplaced };
+        let decision = BindDecision {
+            placement,
+            demand,
+            is_reserved,
+            shows_reservation,
+            policy,
+            is_new,
+            wakes,
+            begun,
+            unplaced,
+        };
         cluster.bindings.begin(&self.uid);
         Ok(BindAnswer::Write(decision))
     }

@@ -43,21 +43,17 @@ pub fn filter<'a>(
 
 /// What the ledger has to know of a filter answer. With one node in it kube-scheduler skips prioritize, so the soft reservation
 /// is made here; with more, prioritize makes it.
-pub fn decided<'a>(
-    view: &DecisionView,
-    names: impl Iterator<Item = &'a str>,
-    list: &Shortlist,
-) -> Option<FilterDecided> {
+pub fn decided(view: &DecisionView, list: &Shortlist) -> Option<FilterDecided> {
     match list.best[..] {
-        [] => Some(refused(view, names)),
+        [] => Some(refused(view, list)),
         [only] => Some(offered(view, &only)),
         _ => None,
     }
 }
 
 /// None of the named nodes fits.
-pub fn refused<'a>(view: &DecisionView, names: impl Iterator<Item = &'a str>) -> FilterDecided {
-    let asked = view.snapshot.set_of(names.filter_map(|name| view.snapshot.place_of(name)));
+pub fn refused(view: &DecisionView, list: &Shortlist) -> FilterDecided {
+    let asked = view.snapshot.set_of(list.known_places());
     FilterDecided { uid: view.request.uid.clone(), answer: FilterAnswer::Refused { asked: Some(asked) } }
 }
 

@@ -6,8 +6,8 @@
 //! plugin allocates the GPUs Stowage cannot choose them, and [`preempt_device_plugin`](super::preempt_device_plugin) chooses
 //! among kube-scheduler's candidates.
 //!
-//! [`PreemptAsked`] takes the candidates with everything that their eviction cost depends on; [`preempt`] searches them, which
-//! may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
+//! [`PreemptAsked`] takes a copy of everything that the decision depends on; [`preempt`] assesses the candidates and searches them,
+//! which may take a while on a large cluster; [`PreemptDecided`] makes the reservation, if everything still stands.
 
 use super::request::VerbRequest;
 use super::{Change, Cluster};
@@ -15,10 +15,10 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::evicting::{
     self, BudgetRules, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
 };
-use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, Requirements};
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery, FilterSnapshot, Requirements};
 use crate::scheduling::ledger::{AssumeConflict, Ledger, PotentialVictim, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
-use crate::scheduling::vocabulary::demand::{Demand, HostResources};
+use crate::scheduling::vocabulary::demand::HostResources;
 use crate::scheduling::vocabulary::placement::Reservation;
 use crate::units::Millis;
 use serde::{Deserialize, Serialize};
@@ -49,11 +49,11 @@ pub struct PreemptAsked {
 /// The offered nodes, with everything that their eviction cost depends on.
 #[derive(Debug, Clone)]
 pub struct PreemptView {
-    demand: Demand,
-    candidates: Vec<PreemptionCandidate>,
-    /// For each node, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
-    others: BTreeMap<NodeName, Vec<String>>,
-    violate_budgets: ViolateBudgets,
+    uid: PodUid,
+    wants: Requirements,
+    offered: Vec<OfferedNode>,
+    ledger: Box<Ledger>,
+    kube_filters: FilterSnapshot,
 }
 
 /// What to answer kube-scheduler.
@@ -118,7 +118,18 @@ struct OfferedSurvey<'a> {
 /// The decision: least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only
 /// if the policy permits it.
 pub fn preempt(view: PreemptView) -> PreemptDecision {
-    let PreemptView { demand, candidates, mut others, violate_budgets } = view;
+    let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
+    let Some(pod_state) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
+    let (preemptor, query) = (ledger.preemptor(&uid), kube_filters.ask(None, &wants));
+    let survey = OfferedSurvey { ledger: &ledger, uid: &uid, preemptor, query };
+    // Those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
+    let (mut candidates, mut others) = (Vec::new(), BTreeMap::new());
+    for (candidate, others_there) in offered.iter().filter_map(|node| survey.candidate(node)) {
+        others.insert(candidate.node.clone(), others_there);
+        candidates.push(candidate);
+    }
+    let (demand, violate_budgets) =
+        (ledger.beside_spare(&pod_state.demand), ledger.policy().preemption.violate_budgets);
     let by = |rules| evicting::cheapest(&candidates, &demand, rules, SearchEffort::default());
     let found = match violate_budgets {
         ViolateBudgets::Never => by(BudgetRules::Keep),
@@ -148,18 +159,11 @@ impl Change for PreemptAsked {
             return None;
         }
         ledger.note_offered_to_preempt(&request.uid, offered.len());
-        let (uid, violate_budgets) = (&request.uid, ledger.policy().preemption.violate_budgets);
-        let query = kube_filters.ask(None, &wants);
         // The planner makes room for the whole group, or none: kube-scheduler would do so for one pod after the other.
-        let offered = if ledger.is_planned_with_group(uid) { Vec::new() } else { offered };
-        let survey = OfferedSurvey { ledger, uid, preemptor: ledger.preemptor(uid), query };
-        let (mut candidates, mut others_by_node) = (Vec::new(), BTreeMap::new());
-        for (candidate, others) in offered.iter().filter_map(|node| survey.candidate(node)) {
-            others_by_node.insert(candidate.node.clone(), others);
-            candidates.push(candidate);
-        }
-        let demand = ledger.beside_spare(&request.demand).into_owned();
-        Some((request, PreemptView { demand, candidates, others: others_by_node, violate_budgets }))
+        let offered = if ledger.is_planned_with_group(&request.uid) { Vec::new() } else { offered };
+        let (ledger, kube_filters) = (Box::new(ledger.scratch()), kube_filters.snapshot());
+        let view = PreemptView { uid: request.uid.clone(), wants, offered, ledger, kube_filters };
+        Some((request, view))
     }
 }
 

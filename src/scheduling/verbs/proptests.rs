@@ -23,7 +23,7 @@ use crate::scheduling::kube_filters::volumes::{ClaimBinding, VolumeClaim, Volume
 use crate::scheduling::kube_filters::{
     Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
 };
-use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, PublishedDevices};
+use crate::scheduling::ledger::{DeviceSlice, DeviceUuids, Ledger, PreparedPolicy, PublishedDevices};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::scheduling::placing::score_cache::ScoreCache;
 use crate::scheduling::planning::{PlanBounds, PlanStep, plan_within};
@@ -66,6 +66,8 @@ enum OutsideEvent {
     Plan,
     /// Sleeping engines get back what they lent, or need not any more.
     Recall(u8, u8),
+    /// The policy that is set next is prepared on the cluster as it is now.
+    Copy,
     SetPolicy(u16),
     Label(u8, Option<u8>),
     ListNamespaces(u8),
@@ -125,6 +127,7 @@ fn event() -> impl Strategy<Value = OutsideEvent> {
         1 => Just(OutsideEvent::ClaimGone),
         2 => Just(OutsideEvent::Plan),
         2 => (0u8..8, 0u8..8).prop_map(|(begin, end)| OutsideEvent::Recall(begin, end)),
+        1 => Just(OutsideEvent::Copy),
         1 => (1u16..9).prop_map(OutsideEvent::SetPolicy),
         2 => (0u8..2, prop::option::of(0u8..3)).prop_map(|(name, label)| OutsideEvent::Label(name, label)),
         1 => (0u8..3).prop_map(OutsideEvent::ListNamespaces),
@@ -163,11 +166,13 @@ struct RecordedCluster {
     inputs: Vec<String>,
     /// What was decided, as text.
     decisions: Vec<String>,
+    /// What the next policy is prepared on.
+    copy: Option<Ledger>,
 }
 
 impl RecordedCluster {
     fn of(cluster: Cluster) -> Self {
-        Self { cluster, inputs: Vec::new(), decisions: Vec::new() }
+        Self { cluster, inputs: Vec::new(), decisions: Vec::new(), copy: None }
     }
 
     fn new() -> Self {
@@ -303,6 +308,7 @@ impl RecordedCluster {
             OutsideEvent::Recall(begin, end) => {
                 self.apply(LoansRecalled { begin: vec![uid(begin)], end: vec![uid(end)] });
             }
+            OutsideEvent::Copy => self.copy = Some(self.cluster.scratch()),
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = if shortlist % 2 == 0 { lending() } else { selecting() };
                 policy.scoring.shortlist = shortlist;
@@ -319,7 +325,11 @@ impl RecordedCluster {
                 }
                 let policy =
                     policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
-                self.apply(PolicySet { policy, classified: Default::default() });
+                let set = match self.copy.take() {
+                    Some(copy) => PolicySet::from(PreparedPolicy::new(copy, policy)),
+                    None => PolicySet { policy, prepared: None },
+                };
+                self.apply(set);
             }
             OutsideEvent::Label(name, Some(label)) => {
                 self.apply(NamespaceObserved { name: namespace(name), labels: labelled(label) });
@@ -356,7 +366,7 @@ impl RecordedCluster {
         let names = || names.iter().map(String::as_str);
         let list = filter(&view, names(), &mut scores);
         self.decisions.push(format!("{list:?}"));
-        if let Some(decided) = decided(&view, names(), &list) {
+        if let Some(decided) = decided(&view, &list) {
             return self.apply(decided);
         }
         let view = self.apply(PrioritizeAsked(request));

@@ -133,14 +133,10 @@ impl Expected {
 
 /// What the ledger has to know of a filter decision. If a pod that requests VRAM is refused, and the policy changes to
 /// enforcing, nothing else would requeue it.
-pub fn decided<'a>(
-    view: &DecisionView,
-    names: impl Iterator<Item = &'a str>,
-    list: &Shortlist,
-) -> FilterDecided {
+pub fn decided(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     match list.best.first().filter(|_| view.request.demand.ask != Ask::Vram) {
         Some(first) => offered(view, first),
-        None => refused(view, names),
+        None => refused(view, list),
     }
 }
 

@@ -33,7 +33,7 @@ impl Cluster {
 
     pub fn copy(&self) -> ClusterCopy {
         ClusterCopy {
-            ledger: self.ledger.copy_to_export(),
+            ledger: self.ledger.to_read(),
             kube_filters: self.kube_filters.snapshot(),
             bindings: self.bindings.clone(),
         }
@@ -65,5 +65,14 @@ impl ClusterState {
     /// The present when it was exported.
     pub fn now(&self) -> Moment {
         self.ledger.now()
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The same state under a policy that says the same by other names.
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { policy: Arc::new(policy), ..self }
     }
 }

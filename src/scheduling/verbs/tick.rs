@@ -2,7 +2,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::scheduling::ledger::{Classifications, OveruseStep};
+use crate::scheduling::ledger::{OveruseStep, PreparedPolicy, RetiredPolicy};
 use crate::scheduling::placing::learned::PackingModel;
 use crate::scheduling::policy::Policy;
 use crate::units::Moment;
@@ -31,9 +31,15 @@ pub struct LeadershipEnded;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PolicySet {
     pub policy: Policy,
-    /// How it classifies the known pods, as far as that was computed beforehand. It follows from the policy, so it is not stored.
+    /// What was computed beforehand of it. It follows from the rest, so it is not stored.
     #[serde(skip)]
-    pub classified: Classifications,
+    pub prepared: Option<PreparedPolicy>,
+}
+
+impl From<PreparedPolicy> for PolicySet {
+    fn from(prepared: PreparedPolicy) -> Self {
+        Self { policy: Policy::clone(prepared.policy()), prepared: Some(prepared) }
+    }
 }
 
 /// What free VRAM is worth was learned anew from the demand history.
@@ -92,10 +98,14 @@ impl Change for LeadershipEnded {
 }
 
 impl Change for PolicySet {
-    type Output = ();
+    /// To be dropped beside the lock.
+    type Output = RetiredPolicy;
 
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_policy(self.policy, &self.classified);
+    fn apply_to(self, cluster: &mut Cluster) -> RetiredPolicy {
+        match self.prepared {
+            Some(prepared) => cluster.ledger.take_policy(prepared),
+            None => cluster.ledger.set_policy(self.policy),
+        }
     }
 }
 

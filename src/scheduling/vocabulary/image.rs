@@ -11,7 +11,6 @@ use std::sync::Arc;
 /// The name of an image, as a hash of its complete reference. Two names with the same hash would be taken for one image, which
 /// costs a wrong start time and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
 pub struct ImageId(u64);
 
 /// Names of images that are kept of one node at most, the largest images first. A kubelet lists fifty images unless it is told

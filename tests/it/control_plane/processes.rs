@@ -66,6 +66,11 @@ impl TestProcess {
         }
     }
 
+    /// The processor time that it has taken, in all its threads.
+    pub fn cpu_time(&self) -> Duration {
+        cpu_time(&self.child.id().to_string())
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -85,6 +90,21 @@ impl Drop for TestProcess {
             lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{line}"));
         }
     }
+}
+
+/// That of the test itself.
+pub fn own_cpu_time() -> Duration {
+    cpu_time("self")
+}
+
+fn cpu_time(process: &str) -> Duration {
+    /// Linux counts in hundredths of a second towards programs, whatever its own clock.
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // The name before the last parenthesis may have spaces in it. User and system time are the 14th and 15th field of all.
+    let after_name = stat.rsplit(')').next().unwrap();
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(|field| field.parse::<u32>().unwrap());
+    TICK * ticks.sum::<u32>()
 }
 
 fn spawn(name: &str, command: &mut Command, log: &Path) -> Child {

@@ -143,6 +143,11 @@ impl RealControlPlane {
         self.kubelet = None;
     }
 
+    /// What they reported last is all that is known from here on.
+    pub fn stop_agents(&mut self) {
+        self.agents = None;
+    }
+
     /// Others take their place, which know nothing of what these began.
     pub fn restart_kubelets(&mut self) {
         self.kubelet = Some(Kubelet::start(self.client.clone(), kubelet::KubeletConfig::default()));

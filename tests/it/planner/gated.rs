@@ -17,6 +17,10 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     }
     world.wrote("nomination", 16).await;
     world.wrote("gate", 16).await;
+    // Whatever follows from a Binding has been written by then.
+    world.some_reports_later().await;
+    let kinds = ["bind", "nomination", "gate", "reservation", "plan", "requeue"];
+    assert_eq!(kinds.map(|kind| world.writes(kind)), [16, 16, 16, 0, 0, 0]);
     world.stop().await;
 }
 

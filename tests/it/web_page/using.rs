@@ -138,9 +138,10 @@ fn a_key_counts_before_the_heat_map_is_first_drawn() {
     let pressed = "(() => { \
         const filter = document.getElementById('filter'); filter.value = 'all'; filter.dispatchEvent(new Event('change')); \
         document.querySelector('[data-view=heat]').click(); \
-        document.querySelector('canvas').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' })); \
+        document.querySelector('#view canvas').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' })); \
         return document.getElementById('heat-at').innerText; })()";
-    assert!(browser.text(pressed).starts_with("node-a, GPU 1,"), "{}", browser.text(pressed));
+    let said = browser.text(pressed);
+    assert!(said.starts_with("node-a, GPU 1,"), "{said}");
     assert_eq!(browser.complaints(), [""; 0]);
 }
 

@@ -1,4 +1,4 @@
-//! Pictures of simulations: one or two panels, 16 by 9. The file is SVG or PNG; a PNG uses a built-in font, so that it is the same
+//! Pictures of simulations: one or two panels side by side, 16 by 9, or more one below the other. The file is SVG or PNG; a PNG uses a built-in font, so that it is the same
 //! on a machine without fonts. What is drawn is the subcommands'.
 
 mod panel;
@@ -14,6 +14,8 @@ use std::str::FromStr;
 const WIDTH: f64 = 1600.0;
 const HEIGHT: f64 = 900.0;
 const TITLE_HEIGHT: f64 = 80.0;
+/// Of each panel that has others below or above it.
+const ROW_HEIGHT: f64 = 340.0;
 
 /// A file for a picture, in one of the two formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +69,13 @@ impl PictureFile {
 }
 
 fn scene(title: &str, panels: &[Panel]) -> Scene {
-    let mut scene = Scene::new(WIDTH, HEIGHT);
+    let is_in_rows = panels.len() > 2;
+    let (width, height) = match is_in_rows {
+        true => (WIDTH, ROW_HEIGHT),
+        false => (WIDTH / panels.len().max(1) as f64, HEIGHT - TITLE_HEIGHT),
+    };
+    let rows = if is_in_rows { panels.len() } else { 1 };
+    let mut scene = Scene::new(WIDTH, TITLE_HEIGHT + rows as f64 * height);
     scene.font_family = Some("DejaVu Sans, Verdana, sans-serif".into());
     scene.add(Primitive::Text {
         x: 40.0,
@@ -79,10 +87,10 @@ fn scene(title: &str, panels: &[Panel]) -> Scene {
         bold: true,
         color: None,
     });
-    let (width, height) = (WIDTH / panels.len().max(1) as f64, HEIGHT - TITLE_HEIGHT);
     for (place, panel) in panels.iter().enumerate() {
         let drawn = panel.draw((width, height));
-        let transform = Some(format!("translate({},{TITLE_HEIGHT})", place as f64 * width));
+        let (x, y) = if is_in_rows { (0.0, place as f64 * height) } else { (place as f64 * width, 0.0) };
+        let transform = Some(format!("translate({x},{})", TITLE_HEIGHT + y));
         scene.add(Primitive::GroupStart { transform, title: None, extra_attrs: None });
         drawn.elements.into_iter().for_each(|element| scene.add(element));
         scene.add(Primitive::GroupEnd);

@@ -48,7 +48,7 @@ async fn late() -> PlannerFixture {
 #[tokio::test]
 async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() {
     let mut bench = late().await;
-    assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed, touch", "serving: lift"]);
+    assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed", "serving: lift"]);
     bench.pass(14);
     assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2);

@@ -79,7 +79,7 @@ async fn an_ended_pod_that_kueues_finalizer_keeps_is_neither_waited_for_nor_evic
     ended["metadata"]["deletionGracePeriodSeconds"] = json!(30);
     ended["status"]["phase"] = json!("Failed");
     bench.show(ended.clone());
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
     // It shows itself again while the finalizer keeps it, and another pod looks for room.
     bench.show(ended);
     bench.show(gated("second", 50, 200));

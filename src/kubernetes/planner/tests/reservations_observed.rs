@@ -1,6 +1,10 @@
 //! Reservations that the API server shows and this planner has not made: of an earlier leader, forged, late, or ended.
 
 use super::*;
+use crate::ids::PodKey;
+use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::verbs::filter::FilterAsked;
+use crate::scheduling::verbs::request::VerbRequest;
 use crate::scheduling::verbs::wait::TakeUnknownReservations;
 
 #[tokio::test]
@@ -14,7 +18,7 @@ async fn a_new_leader_continues_where_the_previous_one_stopped() {
     bench.pass(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
 }
 
 #[tokio::test]
@@ -97,6 +101,80 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
-        assert!(written.iter().all(|write| write.starts_with("serving: waits")), "{written:?}");
+        let is_harmless =
+            |write: &String| write.starts_with("serving: waits") || write == "serving: end hold";
+        assert!(written.iter().all(is_harmless), "{written:?}");
     }
+}
+
+/// A reservation without victims is not written. One that is shown all the same is ended when the pod is bound.
+#[tokio::test]
+async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_reservation() {
+    let is_ended = |bench: &PlannerFixture| {
+        let ledger = bench.service.cluster();
+        let pod = ledger.pod_state(&uid("serving")).unwrap();
+        assert!(pod.reservation().is_some());
+        pod.may_show_reservation()
+    };
+    let mut planned = PlannerFixture::new(&["n"]);
+    planned.show(gated("serving", 50, 100));
+    assert_eq!(planned.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert!(!is_ended(&planned));
+
+    let mut evicting = PlannerFixture::new(&["n"]);
+    evicting.show(bound("job", "n", 60, -10));
+    evicting.show(gated("serving", 50, 100));
+    evicting.tick().await;
+    assert!(is_ended(&evicting), "it is written before a pod is evicted");
+
+    let mut adopted = PlannerFixture::new(&["n"]);
+    adopted.take_over(shows_hold("serving", 100));
+    assert!(is_ended(&adopted), "an earlier leader has written it");
+}
+
+/// As kube-scheduler asks.
+fn filter(bench: &PlannerFixture, name: &str) {
+    let mut cluster = bench.service.cluster();
+    let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
+    let (key, waiting) = (PodKey::parse("default", name).unwrap(), ObservedWaiting::default());
+    cluster.apply(FilterAsked(VerbRequest { uid: uid(name), key, demand, waiting }));
+}
+
+/// Ticks for so many seconds, one a second, each after a request of kube-scheduler, and returns what was written.
+async fn ticks(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
+    let mut written = Vec::new();
+    for _ in 0..seconds {
+        bench.pass(1);
+        filter(bench, "late");
+        written.extend(bench.tick().await);
+    }
+    written
+}
+
+#[tokio::test]
+async fn a_reservation_whose_end_was_not_written_is_ended_again_while_the_pod_shows_it() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.take_over(shows_hold("late", 100));
+    *bench.recorder.deaf.lock() = true;
+    bench.pass(61);
+    assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
+    *bench.recorder.deaf.lock() = false;
+    assert_eq!(
+        ticks(&mut bench, 15).await,
+        ["late: end hold"],
+        "once, and then the watch has time to show it"
+    );
+    bench.show(waiting("late", 50, 100));
+    assert_eq!(ticks(&mut bench, 120).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_again() {
+    let mut bench = PlannerFixture::new(&["n"]);
+    bench.take_over(shows_hold("late", 100));
+    bench.pass(61);
+    assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
+    bench.show(waiting("late", 50, 100));
+    bench.show(shows_hold("late", 100));
+    assert_eq!(ticks(&mut bench, 15).await, ["late: end hold"]);
 }

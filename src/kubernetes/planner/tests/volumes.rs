@@ -34,7 +34,7 @@ async fn a_pod_whose_claim_is_not_shown_yet_keeps_its_gate_and_is_placed_when_it
     assert_eq!(bench.tick().await, Vec::<String>::new(), "the watch of claims may be behind");
     show_claim(&mut bench);
     bench.pass(5);
-    assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
+    assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The nodes' agents: each reports its machine to every replica about once a second, and may be dead, late, or wrong.
 
-use super::super::machines::{TOTAL, uuid};
+use super::super::machines::TOTAL;
 use super::*;
 use axum::body::Body;
 use http::{Request, header};
@@ -56,7 +56,7 @@ impl NodeAgent {
             let process = |(pod, process): (&String, &super::super::machines::Process)| json!({ "pid": process.pid, "usedBytes": process.used, "pod": pod });
             let processes: Vec<Value> = machines.on(&node, index).map(process).collect();
             json!({
-                "uuid": uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": TOTAL,
+                "uuid": machines.uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": TOTAL,
                 "usedBytes": machines.used_on(&node, index).min(TOTAL), "processes": processes,
             })
         };
@@ -133,6 +133,7 @@ impl FaultyCluster {
     /// Every agent is sound again.
     pub(super) fn mend_agents(&mut self) {
         for agent in &mut self.agents {
+            agent.reports_at = agent.reports_at.min(clock::elapsed() + EVERY);
             if let Some((kind, _)) = agent.trouble {
                 agent.recover(kind);
             }
@@ -144,7 +145,7 @@ impl FaultyCluster {
         if !self.has_agents {
             return;
         }
-        for agent in &mut self.agents {
+        for agent in self.agents.iter_mut().filter(|agent| self.node_returns[agent.node].is_none()) {
             let Some(report) = agent.report(&self.machines) else { continue };
             let is_late = agent.has(FaultKind::LateAgent);
             for replica in self.replicas.iter().flatten() {
@@ -170,6 +171,13 @@ impl FaultyCluster {
 }
 
 impl NodeAgent {
+    /// Another machine starts, and its agent after so long.
+    pub fn begin_anew(&mut self, after: Duration) {
+        self.recover(FaultKind::DeadAgent);
+        self.reports_at = clock::elapsed() + after;
+        self.sound_since = self.reports_at;
+    }
+
     /// One that died begins a new boot.
     fn recover(&mut self, from: FaultKind) {
         if from == FaultKind::DeadAgent {

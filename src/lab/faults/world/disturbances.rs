@@ -110,7 +110,7 @@ impl FaultyCluster {
         if self.dice.below(200) == 0 {
             let number = self.dice.below(3);
             if self.happens(FaultKind::PolicySwap) {
-                self.policy = replicas::policy(number);
+                self.policy = replicas::policy(number, self.features);
                 self.say(format!("policy {number} comes into force"));
                 for replica in self.replicas.iter().flatten() {
                     replica.service.set_policy(self.policy.clone());

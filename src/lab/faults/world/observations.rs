@@ -1,18 +1,25 @@
 //! What the API server's objects and the machines show after each step, and what must not be among it.
 
 use super::super::machines::TOTAL;
-use super::super::oracle::{asked, granted_per_gpu, holds, is_granted_alone, name, promised_twice, promises};
+use super::super::oracle::{
+    asked, granted_per_gpu, holds, is_engine, is_granted_alone, is_starting, name, promised_twice, promises,
+};
+use super::pods::is_of_group;
 use super::scheduling::priority;
 use super::*;
 
 /// Beyond the latest landing of a Binding: an agent's period, and how long a report is fresh.
 const SEEN_FOR: Duration = Duration::from_secs(8);
 
+/// By the shortest start that the policies expect, an engine has its GPU's start gate for twice 20 s at least. Bindings may land up
+/// to their latest landing apart from their decisions.
+const STARTS_ALONE: Duration = Duration::from_secs(20);
+
 impl FaultyCluster {
     pub(super) fn look(&mut self) {
         self.overhear();
-        let pods = self.api.list("pods");
-        self.note_bindings(&pods);
+        self.note_bindings(&self.api.list("pods"));
+        let pods = self.pods_on_machines();
         for (pod, devices) in holds(&pods) {
             if self.seen_holds.insert((pod.clone(), devices.clone())) {
                 self.tally.held += 1;
@@ -35,6 +42,9 @@ impl FaultyCluster {
         for (verb, count) in overheard.answers {
             *self.tally.answers.entry(verb).or_default() += count;
         }
+        for (victims, preemptor) in overheard.guarded {
+            self.judge_guarded(&victims, &preemptor);
+        }
         for (uid, priority, preemptor) in overheard.named {
             self.preemptors_of.insert(uid, (priority, preemptor));
         }
@@ -55,14 +65,17 @@ impl FaultyCluster {
             };
             let place = format!("{node}/{devices}");
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            match self.known.insert(uid, place.clone()) {
+            match self.known.insert(uid.clone(), place.clone()) {
                 None => {
+                    self.bound_at.insert(uid, Instant::now());
                     self.tally.bound += 1;
                     let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
                     self.tally.epochs.insert(format!("{}: {epoch}", self.history.seed));
                     self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
                     self.judge_grant(pod);
+                    self.judge_machine(pod);
                     self.judge_memory(pod, pods);
+                    self.judge_start(pod, pods);
                 }
                 Some(before) if before != place => {
                     self.break_with(format!("{}: {before} became {place}", name(pod)));
@@ -126,6 +139,26 @@ impl FaultyCluster {
         wrong.into_iter().for_each(|what| self.break_with(what));
     }
 
+    /// No engine begins to start on a GPU beside one that has begun a moment ago and is not ready.
+    fn judge_start(&mut self, pod: &Value, pods: &[Arc<Value>]) {
+        if !self.features.has_engines || self.has_proxy || !is_engine(pod) {
+            return;
+        }
+        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else { return };
+        let starts_too = |other: &&Arc<Value>| {
+            let uid = other["metadata"]["uid"].as_str().unwrap_or_default();
+            let is_new = self.bound_at.get(uid).is_some_and(|at| at.elapsed() < STARTS_ALONE);
+            let is_there = super::super::oracle::devices_of(other)
+                .is_some_and(|(place, on)| place == node && on.iter().any(|gpu| gpus.contains(gpu)));
+            is_new && is_there && is_starting(other) && uid != pod["metadata"]["uid"]
+        };
+        let beside: Vec<String> = pods.iter().filter(starts_too).map(|other| name(other)).collect();
+        self.tally.starts += 1;
+        if !beside.is_empty() {
+            self.break_with(format!("{} begins to start on a GPU of {beside:?}, which start", name(pod)));
+        }
+    }
+
     /// Victims are of a preemptible class (here: a negative priority), and leave for pods of higher priority.
     fn note_eviction(&mut self, pod: &Value) {
         let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -152,7 +185,8 @@ impl FaultyCluster {
         }
         match why.as_str() {
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
-            "Preempted" | "none" | "Cancelled" if own < 0 => {}
+            "Preempted" | "none" | "Cancelled" | "GroupEvicted" if own < 0 => {}
+            "GroupIncomplete" | "none" if self.features.has_groups && is_of_group(pod) => {}
             "GpuConflict" | "none" if self.has_proxy => {}
             _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
         }

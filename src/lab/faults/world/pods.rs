@@ -5,6 +5,13 @@ use super::*;
 /// Pods that wait at once, at most.
 const WAITING: usize = 16;
 
+/// Pods of a group, which are bound all or not at all.
+pub const GROUP_SIZE: usize = 2;
+
+pub fn is_of_group(pod: &Value) -> bool {
+    pod["metadata"]["labels"]["stowage.dev/group"].is_string()
+}
+
 impl FaultyCluster {
     pub(super) fn arrive(&mut self) {
         if self.waiting().len() >= WAITING || self.dice.below(3) > 0 {
@@ -12,10 +19,15 @@ impl FaultyCluster {
         }
         self.arrived += 1;
         let name = format!("p{:03}", self.arrived);
-        self.create_pod(&name);
+        if self.features.has_groups && self.dice.below(8) == 0 {
+            let group = format!("g{:03}", self.arrived);
+            return (0..GROUP_SIZE)
+                .for_each(|member| self.create_pod(&format!("{name}-{member}"), Some(&group)));
+        }
+        self.create_pod(&name, None);
     }
 
-    fn create_pod(&mut self, name: &str) {
+    fn create_pod(&mut self, name: &str, group: Option<&str>) {
         let gib = [10, 20, 40, 45, 60, 72][self.dice.below(6)];
         let mut annotations = json!({});
         let mut asked = gib;
@@ -27,7 +39,8 @@ impl FaultyCluster {
             annotations["stowage.dev/exclusive"] = json!("true");
         }
         let priority = [-10, -10, 0, 100, 200][self.dice.below(5)];
-        let gates = if self.dice.below(5) < 2 { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
+        let is_gated = self.dice.below(5) < 2 || group.is_some();
+        let gates = if is_gated { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
         let resources =
             json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
         let spec = json!({
@@ -35,7 +48,15 @@ impl FaultyCluster {
             "terminationGracePeriodSeconds": 2,
             "containers": [{ "name": "engine", "image": "engine", "resources": resources }],
         });
-        let mut metadata = json!({ "name": name, "annotations": annotations });
+        let mut labels = json!({});
+        if self.features.has_budget && priority < 0 && self.dice.below(2) == 0 {
+            labels["guarded"] = json!("yes");
+        }
+        if let Some(group) = group {
+            labels["stowage.dev/group"] = json!(group);
+            annotations["stowage.dev/group-min"] = json!(GROUP_SIZE.to_string());
+        }
+        let mut metadata = json!({ "name": name, "annotations": annotations, "labels": labels });
         if self.dice.below(60) == 0 && self.happens(FaultKind::Finalizer) {
             metadata["finalizers"] = json!(["example.com/never"]);
         }
@@ -63,12 +84,13 @@ impl FaultyCluster {
             self.api.patch(&format!("pods/default/{name}"), &patch).expect("it is there");
         }
         if self.dice.below(40) == 0
-            && let Some(name) = self.one_of(|pod| pod["metadata"]["finalizers"].is_null())
+            && let Some(name) =
+                self.one_of(|pod| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod))
             && self.happens(FaultKind::Recreation)
         {
             self.say(format!("{name} is deleted, and created anew"));
             self.api.delete_now(&format!("pods/default/{name}")).expect("it is there");
-            self.create_pod(&name);
+            self.create_pod(&name, None);
         }
     }
 
@@ -92,7 +114,7 @@ impl FaultyCluster {
                 }
                 continue;
             }
-            if pod["spec"]["nodeName"].is_null() {
+            if !self.has_machine(&pod) {
                 continue;
             }
             match pod["status"]["phase"].as_str() {
@@ -111,7 +133,7 @@ impl FaultyCluster {
     }
 
     /// Its containers have ended. The object stays as long as it has a finalizer.
-    fn finish(&mut self, pod: &Value, path: &str) {
+    fn finish(&self, pod: &Value, path: &str) {
         let is_kept = pod["metadata"]["finalizers"].as_array().is_some_and(|kept| !kept.is_empty());
         if is_kept && pod["spec"]["nodeName"].is_string() && pod["status"]["phase"] != "Failed" {
             let status = json!({ "status": { "phase": "Failed" } });
@@ -120,7 +142,7 @@ impl FaultyCluster {
         self.api.delete_now(path).expect("it is there");
     }
 
-    pub(super) fn delete_now(&mut self, pod: &Value) {
+    pub(super) fn delete_now(&self, pod: &Value) {
         self.finish(pod, &format!("pods/default/{}", name(pod)));
     }
 }

@@ -2,10 +2,11 @@
 //! be bound, and nothing may be left of what is over.
 
 use super::super::oracle::{
-    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, promised_twice, promises,
-    reservation,
+    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, is_engine, promised_twice,
+    promises, reservation,
 };
 use super::observations::audit;
+use super::pods::{GROUP_SIZE, is_of_group};
 use super::*;
 
 /// A pod that fits for so long without a fault, and is asked for by kube-scheduler at every step, is bound. It has to wait for a
@@ -33,6 +34,8 @@ impl FaultyCluster {
             self.reconnects.iter_mut().for_each(|(at, _)| *at = quiet);
             self.resumes.iter_mut().for_each(|(at, ..)| *at = quiet);
             self.returns.iter_mut().flatten().for_each(|at| *at = quiet);
+            self.node_returns.iter_mut().flatten().for_each(|at| *at = quiet);
+            self.bring_nodes_back();
             self.bring_back();
             self.schedule_all();
             self.run_pods(false);
@@ -47,14 +50,17 @@ impl FaultyCluster {
 
     /// Pods that fit by the objects alone, and are not bound.
     fn judge_waiting(&mut self, watch: &mut QuietWatch) {
-        let pods = self.api.list("pods");
+        let pods = self.pods_on_machines();
         let promises = promises(&pods);
         let standing: Vec<Arc<Value>> = pods.iter().filter(|pod| !is_over(pod)).cloned().collect();
         let held = holds(&standing);
         let waiting = self.waiting();
         let fits = |pod: &Value| (0..self.nodes).find(|n| self.fits(pod, *n, &promises, &held));
-        let fitting: BTreeMap<String, usize> =
-            waiting.iter().filter_map(|pod| Some((name(pod), fits(pod)?))).collect();
+        let fitting: BTreeMap<String, usize> = waiting
+            .iter()
+            .filter(|pod| !is_of_group(pod))
+            .filter_map(|pod| Some((name(pod), fits(pod)?)))
+            .collect();
         watch.fits_since.retain(|pod, _| fitting.contains_key(pod));
         for (pod, node) in fitting {
             let since = *watch.fits_since.entry(pod.clone()).or_insert_with(Instant::now);
@@ -84,17 +90,16 @@ impl FaultyCluster {
             let has_left_over =
                 self.machines.on(&node_name(n), *gpu).any(|(_, process)| process.ends.is_some());
             let used: u64 = parts.iter().map(|part| part.bytes).sum();
-            !is_held
-                && !has_left_over
-                && used + bytes <= PROMISABLE
-                && !parts.iter().any(|part| part.is_exclusive)
-                && (parts.is_empty() || !asks_alone(pod))
+            let has_start = self.features.has_engines && parts.iter().any(|part| part.is_starting);
+            let is_alone = parts.iter().any(|part| part.is_exclusive);
+            let is_taken = is_held || has_left_over || is_alone || has_start && is_engine(pod);
+            !is_taken && used + bytes <= PROMISABLE && (parts.is_empty() || !asks_alone(pod))
         };
         (0..GPUS).filter(has_room).count() as u64 >= gpus
     }
 
     fn judge_end(&mut self) {
-        let pods = self.api.list("pods");
+        let pods = self.pods_on_machines();
         let held_twice = held_twice(&pods);
         if !held_twice.is_empty() {
             self.break_with(format!("held twice, and nobody ends it: {held_twice:?}"));
@@ -104,6 +109,7 @@ impl FaultyCluster {
             self.break_with(format!("promised twice, and nobody leaves: {mendable:?}"));
         }
         self.judge_leftovers(&pods);
+        self.count_groups(&pods);
         let Some(acting) = self.acting() else {
             return self.break_with(format!("no replica acts after {QUIET:?} of quiet"));
         };
@@ -116,19 +122,43 @@ impl FaultyCluster {
             self.break_with(format!("promised twice, and not reported: {twice:?}"));
         }
         // What ended pods leave behind would grow without bound.
-        if known > pods.len() as u64 {
-            self.break_with(format!("the ledger knows {known} pods, and there are {}", pods.len()));
+        let there_are = self.api.list("pods").len();
+        if known > there_are as u64 {
+            self.break_with(format!("the ledger knows {known} pods, and there are {there_are}"));
         }
     }
 
-    /// No gate outlives its longest time. A condition that shows a reservation for longer than that lasts is counted: a leader
-    /// knows that it is over, and clears it when the pod changes.
+    /// Groups of which nobody was deleted: how many are bound whole, and how many in part.
+    fn count_groups(&mut self, pods: &[Arc<Value>]) {
+        let mut groups: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
+        for pod in pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()) {
+            if let Some(group) = pod["metadata"]["labels"]["stowage.dev/group"].as_str() {
+                groups.entry(group).or_default().push(pod["spec"]["nodeName"].is_string());
+            }
+        }
+        for members in groups.values().filter(|members| members.len() == GROUP_SIZE) {
+            match members.iter().filter(|is_bound| **is_bound).count() {
+                0 => {}
+                GROUP_SIZE => self.tally.whole_groups += 1,
+                _ => self.tally.half_groups += 1,
+            }
+        }
+    }
+
+    /// No gate outlives its longest time, and no condition shows a reservation for long that is over.
     fn judge_leftovers(&mut self, pods: &[Arc<Value>]) {
         let standing =
             |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
-        self.tally.left_conditions += pods.iter().filter(standing).filter(|pod| is_over(pod)).count() as u64;
+        let over: Vec<String> =
+            pods.iter().filter(standing).filter(|pod| is_over(pod)).map(|pod| name(pod)).collect();
+        if !over.is_empty() {
+            self.break_with(format!("{over:?} still show reservations that are over"));
+        }
+        // A group stays behind the gate until all of it has a place.
         let is_left = |pod: &&Arc<Value>| {
-            super::scheduling::is_gated(pod) && pod["metadata"]["deletionTimestamp"].is_null()
+            super::scheduling::is_gated(pod)
+                && !is_of_group(pod)
+                && pod["metadata"]["deletionTimestamp"].is_null()
         };
         let gated: Vec<String> = pods.iter().filter(is_left).map(|pod| name(pod)).collect();
         if !gated.is_empty() {

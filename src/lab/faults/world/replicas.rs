@@ -5,8 +5,11 @@ use crate::extender::Extender;
 use crate::extender::request::RequestLimits;
 use crate::extender::server::{agents_router, scheduler_router};
 use crate::kubernetes::{self, ClusterOptions, LeadWith, LeaseName};
-use crate::scheduling::policy::ConflictRule;
+use crate::scheduling::policy::{ConflictRule, WhenIncomplete};
 use crate::service::HeavyWork;
+
+/// Longer than a write is waited for.
+const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
 impl FaultyCluster {
     pub(super) fn start(&mut self, host: usize) {
@@ -88,7 +91,14 @@ impl FaultyCluster {
         self.say(format!("{} is told to stop", replica.client));
         self.note_audit(&replica);
         replica.shutdown.cancel();
-        tokio::spawn(async move { while replica.tasks.join_next().await.is_some() {} });
+        let (overheard, client) = (self.overheard.clone(), replica.client.clone());
+        tokio::spawn(async move {
+            let ends = async { while replica.tasks.join_next().await.is_some() {} };
+            if tokio::time::timeout(STOPS_WITHIN, ends).await.is_err() {
+                let what = format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
+                overheard.lock().broken.push(what);
+            }
+        });
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.give_up(&self.api, host);
         }
@@ -104,13 +114,15 @@ pub fn die(api: &ApiServer, mut replica: RunningReplica) {
     replica.tasks.abort_all();
 }
 
-/// The policies that a history swaps. None has engines, whose pages are not played, and each has the headroom that the oracle
-/// knows.
-pub fn policy(number: usize) -> Policy {
+/// The policies that a history swaps. Pages of engines are not played, and each has the headroom that the oracle knows.
+pub fn policy(number: usize, features: WorldFeatures) -> Policy {
     let mut policy = Policy::default();
     policy.conflicts = ConflictRule::EvictUnstarted;
     let mut classes = policy.classes().to_vec();
-    classes.iter_mut().for_each(|class| class.engine = false);
+    classes.iter_mut().for_each(|class| class.engine &= features.has_engines);
+    if features.has_groups {
+        policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
+    }
     let mut policy = policy.with_classes(classes).expect("the default classes are valid");
     match number {
         0 => {}

@@ -2,6 +2,7 @@
 //!
 //! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
 
+use super::budgets::is_guarded;
 use super::*;
 use axum::body::{Body, to_bytes};
 use http::{Request, header};
@@ -29,7 +30,9 @@ impl FaultyCluster {
             let pod = ready[self.dice.below(ready.len())].clone();
             let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
             let node = nominated.filter(|_| self.dice.below(5) > 0);
-            let node = node.unwrap_or_else(|| node_name(self.dice.below(self.nodes)));
+            let nodes = self.node_names();
+            let any = self.dice.below(nodes.len().max(1));
+            let Some(node) = node.or_else(|| nodes.get(any).cloned()) else { return };
             let binds_at_once = self.dice.below(2) == 0;
             let acting = self.acting().unwrap_or(0);
             let asked = if self.dice.below(5) == 0 { 1 - acting } else { acting };
@@ -63,7 +66,7 @@ impl FaultyCluster {
             client: replica.client.clone(),
             began: self.began,
             pod,
-            nodes: (0..self.nodes).map(node_name).collect(),
+            nodes: self.node_names(),
             overheard: self.overheard.clone(),
         })
     }
@@ -121,8 +124,10 @@ impl SchedulingRequest {
             .list("pods")
             .into_iter()
             .filter(|pod| pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid)));
+        let mut guarded = Vec::new();
         for victim in found {
             let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            guarded.extend(is_guarded(&victim).then(|| uid.clone()));
             self.overheard.lock().named.push((uid, priority, name(&self.pod)));
             let path = format!("pods/default/{}", name(&victim));
             let target = json!({
@@ -133,6 +138,7 @@ impl SchedulingRequest {
             let _ = self.api.patch_status(&path, &json!({ "status": { "conditions": [target] } }));
             let _ = self.api.delete(&path);
         }
+        self.overheard.lock().guarded.push((guarded, name(&self.pod)));
         let nominated = json!({ "status": { "nominatedNodeName": node } });
         if self.is_still_there() {
             let _ = self.api.patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);

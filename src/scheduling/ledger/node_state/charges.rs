@@ -139,9 +139,10 @@ impl NodeState {
         &self.charges.usage
     }
 
-    /// Tenants have other places now.
-    pub(in crate::scheduling::ledger) fn forget_usage(&mut self) {
+    /// What it adds to sums over nodes is not in them any more.
+    pub(in crate::scheduling::ledger) fn forget_sums(&mut self) {
         self.charges.usage.clear();
+        self.forget_spare();
     }
 
     /// What is left of each GPU.

@@ -361,6 +361,15 @@ impl NodeState {
         (std::mem::replace(&mut self.spare, now), now)
     }
 
+    /// Its free GPUs, as they were counted last.
+    pub(super) fn counted_spare(&self) -> &SpareCounts {
+        &self.spare
+    }
+
+    fn forget_spare(&mut self) {
+        self.spare = SpareCounts::default();
+    }
+
     pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
         self.cordoned = !takes_new_pods;
     }

@@ -175,7 +175,7 @@ impl NodeState {
 
     /// Gives a reading the names that are known here already. What it came with is gone with its report; kept, they would be
     /// new ones for every second of every node, all over the memory.
-    fn rename(&self, reading: &mut NodeReading) {
+    pub(in crate::scheduling::ledger) fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
             if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
                 gpu.uuid = device.uuid.clone();

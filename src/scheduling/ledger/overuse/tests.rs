@@ -1,7 +1,6 @@
 //! Pods over their grants: when their owners are told, when they are evicted, and what an agent cannot bring about.
 
 use super::*;
-use crate::scheduling::ledger::Classifications;
 use crate::scheduling::policy::{Class, EvictionRates, Policy, Protection};
 use crate::scheduling::testkit::{LedgerCluster, demand_of, node, uid};
 use crate::scheduling::verbs::Cluster;
@@ -22,7 +21,7 @@ fn evicting() -> Policy {
 /// Another policy of this process, in force.
 fn set_to(version: u64, mut policy: Policy) -> PolicySet {
     policy.version = version;
-    PolicySet { policy, classified: Classifications::default() }
+    PolicySet { policy, prepared: None }
 }
 
 fn with_class(policy: Policy, name: &str, change: fn(&mut Class)) -> Policy {

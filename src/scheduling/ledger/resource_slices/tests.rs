@@ -88,9 +88,9 @@ fn another_list_of_gpu_drivers_takes_and_gives_back_nodes() {
     assert_eq!(open(&mut ledger), ["a", "b"]);
     let mut policy = Policy::default();
     policy.dra.gpu_drivers = vec!["gpu.example.com".into()];
-    ledger.set_policy(policy, &Default::default());
+    ledger.set_policy(policy);
     assert_eq!(open(&mut ledger), ["b"]);
-    ledger.set_policy(Policy::default(), &Default::default());
+    ledger.set_policy(Policy::default());
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
 
@@ -333,7 +333,7 @@ proptest! {
                 Step::Drivers(any) => {
                     let mut policy = Policy::default();
                     policy.dra.gpu_drivers.retain(|_| any);
-                    ledger.set_policy(policy, &Default::default());
+                    ledger.set_policy(policy);
                 }
                 Step::Assume(pod, n) => {
                     let pod = pod.to_string();

@@ -207,7 +207,7 @@ impl Bench {
             }
             Op::Forget(pod) => self.cluster.forget(&uid(pod)),
             Op::Release(pod) => drop(self.cluster.release(&uid(pod))),
-            Op::Rules(n) => self.cluster.set_policy(policy(n), &Default::default()),
+            Op::Rules(n) => drop(self.cluster.set_policy(policy(n))),
             Op::Health(node, gpu, is_lost) => {
                 let Some(mut lost) = self.nodes.get(&node).cloned() else { return };
                 if is_lost {

@@ -221,10 +221,10 @@ fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
     bind(&mut cluster, "during", "n", engine());
     let mut policy = Policy::default();
     policy.scoring.shortlist = 7;
-    cluster.apply(PolicySet { policy: policy.clone(), classified: Default::default() });
+    cluster.apply(PolicySet { policy: policy.clone(), prepared: None });
     assert!(expected(&mut cluster, "n") > 150, "nothing of this concerns the speeds");
     policy.loading.init = Millis::seconds(10);
-    cluster.apply(PolicySet { policy, classified: Default::default() });
+    cluster.apply(PolicySet { policy, prepared: None });
     assert_eq!(expected(&mut cluster, "n"), 50);
     assert_eq!(progress(&mut cluster, "during", StartProgress::Ready), None);
 }
@@ -384,6 +384,6 @@ fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
     let mut policy = Policy::default();
     policy.version = 7;
     policy.loading.init = Millis::seconds(30);
-    cluster.apply(PolicySet { policy, classified: Default::default() });
+    cluster.apply(PolicySet { policy, prepared: None });
     assert_eq!(reload(&cluster), 70, "other speeds in the policy begin anew");
 }

@@ -56,13 +56,13 @@ fn a_window_that_opens_or_closes_moves_no_pod_and_evictions_keep_to_their_limits
     assert_eq!(classes(&cluster), ["job"; 4]);
     let (version, digest) = (cluster.policy().version, cluster.policy().digest);
 
-    cluster.set_policy(at_night(), &Default::default());
+    cluster.set_policy(at_night());
     assert_eq!(classes(&cluster), ["night-job"; 4]);
     assert!(cluster.policy().version > version && cluster.policy().digest == digest);
     assert!(NODES.iter().all(|name| cluster.known_pod(&uid(&format!("job-{name}"))).node().is_some()));
     assert_eq!(evicted(&mut cluster), 2, "as many as a minute allows");
 
-    cluster.set_policy(policy(), &Default::default());
+    cluster.set_policy(policy());
     assert_eq!(evicted(&mut cluster), 0, "back before any was evicted");
     assert_eq!(classes(&cluster), ["job"; 4]);
 }
@@ -73,7 +73,7 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
     let mut evictions = 0;
     for n in 0..30 {
         let policy = if n % 2 == 0 { at_night() } else { policy() };
-        cluster.set_policy(policy, &Default::default());
+        cluster.set_policy(policy);
         cluster.pass(2);
         for step in steps(&mut cluster, 64) {
             let PlanStep::Place(places) = step else { continue };

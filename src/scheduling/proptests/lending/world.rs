@@ -369,7 +369,7 @@ impl World {
             }
             Step::Policy(lends) => {
                 self.lends = lends;
-                self.apply(PolicySet { policy: policy(lends), classified: Default::default() });
+                self.apply(PolicySet { policy: policy(lends), prepared: None });
             }
             Step::Load(kv_cache) => self.kv_cache = kv_cache,
             Step::Pass(millis) => self.pass(millis),

@@ -128,9 +128,8 @@ impl World {
         let view = self.apply(FilterAsked(VerbRequest { uid: uid(pod), key: key(pod), demand, waiting }));
         let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
         let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
-        let names = || names.iter().map(String::as_str);
-        let list = filter(&view, names(), &mut scores);
-        if let Some(decided) = decided(&view, names(), &list) {
+        let list = filter(&view, names.iter().map(String::as_str), &mut scores);
+        if let Some(decided) = decided(&view, &list) {
             self.apply(decided);
         }
     }

@@ -143,8 +143,7 @@ impl Stowage {
         let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
         self.scores.put(scores);
         let Some(best) = list.best.first() else {
-            let names = self.names.iter().map(String::as_str);
-            self.cluster.apply(filter::refused(&view, names));
+            self.cluster.apply(filter::refused(&view, &list));
             return None;
         };
         self.cluster.apply(filter::offered(&view, best));

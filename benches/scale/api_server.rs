@@ -1,0 +1,160 @@
+//! A stand-in API server with very many nodes and pods, as a process of its own: it makes the pages of its lists as they are asked for,
+//! so that it needs no memory for them and little time. What is written is accepted and forgotten; watches stay open and show
+//! nothing. Its Lease is held by whoever was named last.
+
+use crate::cluster::{BenchCluster, ObjectTemplate};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, put};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Says in the environment of this program that it is this server, and of which nodes and pods: `NODES/PODS`.
+pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
+/// The host name with which `stowage serve` looks for itself in the Lease.
+pub const REPLICA: &str = "bench-0";
+
+struct ApiServer {
+    cluster: BenchCluster,
+    pods: usize,
+    node: ObjectTemplate,
+    pod: ObjectTemplate,
+    /// Its holder, and how often that changed.
+    lease: Mutex<(String, u32)>,
+    writes: AtomicU64,
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    limit: Option<usize>,
+    #[serde(rename = "continue")]
+    from: Option<usize>,
+    watch: Option<bool>,
+}
+
+/// Serves until it is killed.
+pub fn serve(asked: &str) {
+    let (nodes, pods) = asked.split_once('/').expect("nodes and pods");
+    let (nodes, pods): (usize, usize) = (nodes.parse().expect("nodes"), pods.parse().expect("pods"));
+    let cluster = BenchCluster::new(nodes, 0);
+    let server = Arc::new(ApiServer {
+        node: cluster.node_template(),
+        pod: cluster.resident_template(),
+        cluster,
+        pods,
+        lease: Mutex::new((format!("{REPLICA}_1"), 1)),
+        writes: AtomicU64::default(),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        eprintln!("API server: http://{}", listener.local_addr().expect("an address"));
+        axum::serve(listener, router(server)).await.expect("it serves");
+    });
+}
+
+fn router(server: Arc<ApiServer>) -> Router {
+    Router::new()
+        .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/pods", get(pods))
+        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}", get(lease))
+        .route("/bench/holder/{name}", put(hold))
+        .route(
+            "/bench/writes",
+            get(async |State(server): State<Arc<ApiServer>>| {
+                server.writes.load(Ordering::Relaxed).to_string()
+            }),
+        )
+        .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
+        .fallback(any(everything_else))
+        .with_state(server)
+}
+
+async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
+    let page = |place, out: &mut Vec<u8>| server.cluster.write_node(&server.node, place, out);
+    list("Node", &query, server.cluster.nodes(), page)
+}
+
+async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
+    let page = |place, out: &mut Vec<u8>| server.cluster.write_resident(&server.pod, place, out);
+    list("Pod", &query, server.pods, page)
+}
+
+fn list(
+    kind: &str,
+    query: &ListQuery,
+    count: usize,
+    write: impl Fn(usize, &mut Vec<u8>) -> io::Result<()>,
+) -> Response {
+    if query.watch == Some(true) {
+        return silence();
+    }
+    let from = query.from.unwrap_or(0);
+    let to = count.min(from + query.limit.unwrap_or(count));
+    let mut metadata = json!({"resourceVersion": "100"});
+    if to < count {
+        metadata["continue"] = json!(to.to_string());
+    }
+    let mut page =
+        format!(r#"{{"kind":"{kind}List","apiVersion":"v1","metadata":{metadata},"items":["#).into_bytes();
+    for place in from..to {
+        if place > from {
+            page.push(b',');
+        }
+        write(place, &mut page).expect("memory takes what is written");
+    }
+    page.extend_from_slice(b"]}");
+    ([(header::CONTENT_TYPE, "application/json")], page).into_response()
+}
+
+/// A watch of what does not change.
+fn silence() -> Response {
+    Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>()).into_response()
+}
+
+async fn lease(
+    State(server): State<Arc<ApiServer>>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let (holder, transitions) = server.lease.lock().clone();
+    let now = jiff::Timestamp::now().to_string();
+    json_of(&json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name, "namespace": namespace, "uid": "lease", "resourceVersion": "1"},
+        "spec": {
+            "holderIdentity": holder, "leaseTransitions": transitions, "leaseDurationSeconds": 15,
+            "acquireTime": now, "renewTime": now,
+        },
+    }))
+}
+
+async fn hold(State(server): State<Arc<ApiServer>>, Path(name): Path<String>) {
+    let mut lease = server.lease.lock();
+    *lease = (name, lease.1 + 1);
+}
+
+/// Lists of other kinds are empty, and writes succeed.
+async fn everything_else(State(server): State<Arc<ApiServer>>, request: axum::extract::Request) -> Response {
+    if request.method() != axum::http::Method::GET {
+        server.writes.fetch_add(1, Ordering::Relaxed);
+        let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Success"});
+        return (StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], status.to_string())
+            .into_response();
+    }
+    if request.uri().query().is_some_and(|query| query.contains("watch=")) {
+        return silence();
+    }
+    json_of(&json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "100"}, "items": []}))
+}
+
+fn json_of(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}

@@ -1,0 +1,59 @@
+//! Filters about one node, one right after the other, while something else happens: how long the longest waits for its answer.
+
+use crate::cluster::BenchCluster;
+use crate::connection::KeptConnection;
+use crate::samples::Samples;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// kube-scheduler has other things to do between two requests.
+const PAUSE: Duration = Duration::from_micros(500);
+
+pub struct Asking<'a> {
+    pub cluster: &'a BenchCluster,
+    pub address: &'a str,
+    asked: AtomicUsize,
+}
+
+impl<'a> Asking<'a> {
+    pub fn new(cluster: &'a BenchCluster, address: &'a str) -> Self {
+        Self { cluster, address, asked: AtomicUsize::default() }
+    }
+
+    /// What filters took while this was done.
+    pub fn during<R>(&self, happens: impl FnOnce() -> R) -> (R, Samples) {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let asking = threads.spawn(|| self.until(&is_over));
+            let result = happens();
+            is_over.store(true, Ordering::Relaxed);
+            (result, asking.join().expect("every filter is answered"))
+        })
+    }
+
+    fn until(&self, is_over: &AtomicBool) -> Samples {
+        let (mut samples, mut connection) = (Samples::default(), KeptConnection::to(self.address));
+        while !is_over.load(Ordering::Relaxed) {
+            let body = self.cluster.one_name_body(self.asked.fetch_add(1, Ordering::Relaxed));
+            let started = Instant::now();
+            connection.post("/scheduler/filter", &body, None);
+            samples.add(started.elapsed());
+            std::thread::sleep(PAUSE);
+        }
+        samples
+    }
+
+    /// Prints a row: what happens, what it took, and what filters took meanwhile.
+    pub fn row<R>(&self, what: &str, happens: impl FnOnce() -> R) -> R {
+        let started = Instant::now();
+        let (result, samples) = self.during(happens);
+        println!(
+            "| {what} | {:.1} s | {:.2} ms | {:.2} ms | {:.1} ms |",
+            started.elapsed().as_secs_f64(),
+            samples.percentile(50) / 1e3,
+            samples.percentile(99) / 1e3,
+            samples.longest() / 1e3,
+        );
+        result
+    }
+}

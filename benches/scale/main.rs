@@ -1,0 +1,278 @@
+//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]]`, by default 65,000 and 1,000,000.
+//!
+//! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
+//! nodes only and with the pods; how long the first list takes, and a fail-over, from leadership to the first answer; and what a filter
+//! about one node takes at most while something else happens: nothing, a scrape, each operator's page, a change of policy,
+//! reports of agents. `cargo bench --bench verbs` has requests about all nodes, beside their floor.
+
+mod api_server;
+#[path = "../common/cluster.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod cluster;
+#[path = "../common/connection.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod connection;
+mod filters;
+#[path = "../reports/node.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod node;
+#[path = "../common/samples.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod samples;
+#[path = "../common/server.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod server;
+
+use cluster::BenchCluster;
+use connection::KeptConnection;
+use filters::Asking;
+use node::{Caches, ReportingNode};
+use server::ServeProcess;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NODES: usize = 65_000;
+const PODS: usize = 1_000_000;
+/// What filters take when nothing else happens.
+const QUIET: Duration = Duration::from_secs(5);
+/// The pages that are made of the whole cluster.
+const PAGES: [&str; 5] = ["/metrics", "/v1/fleet", "/v1/models", "/debug/snapshot", "/debug/reports"];
+const CHANGES: usize = 3;
+/// Agents whose reports are timed: one after the other, on one connection, they say what a report costs.
+const REPORTING: usize = 2000;
+/// At which all agents of a large cluster report.
+const REPORTS_PER_AGENT: f64 = 0.1;
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn main() {
+    if let Ok(asked) = std::env::var(api_server::CLUSTER) {
+        return api_server::serve(&asked);
+    }
+    let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let nodes = asked.first().copied().unwrap_or(NODES);
+    let pods = asked.get(1).copied().unwrap_or(PODS.min(nodes * 16));
+    println!("{nodes} nodes × 8 GPUs, {pods} pods");
+    let empty = Replica::start(nodes, 0).process.resident_mib();
+    let replica = Replica::start(nodes, pods);
+    memory(&replica, empty, nodes, pods);
+    let cluster = BenchCluster::new(nodes, 0);
+    let asking = Asking::new(&cluster, &replica.process.addresses[0]);
+    println!("\n| what happens | for | filter p50 | p99 | longest |\n|---|---|---|---|---|");
+    asking.row("nothing", || std::thread::sleep(QUIET));
+    report_once(&replica, &asking);
+    pages(&replica, &asking);
+    policy_changes(&replica, &asking);
+    println!("\nat most resident: {} MiB", replica.process.peak_mib());
+    fail_over(&replica);
+    println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
+    assert_eq!(
+        get(&replica.api, "/bench/writes"),
+        "0",
+        "nothing is written of nodes that are as they should be"
+    );
+}
+
+/// A `stowage serve` that leads, and the API server that it reads.
+struct Replica {
+    process: ServeProcess,
+    api: String,
+    _api_server: ServeProcess,
+    folder: tempfile::TempDir,
+}
+
+impl Replica {
+    fn start(nodes: usize, pods: usize) -> Self {
+        let this = std::env::current_exe().expect("this program has a path");
+        let mut api_server = Command::new(this);
+        let api_server = ServeProcess::start(
+            api_server.env(api_server::CLUSTER, format!("{nodes}/{pods}")),
+            &["API server: http://"],
+        );
+        let (api, folder) = (api_server.addresses[0].clone(), tempfile::tempdir().expect("a folder"));
+        write(&folder.path().join("kubeconfig"), &kubeconfig(&api));
+        write(&folder.path().join("policy.yaml"), &policy(0));
+        let started = Instant::now();
+        let process = ServeProcess::start(
+            Command::new(env!("CARGO_BIN_EXE_stowage"))
+                .args([
+                    "serve",
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--agents",
+                    "127.0.0.1:0",
+                    "--admin",
+                    "127.0.0.1:0",
+                ])
+                .args(["--identity", api_server::REPLICA, "--agents-auth", "none", "--kubeconfig"])
+                .arg(folder.path().join("kubeconfig"))
+                .arg("--policy")
+                .arg(folder.path().join("policy.yaml"))
+                .env("RUST_LOG", "stowage::serve=info,warn"),
+            &["the scheduler: http://", "agents: http://", "operators: http://"],
+        );
+        let replica = Self { process, api, _api_server: api_server, folder };
+        until(|| replica.is_synced());
+        println!("first list: {:.1} s", started.elapsed().as_secs_f64());
+        until(|| replica.is_open());
+        replica
+    }
+
+    fn is_synced(&self) -> bool {
+        !self.readiness().contains("have not synced yet")
+    }
+
+    fn is_open(&self) -> bool {
+        self.readiness().starts_with("ok\n")
+    }
+
+    fn readiness(&self) -> String {
+        get(&self.process.addresses[2], "/readyz")
+    }
+}
+
+fn memory(replica: &Replica, empty: u64, nodes: usize, pods: usize) {
+    let all = replica.process.resident_mib();
+    let kib = |mib: u64, count: usize| mib as f64 * 1024.0 / count.max(1) as f64;
+    println!(
+        "resident memory of `stowage serve`: {empty} MiB with nodes only, {:.2} KiB each; {all} MiB with all pods, {:.2} KiB each; at \
+         most {} MiB",
+        kib(empty, nodes),
+        kib(all.saturating_sub(empty), pods),
+        replica.process.peak_mib()
+    );
+}
+
+fn report_once(replica: &Replica, asking: &Asking<'_>) {
+    let nodes = asking.cluster.nodes().min(REPORTING);
+    let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 0)).collect();
+    let mut connection = KeptConnection::to(&replica.process.addresses[1]);
+    // The first reports say what the devices are.
+    let first: Vec<Vec<u8>> = agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect();
+    asking.row("first reports", || post_all(&mut connection, &first));
+    let next: Vec<Vec<u8>> = agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect();
+    let (before, started) = (replica.process.cpu(), Instant::now());
+    post_all(&mut connection, &next);
+    let (cpu, wall) = (replica.process.cpu() - before, started.elapsed());
+    let cost = cpu.as_secs_f64() / nodes as f64;
+    asking.row("reports", || {
+        post_all(
+            &mut connection,
+            &agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect::<Vec<_>>(),
+        )
+    });
+    println!(
+        "\na report costs {:.0} µs of CPU and takes {:.0} µs; {} agents once in {:.0} s need {:.2} cores\n",
+        cost * 1e6,
+        wall.as_secs_f64() * 1e6 / nodes as f64,
+        asking.cluster.nodes(),
+        1.0 / REPORTS_PER_AGENT,
+        cost * asking.cluster.nodes() as f64 * REPORTS_PER_AGENT
+    );
+    println!("| what happens | for | filter p50 | p99 | longest |\n|---|---|---|---|---|");
+}
+
+fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
+    for report in reports {
+        let answer = connection.post("/v1/reports", report, None);
+        assert!(answer.starts_with(br#"{"accepted":1"#), "{}", String::from_utf8_lossy(&answer));
+    }
+}
+
+fn pages(replica: &Replica, asking: &Asking<'_>) {
+    for page in PAGES {
+        let bytes = asking.row(page, || read(&replica.process.addresses[2], page));
+        assert!(bytes > 100, "{page}");
+    }
+}
+
+fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
+    for change in 1..=CHANGES {
+        asking.row("a policy change", || {
+            let before = in_force(replica);
+            write(&replica.folder.path().join("policy.yaml"), &policy(change));
+            until(|| in_force(replica) != before);
+        });
+    }
+}
+
+/// Every change concerns every pod and every node.
+fn policy(number: usize) -> String {
+    format!(
+        "classes:\n  - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n  \
+         - name: rest\n    engine: false\n"
+    )
+}
+
+fn in_force(replica: &Replica) -> String {
+    let page = get(&replica.process.addresses[2], "/debug/policy");
+    page.split("\"digest\":").nth(1).map(|digest| digest.chars().take(24).collect()).expect("a digest")
+}
+
+/// The Lease passes to another replica and comes back. What is timed begins when this one leads again: before, it waits until nothing
+/// of the other can land any more, which depends on no size.
+fn fail_over(replica: &Replica) {
+    let hold = |name: &str| drop(request("PUT", &replica.api, &format!("/bench/holder/{name}")));
+    hold("another_1");
+    until(|| !replica.is_open());
+    hold(&format!("{}_2", api_server::REPLICA));
+    until(|| replica.readiness().contains("have not synced yet"));
+    let led = Instant::now();
+    until(|| replica.is_open());
+    println!("fail-over, from leadership to the first answer: {:.1} s", led.elapsed().as_secs_f64());
+}
+
+fn until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE, "it takes too long");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn get(address: &str, path: &str) -> String {
+    let answer = request("GET", address, path);
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+    body.to_owned()
+}
+
+/// The length of an answer.
+fn read(address: &str, path: &str) -> usize {
+    let mut stream = send("GET", address, path);
+    let (mut part, mut length) = (vec![0; 1 << 20], 0);
+    loop {
+        match stream.read(&mut part).expect("the answer") {
+            0 => return length,
+            more => length += more,
+        }
+    }
+}
+
+fn request(method: &str, address: &str, path: &str) -> String {
+    let mut answer = String::new();
+    send(method, address, path).read_to_string(&mut answer).expect("text");
+    answer
+}
+
+fn send(method: &str, address: &str, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("the address listens");
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("the request is sent");
+    stream
+}
+
+fn write(path: &Path, text: &str) {
+    // Beside it first, so that no half of it is read.
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).expect("the file is written");
+}
+
+fn kubeconfig(api: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: bench\ncontexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]\n\
+         clusters: [{{name: bench, cluster: {{server: 'http://{api}'}}}}]\nusers: [{{name: bench, user: {{token: none}}}}]\n"
+    )
+}

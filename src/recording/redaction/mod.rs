@@ -1,0 +1,237 @@
+//! A copy of a recording in which names are replaced by pseudonyms, and which replays as the original does: nothing in it is decided
+//! again.
+//!
+//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`veil`]); [`Pseudonyms`] gives each of them one of its
+//! own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and expressions
+//! cannot be asked of pseudonyms.
+//!
+//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, and the words that [`order::stays`] lists.
+
+mod order;
+mod policy;
+mod veil;
+
+use super::entry::{Numbered, SegmentHeader};
+use super::read::{RawPart, ReadError, Reader};
+use super::repeats::Line;
+use super::write::SegmentWriter;
+use crate::scheduling::policy::selection::takes;
+use crate::scheduling::policy::{Expression, ExpressionPod, PolicyError};
+use crate::scheduling::verbs::Input;
+use crate::scheduling::vocabulary::classification::PodTraits;
+use policy::{HOLDS, PolicyNames, redacted};
+use rustc_hash::FxHashMap;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read, Write};
+use veil::{Names, Veiled};
+
+/// Text that is written at once.
+const FRAME_TEXT: usize = 256 << 10;
+/// The key of the label that says that an expression holds, before its number.
+const EXPRESSION: &str = "stowage.dev/expression-";
+/// What stands for a name of the second reading that was not there in the first: the recording was changed meanwhile.
+const UNSEEN: &str = "unseen";
+
+/// The names of a recording. Read all of its parts before it is written.
+#[derive(Debug, Default)]
+pub struct NamesSeen(RefCell<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    texts: BTreeSet<Box<str>>,
+    images: BTreeSet<u64>,
+    /// Of pods.
+    namespaces: BTreeSet<String>,
+    /// Of policies, by their texts.
+    expressions: BTreeMap<String, Expression>,
+}
+
+/// What stands for each name.
+#[derive(Debug)]
+pub struct Pseudonyms {
+    names: FxHashMap<Box<str>, Box<str>>,
+    images: FxHashMap<u64, u64>,
+    namespaces: BTreeSet<String>,
+    /// Each with the key of its label.
+    expressions: BTreeMap<String, (String, Expression)>,
+}
+
+/// Why a recording cannot be redacted.
+#[derive(Debug, thiserror::Error)]
+pub enum RedactionError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("its policy cannot be written without names: {0}")]
+    Policy(#[from] PolicyError),
+    #[error("the redacted recording cannot be written: {0}")]
+    Write(#[from] io::Error),
+}
+
+impl NamesSeen {
+    /// Notes what is in a part of the recording, up to its last whole entry.
+    pub fn read(&mut self, recording: impl Read) -> Result<(), RedactionError> {
+        let mut reader = Reader::new(recording);
+        while let Some(part) = next_whole(&mut reader)? {
+            if let RawPart::Line(line) = part {
+                let line = with_policy(*line, self)?;
+                serde_json::to_writer(io::sink(), &Veiled::new(&line, self)).map_err(io::Error::from)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn pseudonyms(self) -> Pseudonyms {
+        let Seen { texts, images, namespaces, expressions } = self.0.into_inner();
+        let numbered = expressions.into_iter().enumerate();
+        Pseudonyms {
+            names: order::pseudonyms(&texts),
+            images: images.into_iter().zip(1..).collect(),
+            namespaces,
+            expressions: numbered
+                .map(|(number, (text, expression))| (text, (format!("{EXPRESSION}{number}"), expression)))
+                .collect(),
+        }
+    }
+}
+
+impl Pseudonyms {
+    /// Writes a part of the recording, by other names, up to its last whole entry.
+    pub fn write(&self, recording: impl Read, out: &mut dyn Write) -> Result<(), RedactionError> {
+        let mut reader = Reader::new(recording);
+        let mut header = None;
+        while let Some(part) = next_whole(&mut reader)? {
+            match (part, header.take()) {
+                (RawPart::Segment(begun), _) => header = Some(begun),
+                // A segment without an entry is none.
+                (RawPart::Line(first), Some(begun)) => {
+                    let mut segment = SegmentWriter::begin(&mut *out, &begun)?;
+                    header = self.write_segment(first, &mut reader, &mut segment)?;
+                }
+                (RawPart::Line(_), None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the header of the next segment.
+    fn write_segment(
+        &self,
+        first: Box<Line>,
+        reader: &mut Reader<impl Read>,
+        segment: &mut SegmentWriter<impl Write>,
+    ) -> Result<Option<SegmentHeader>, RedactionError> {
+        let mut next = Some(RawPart::Line(first));
+        while let Some(RawPart::Line(line)) = next {
+            segment.push_line(&Veiled::new(&with_policy(*line, self)?, self))?;
+            if segment.pending() >= FRAME_TEXT {
+                segment.flush()?;
+            }
+            next = next_whole(reader)?;
+        }
+        segment.flush()?;
+        Ok(match next {
+            Some(RawPart::Segment(header)) => Some(header),
+            _ => None,
+        })
+    }
+}
+
+/// The next part as it is written, up to what is cut, and up to what its checksum does not confirm: as a bundle has it.
+fn next_whole(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadError> {
+    match reader.next_line() {
+        Err(ReadError::Cut { .. } | ReadError::Damaged { .. } | ReadError::NotARecording) => Ok(None),
+        part => part,
+    }
+}
+
+/// The entry with its policy by other names, if it has one.
+fn with_policy(line: Line, names: &dyn PolicyNames) -> Result<Line, PolicyError> {
+    Ok(match line {
+        Line::Checkpoint(mut checkpoint) => {
+            let policy = redacted(checkpoint.state.policy(), names)?;
+            checkpoint.state = checkpoint.state.with_policy(policy);
+            Line::Checkpoint(checkpoint)
+        }
+        Line::Input(Numbered { number, input: Input::PolicySet(mut set) }) => {
+            set.policy = redacted(&set.policy, names)?;
+            Line::Input(Numbered { number, input: Input::PolicySet(set) })
+        }
+        line => line,
+    })
+}
+
+impl Names for NamesSeen {
+    fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str> {
+        let texts = &mut self.0.borrow_mut().texts;
+        if !texts.contains(name) {
+            texts.insert(name.into());
+        }
+        name.into()
+    }
+
+    fn image(&self, image: u64) -> u64 {
+        self.0.borrow_mut().images.insert(image);
+        image
+    }
+
+    fn pod(&self, traits: PodTraits) -> PodTraits {
+        let namespaces = &mut self.0.borrow_mut().namespaces;
+        if !namespaces.contains(&traits.namespace) {
+            namespaces.insert(traits.namespace.clone());
+        }
+        traits
+    }
+}
+
+impl PolicyNames for NamesSeen {
+    fn expression(&self, expression: &Expression) -> Option<String> {
+        self.0.borrow_mut().expressions.insert(expression.text().into(), expression.clone());
+        None
+    }
+
+    fn pattern(&self, pattern: &str) -> Vec<String> {
+        vec![pattern.into()]
+    }
+}
+
+impl Names for Pseudonyms {
+    fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str> {
+        match self.names.get(name) {
+            Some(pseudonym) => Cow::Borrowed(pseudonym),
+            None if order::stays(name) => Cow::Borrowed(name),
+            None => Cow::Borrowed(UNSEEN),
+        }
+    }
+
+    fn image(&self, image: u64) -> u64 {
+        self.images.get(&image).copied().unwrap_or_default()
+    }
+
+    fn pod(&self, mut traits: PodTraits) -> PodTraits {
+        let pod = ExpressionPod::new(&traits);
+        let hold = self.expressions.values().filter(|(_, expression)| expression.holds_for(&pod) == Ok(true));
+        let labels: Vec<String> = hold.map(|(label, _)| label.clone()).collect();
+        drop(pod);
+        traits.labels.extend(labels.into_iter().map(|label| (label, HOLDS.to_owned())));
+        traits
+    }
+}
+
+impl PolicyNames for Pseudonyms {
+    fn expression(&self, expression: &Expression) -> Option<String> {
+        // One that was not seen holds for no pod.
+        let label = self.expressions.get(expression.text()).map(|(label, _)| label.clone());
+        Some(label.unwrap_or_else(|| format!("{EXPRESSION}{UNSEEN}")))
+    }
+
+    /// Patterns still, because a name counts before any of them.
+    fn pattern(&self, pattern: &str) -> Vec<String> {
+        let taken = self.namespaces.iter().filter(|namespace| takes(pattern, namespace));
+        taken.map(|namespace| format!("{}*", self.name(namespace))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

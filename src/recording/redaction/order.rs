@@ -1,0 +1,124 @@
+//! Pseudonyms in the order of the names that they stand for: names take part in tie-breaks, and sets of names are kept in their
+//! order.
+
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+
+/// Words that the core, or kube-scheduler, knows: hiding them would change what they mean, and they say nothing of a cluster's
+/// owner.
+const WORDS: [&str; 12] = [
+    "",
+    "0.0.0.0",
+    "SCTP",
+    "TCP",
+    "UDP",
+    "cpu",
+    "ephemeral-storage",
+    "false",
+    "gpu.nvidia.com",
+    "memory",
+    "metadata.name",
+    "true",
+];
+/// Who makes the keys that begin so, of labels, taints and resources: `topology.kubernetes.io/zone`.
+const DOMAINS: [&str; 5] = ["k8s.io", "karpenter.sh", "kubernetes.io", "nvidia.com", "stowage.dev"];
+const HUGE_PAGES: &str = "hugepages-";
+/// GPUs of which only the place on their node is known are called so.
+const INDEX: &str = "index-";
+
+/// Whether a text is left as it is: a word of [`WORDS`], a key of one of [`DOMAINS`], or a whole number, which rules compare.
+pub fn stays(text: &str) -> bool {
+    let is_number = |text: &str| text.parse::<i64>().is_ok();
+    let is_known_key = || {
+        text.split_once('/').is_some_and(|(domain, _)| {
+            DOMAINS.iter().any(|known| {
+                domain.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+            })
+        })
+    };
+    WORDS.contains(&text)
+        || is_number(text)
+        || text.strip_prefix(INDEX).is_some_and(is_number)
+        || text.starts_with(HUGE_PAGES)
+        || is_known_key()
+}
+
+/// What stands for each of these texts that does not stay. Of any two texts, what is written for the lesser is the lesser.
+pub fn pseudonyms(texts: &BTreeSet<Box<str>>) -> FxHashMap<Box<str>, Box<str>> {
+    let hidden = texts.iter().filter(|text| !stays(text)).count();
+    let digits = hidden.max(1).ilog10() as usize + 1;
+    let mut pseudonyms = FxHashMap::default();
+    let (mut number, mut above) = (0, "");
+    let mut gap: Vec<&str> = Vec::new();
+    let mut close = |gap: &mut Vec<&str>, above: &str, below: Option<&str>| {
+        let prefix = if gap.is_empty() { String::new() } else { between(above, below) };
+        for name in gap.drain(..) {
+            number += 1;
+            pseudonyms.insert(name.into(), format!("{prefix}{number:0digits$}").into());
+        }
+    };
+    for text in texts {
+        if stays(text) {
+            close(&mut gap, above, Some(text));
+            above = text;
+        } else {
+            gap.push(text);
+        }
+    }
+    close(&mut gap, above, None);
+    pseudonyms
+}
+
+/// A text that sorts between two others, and with it everything that begins so.
+fn between(above: &str, below: Option<&str>) -> String {
+    let fits = |text: &String| {
+        text.as_str() > above
+            && below.is_none_or(|below| text.as_str() < below && !below.starts_with(text.as_str()))
+    };
+    let letters = ('a'..='z').cycle().skip(usize::from(b'x' - b'a')).take(26).map(String::from);
+    let longer = ['x', '-', '.', '!'].into_iter().map(|end| format!("{above}{end}"));
+    // Between a text and one that begins with it there are only such that go on with a lesser character, and `!` is the least that a
+    // name may have.
+    letters.chain(longer).find(fits).unwrap_or_else(|| format!("{above}!"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn written(texts: &[&str]) -> Vec<String> {
+        let texts: BTreeSet<Box<str>> = texts.iter().map(|text| (*text).into()).collect();
+        let pseudonyms = pseudonyms(&texts);
+        texts.iter().map(|text| pseudonyms.get(text).unwrap_or(text).to_string()).collect()
+    }
+
+    #[test]
+    fn names_are_numbered_in_their_order_and_known_words_stay() {
+        let texts = ["team-a", "true", "17", "node-b", "kubernetes.io/hostname", "node-a"];
+        assert_eq!(written(&texts), ["17", "kubernetes.io/hostname", "l1", "l2", "l3", "true"]);
+    }
+
+    #[test]
+    fn keys_of_known_domains_stay_and_such_that_only_end_alike_do_not() {
+        let stay =
+            ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu", "hugepages-2Mi", "index-3", "-4"];
+        assert!(stay.iter().all(|text| stays(text)));
+        let go = ["evilnvidia.com/gpu", "nvidia.com", "gpu-1.nvidia.com", "index-a", "1.5", "True"];
+        assert!(go.iter().all(|text| !stays(text)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_all_texts_is_kept_and_no_two_become_one(
+            names in prop::collection::vec("[0-9a-z.:/_-]{0,5}", 0..40),
+            known in prop::collection::vec(prop::sample::select(
+                [&WORDS[..], &["5", "50", "-5", "index-1", "nvidia.com/gpu", "nvidia.com/gpu.shared", "k8s.io/-"]].concat()
+            ), 0..12),
+        ) {
+            let texts: Vec<&str> = names.iter().map(String::as_str).chain(known).collect();
+            let written = written(&texts);
+            prop_assert!(written.is_sorted_by(|a, b| a < b), "{:?}", written);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A policy without names. Conditions over names that are no comparisons cannot be asked of pseudonyms: what a pattern takes is
+//! listed, and whether a CEL expression holds is a label of each pod.
+
+use super::veil::Names;
+use crate::scheduling::policy::selection::is_pattern;
+use crate::scheduling::policy::{
+    Class, Expression, LabelExpression, Match, NamespaceSelector, Policy, PolicyError, Pool, SpareRule,
+    Tenant,
+};
+use std::collections::BTreeMap;
+
+/// What a policy asks beside names.
+pub trait PolicyNames: Names {
+    /// The label that a pod has, as `true`, for which the expression holds; `None` leaves the expression.
+    fn expression(&self, expression: &Expression) -> Option<String>;
+
+    /// The patterns that take, together, the pseudonyms of the namespaces that this pattern takes.
+    fn pattern(&self, pattern: &str) -> Vec<String>;
+}
+
+/// A name of no namespace.
+const NO_NAMESPACE: &str = "-";
+/// The value of a label that stands for an expression that holds.
+pub const HOLDS: &str = "true";
+
+/// The same policy by other names. Its version and digest stay, and its windows.
+pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, PolicyError> {
+    let by = Renaming { names };
+    let mut renamed = Policy::default();
+    (renamed.version, renamed.digest) = (policy.version, policy.digest);
+    renamed.settings = policy.settings.clone();
+    let settings = &mut renamed.settings;
+    for SpareRule { pool, .. } in &mut settings.planning.spare {
+        *pool = by.optional(pool);
+    }
+    settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
+    settings.autoscaling.models =
+        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), rules.clone())).collect();
+    let renamed = renamed
+        .with_classes(policy.classes().iter().map(|class| by.class(class)).collect())?
+        .with_tenants(policy.tenants().iter().map(|tenant| by.tenant(tenant)).collect())?
+        .with_pools(policy.pools().iter().map(|pool| by.pool(pool)).collect())?;
+    Ok(renamed.with_open_windows(policy.open_windows().clone()))
+}
+
+struct Renaming<'a> {
+    names: &'a dyn PolicyNames,
+}
+
+impl Renaming<'_> {
+    fn one(&self, name: &str) -> String {
+        self.names.name(name).into_owned()
+    }
+
+    fn all(&self, names: &[String]) -> Vec<String> {
+        names.iter().map(|name| self.one(name)).collect()
+    }
+
+    fn optional(&self, name: &Option<String>) -> Option<String> {
+        name.as_ref().map(|name| self.one(name))
+    }
+
+    fn labels(&self, labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        labels.iter().map(|(key, value)| (self.one(key), self.one(value))).collect()
+    }
+
+    fn expressions(&self, expressions: &[LabelExpression]) -> Vec<LabelExpression> {
+        let renamed = |LabelExpression { key, operator, values }: &LabelExpression| LabelExpression {
+            key: self.one(key),
+            operator: *operator,
+            values: self.all(values),
+        };
+        expressions.iter().map(renamed).collect()
+    }
+
+    fn selector(&self, selector: &Option<NamespaceSelector>) -> Option<NamespaceSelector> {
+        selector.as_ref().map(|selector| NamespaceSelector {
+            match_labels: self.labels(&selector.match_labels),
+            match_expressions: self.expressions(&selector.match_expressions),
+        })
+    }
+
+    fn namespaces(&self, namespaces: &[String]) -> Vec<String> {
+        let renamed = |text: &String| match is_pattern(text) {
+            true => self.names.pattern(text),
+            false => vec![self.one(text)],
+        };
+        namespaces.iter().flat_map(renamed).collect()
+    }
+
+    fn class(&self, class: &Class) -> Class {
+        Class {
+            name: self.one(&class.name),
+            matches: self.conditions(&class.matches),
+            shares_with: class.shares_with.as_ref().map(|names| self.all(names)),
+            pools: class.pools.as_ref().map(|names| self.all(names)),
+            ..class.clone()
+        }
+    }
+
+    fn conditions(&self, matches: &Match) -> Match {
+        let mut namespaces = self.namespaces(&matches.namespaces);
+        if namespaces.is_empty() && !matches.namespaces.is_empty() {
+            // No namespaces at all would mean any.
+            namespaces.push(NO_NAMESPACE.into());
+        }
+        let mut labels = self.labels(&matches.labels);
+        let held =
+            matches.expression.as_ref().map(|expression| (expression, self.names.expression(expression)));
+        let expression = match held {
+            Some((expression, None)) => Some(expression.clone()),
+            Some((_, Some(label))) => {
+                labels.insert(label, HOLDS.into());
+                None
+            }
+            None => None,
+        };
+        Match {
+            namespaces,
+            namespace_selector: self.selector(&matches.namespace_selector),
+            labels,
+            match_expressions: self.expressions(&matches.match_expressions),
+            priority_classes: self.all(&matches.priority_classes),
+            priority: matches.priority.clone(),
+            resources: self.all(&matches.resources),
+            sharing: matches.sharing,
+            expression,
+        }
+    }
+
+    fn tenant(&self, tenant: &Tenant) -> Tenant {
+        Tenant {
+            name: self.one(&tenant.name),
+            namespaces: self.namespaces(&tenant.namespaces),
+            namespace_selector: self.selector(&tenant.namespace_selector),
+            ..tenant.clone()
+        }
+    }
+
+    fn pool(&self, pool: &Pool) -> Pool {
+        Pool {
+            name: self.one(&pool.name),
+            selector: self.labels(&pool.selector),
+            classes: pool.classes.as_ref().map(|names| self.all(names)),
+            ..pool.clone()
+        }
+    }
+}

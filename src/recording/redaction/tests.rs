@@ -1,0 +1,162 @@
+//! A redacted recording says none of the names, and replays as the original does.
+
+use super::NamesSeen;
+use crate::recording::frame::{FrameHead, HEAD_BYTES, MAGIC};
+use crate::recording::proptests::{entries, replay, written};
+use crate::scheduling::policy::{
+    Class, Expression, LabelExpression, LabelOperator, Match, Policy, Pool, Preemptibility, Tenant,
+    built_in_classes,
+};
+use crate::scheduling::testkit::numbered::{key, node_name, uid};
+use crate::scheduling::testkit::unit_gpu;
+use crate::scheduling::verbs::Input;
+use crate::scheduling::verbs::proptests::taken_inputs;
+use crate::scheduling::verbs::tick::PolicySet;
+use proptest::prelude::*;
+use serde_json::Value;
+
+fn redacted(recording: &[u8]) -> Vec<u8> {
+    let (mut seen, mut out) = (NamesSeen::default(), Vec::new());
+    seen.read(recording).unwrap();
+    seen.pseudonyms().write(recording, &mut out).unwrap();
+    out
+}
+
+/// The text of all frames.
+fn text(mut recording: &[u8]) -> String {
+    let mut text = Vec::new();
+    while let Some((head, rest)) = recording.split_first_chunk::<HEAD_BYTES>() {
+        recording = rest;
+        if !head.starts_with(&MAGIC) {
+            let frame = FrameHead::read(head).unwrap();
+            let (stored, rest) = recording.split_at(frame.stored);
+            text.extend(frame.text(stored).unwrap());
+            recording = rest;
+        }
+    }
+    String::from_utf8(text).unwrap()
+}
+
+/// Every text of a recording, and every key.
+fn texts(recording: &[u8]) -> Vec<String> {
+    fn walk(value: Value, texts: &mut Vec<String>) {
+        match value {
+            Value::String(text) => texts.push(text),
+            Value::Array(values) => values.into_iter().for_each(|value| walk(value, texts)),
+            // A policy's headroom has a field `default`.
+            Value::Object(values) => {
+                values.into_iter().filter(|(key, _)| key != "headroom").for_each(|(key, value)| {
+                    texts.push(key);
+                    walk(value, texts);
+                })
+            }
+            _ => {}
+        }
+    }
+    let mut texts = Vec::new();
+    text(recording).lines().for_each(|line| walk(serde_json::from_str(line).unwrap(), &mut texts));
+    texts
+}
+
+/// The names that the inputs of the property tests have.
+fn names() -> Vec<String> {
+    let pods = (0..8).flat_map(|pod| [key(pod).name.to_string(), uid(pod).to_string()]);
+    let nodes = (0..3).flat_map(|node| {
+        let gpus = (0..4).map(move |index| unit_gpu(node, index).uuid.to_string());
+        gpus.chain([node_name(node).to_string()])
+    });
+    let others =
+        ["default", "other-1", "other-2", "team", "data", "team/data", "own-1", "lease/1/nonce", "m"];
+    pods.chain(nodes).chain(others.map(String::from)).collect()
+}
+
+fn class(name: &str, matches: Match) -> Class {
+    Class { matches, eviction: Preemptibility::ForHigherPriority, ..Class::named(name) }
+}
+
+/// A policy that asks of names what pseudonyms cannot answer.
+fn asking() -> Policy {
+    let expression = |text| Some(Expression::compile(text).unwrap());
+    let mut classes = vec![
+        class(
+            "by-letters",
+            Match {
+                expression: expression("pod.namespace.startsWith('def') && pod.priority > 0"),
+                ..Match::default()
+            },
+        ),
+        class("by-model", Match { expression: expression("pod.model.contains('m')"), ..Match::default() }),
+        class("of-nobody", Match { namespaces: vec!["nobody-*".into()], ..Match::default() }),
+        Class {
+            pools: Some(vec!["left".into()]),
+            ..class(
+                "by-pattern",
+                Match { namespaces: vec!["de*".into(), "elsewhere".into()], ..Match::default() },
+            )
+        },
+        class(
+            "by-label",
+            Match {
+                match_expressions: vec![LabelExpression {
+                    key: "team".into(),
+                    operator: LabelOperator::NotIn,
+                    values: vec!["search".into()],
+                }],
+                ..Match::default()
+            },
+        ),
+    ];
+    classes.extend(built_in_classes());
+    let tenants = vec![Tenant::named("everyone", &["*"]), Tenant::named("ours", &["default", "oth*"])];
+    let pool = Pool { selector: [("side".into(), "left".into())].into(), ..Pool::named("left") };
+    let policy = Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap();
+    let mut policy = policy.with_pools(vec![pool]).unwrap();
+    policy.version = 1000;
+    policy
+}
+
+fn set(policy: Policy) -> String {
+    let set: Input = PolicySet { policy, classified: Default::default() }.into();
+    serde_json::to_string(&set).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn no_name_is_left_and_all_replays_as_before(
+        inputs in taken_inputs(40), each_segment in 1usize..40, policy_at in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut inputs = inputs;
+        if let Some(at) = policy_at {
+            inputs.insert(at.index(inputs.len() + 1), set(asking()));
+        }
+        let recording = written(&entries(&inputs, each_segment), 7);
+        let redacted = redacted(&recording);
+        let texts = texts(&redacted);
+        let left: Vec<&String> = texts.iter().filter(|text| names().contains(text)).collect();
+        prop_assert!(left.is_empty(), "{:?}", left);
+        let policy = ["by-letters", "everyone", "search", "startsWith", "side", "de*"];
+        prop_assert!(texts.iter().all(|text| policy.iter().all(|name| !text.contains(name))));
+        let [before, after] = [&recording, &redacted].map(|bytes| replay(bytes).map(|replay| replay.progress));
+        prop_assert!(before.is_ok(), "{:?}", before);
+        prop_assert_eq!(after, before);
+    }
+
+    #[test]
+    fn a_recording_that_is_cut_is_redacted_up_to_there(inputs in taken_inputs(12), cut in any::<prop::sample::Index>()) {
+        let recording = written(&entries(&inputs, 9), 4);
+        let redacted = redacted(&recording[..cut.index(recording.len())]);
+        prop_assert!(redacted.is_empty() || replay(&redacted).is_ok());
+    }
+}
+
+/// A redacted recording is redacted once more to what it is: its names are in order already.
+#[test]
+fn pseudonyms_are_the_same_whatever_the_names_were() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let inputs = proptest::strategy::Strategy::new_tree(&taken_inputs(60), &mut runner).unwrap();
+    let recording = written(&entries(&proptest::strategy::ValueTree::current(&inputs), 1000), 7);
+    let once = redacted(&recording);
+    assert_eq!(text(&redacted(&once)), text(&once));
+}

@@ -1,0 +1,347 @@
+//! A serializer before another one, through which every text of a recording passes, and is replaced unless it is known to be no
+//! name. A field that is new in an input is hidden, until it is listed here.
+//!
+//! Fields' and variants' names are not texts: they reach a serializer by calls of their own.
+
+use crate::scheduling::vocabulary::classification::PodTraits;
+use serde::ser::{
+    Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
+    SerializeTupleStruct, SerializeTupleVariant, Serializer,
+};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+
+/// What becomes of what may be a name.
+pub trait Names {
+    fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str>;
+
+    /// An image is the hash of its name.
+    fn image(&self, image: u64) -> u64;
+
+    /// What policies may look at of a pod, before its names are replaced.
+    fn pod(&self, traits: PodTraits) -> PodTraits;
+}
+
+/// What texts, or numbers, are at a place of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Name,
+    /// `namespace/name`.
+    NameInNamespace,
+    /// No name of a cluster's owner.
+    Kept,
+    Image,
+    /// Traits that have been through [`Names::pod`].
+    SeenPod,
+}
+
+/// Types whose texts are no names.
+const KEPT_TYPES: [&str; 3] = ["ClassSet", "GpuModel", "GpuSet"];
+/// Fields whose texts are none: codes of this program, and policies, which are redacted as such.
+const KEPT_FIELDS: [(&str, &str); 5] = [
+    ("ClusterState", "policy"),
+    ("PolicySet", "policy"),
+    ("KeptRanking", "refused"),
+    ("KeptAnswer", "narrow"),
+    ("KeptBind", "why"),
+];
+/// Fields with names of objects in namespaces as one text.
+const IN_NAMESPACES: [(&str, &str); 3] =
+    [("StorageObserved", "name"), ("StorageDeleted", "name"), ("VolumeIndexState", "claims")];
+const TRAITS: &str = "PodTraits";
+
+/// A value whose names are replaced while it is serialized.
+pub struct Veiled<'a, T: ?Sized> {
+    value: &'a T,
+    names: &'a dyn Names,
+    place: Place,
+}
+
+impl<'a, T: ?Sized> Veiled<'a, T> {
+    pub fn new(value: &'a T, names: &'a dyn Names) -> Self {
+        Self { value, names, place: Place::Name }
+    }
+}
+
+impl<T: Serialize + ?Sized> Serialize for Veiled<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value.serialize(Veil { inner: serializer, names: self.names, place: self.place })
+    }
+}
+
+struct Veil<'a, S> {
+    inner: S,
+    names: &'a dyn Names,
+    place: Place,
+}
+
+/// Elements, keys and values: each is what the whole is.
+struct VeiledParts<'a, C> {
+    inner: C,
+    names: &'a dyn Names,
+    place: Place,
+}
+
+struct VeiledFields<'a, C> {
+    inner: C,
+    names: &'a dyn Names,
+    place: Place,
+    of: &'static str,
+}
+
+enum VeiledStruct<'a, S: Serializer> {
+    Plain(VeiledFields<'a, S::SerializeStruct>),
+    /// A pod's traits, which are looked at as a whole.
+    Traits(Veil<'a, S>, Map<String, Value>),
+}
+
+impl Place {
+    fn of_type(self, name: &str) -> Self {
+        match name {
+            "ImageId" => Self::Image,
+            _ if KEPT_TYPES.contains(&name) => Self::Kept,
+            _ => self,
+        }
+    }
+
+    fn of_field(self, of: &str, field: &str) -> Self {
+        match self {
+            Self::Kept => Self::Kept,
+            _ if KEPT_FIELDS.contains(&(of, field)) => Self::Kept,
+            _ if IN_NAMESPACES.contains(&(of, field)) => Self::NameInNamespace,
+            _ => Self::Name,
+        }
+    }
+}
+
+impl<'a, S> Veil<'a, S> {
+    fn veiled<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Veiled<'v, T>
+    where
+        'a: 'v,
+    {
+        Veiled { value, names: self.names, place }
+    }
+
+    fn parts<C, E>(self, begin: impl FnOnce(S) -> Result<C, E>) -> Result<VeiledParts<'a, C>, E> {
+        Ok(VeiledParts { inner: begin(self.inner)?, names: self.names, place: self.place })
+    }
+}
+
+macro_rules! as_it_is {
+    ($($method:ident($($argument:ident: $type:ty),*)),+ $(,)?) => {
+        $(fn $method(self, $($argument: $type),*) -> Result<S::Ok, S::Error> {
+            self.inner.$method($($argument),*)
+        })+
+    };
+}
+
+impl<'a, S: Serializer> Serializer for Veil<'a, S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
+    type SerializeSeq = VeiledParts<'a, S::SerializeSeq>;
+    type SerializeTuple = VeiledParts<'a, S::SerializeTuple>;
+    type SerializeTupleStruct = VeiledParts<'a, S::SerializeTupleStruct>;
+    type SerializeTupleVariant = VeiledParts<'a, S::SerializeTupleVariant>;
+    type SerializeMap = VeiledParts<'a, S::SerializeMap>;
+    type SerializeStruct = VeiledStruct<'a, S>;
+    type SerializeStructVariant = VeiledFields<'a, S::SerializeStructVariant>;
+
+    as_it_is!(
+        serialize_bool(value: bool),
+        serialize_i8(value: i8),
+        serialize_i16(value: i16),
+        serialize_i32(value: i32),
+        serialize_i64(value: i64),
+        serialize_u8(value: u8),
+        serialize_u16(value: u16),
+        serialize_u32(value: u32),
+        serialize_f32(value: f32),
+        serialize_f64(value: f64),
+        serialize_char(value: char),
+        serialize_bytes(value: &[u8]),
+        serialize_none(),
+        serialize_unit(),
+        serialize_unit_struct(name: &'static str),
+        serialize_unit_variant(name: &'static str, index: u32, variant: &'static str),
+    );
+
+    fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
+        let value = if self.place == Place::Image { self.names.image(value) } else { value };
+        self.inner.serialize_u64(value)
+    }
+
+    fn serialize_str(self, text: &str) -> Result<S::Ok, S::Error> {
+        match (self.place, text.split_once('/')) {
+            (Place::Kept, _) => self.inner.serialize_str(text),
+            (Place::NameInNamespace, Some((namespace, name))) => {
+                let [namespace, name] = [namespace, name].map(|part| self.names.name(part));
+                self.inner.serialize_str(&format!("{namespace}/{name}"))
+            }
+            _ => self.inner.serialize_str(&self.names.name(text)),
+        }
+    }
+
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
+        let veiled = self.veiled(value, self.place);
+        self.inner.serialize_some(&veiled)
+    }
+
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(
+        self,
+        name: &'static str,
+        value: &T,
+    ) -> Result<S::Ok, S::Error> {
+        let veiled = self.veiled(value, self.place.of_type(name));
+        self.inner.serialize_newtype_struct(name, &veiled)
+    }
+
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        value: &T,
+    ) -> Result<S::Ok, S::Error> {
+        let veiled = self.veiled(value, self.place.of_field(name, variant));
+        self.inner.serialize_newtype_variant(name, index, variant, &veiled)
+    }
+
+    fn serialize_seq(self, length: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
+        self.parts(|inner| inner.serialize_seq(length))
+    }
+
+    fn serialize_tuple(self, length: usize) -> Result<Self::SerializeTuple, S::Error> {
+        self.parts(|inner| inner.serialize_tuple(length))
+    }
+
+    fn serialize_tuple_struct(
+        self,
+        name: &'static str,
+        length: usize,
+    ) -> Result<Self::SerializeTupleStruct, S::Error> {
+        self.parts(|inner| inner.serialize_tuple_struct(name, length))
+    }
+
+    fn serialize_tuple_variant(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        length: usize,
+    ) -> Result<Self::SerializeTupleVariant, S::Error> {
+        self.parts(|inner| inner.serialize_tuple_variant(name, index, variant, length))
+    }
+
+    fn serialize_map(self, length: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
+        self.parts(|inner| inner.serialize_map(length))
+    }
+
+    fn serialize_struct(self, of: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
+        if of == TRAITS && self.place != Place::SeenPod {
+            return Ok(VeiledStruct::Traits(self, Map::new()));
+        }
+        let Self { inner, names, place } = self;
+        let inner = inner.serialize_struct(of, length)?;
+        Ok(VeiledStruct::Plain(VeiledFields { inner, names, place, of }))
+    }
+
+    fn serialize_struct_variant(
+        self,
+        of: &'static str,
+        index: u32,
+        variant: &'static str,
+        length: usize,
+    ) -> Result<Self::SerializeStructVariant, S::Error> {
+        let Self { inner, names, place } = self;
+        let inner = inner.serialize_struct_variant(of, index, variant, length)?;
+        Ok(VeiledFields { inner, names, place, of })
+    }
+
+    fn is_human_readable(&self) -> bool {
+        self.inner.is_human_readable()
+    }
+}
+
+macro_rules! parts {
+    ($($trait:ident: $($method:ident),+;)+) => {
+        $(impl<C: $trait> $trait for VeiledParts<'_, C> {
+            type Ok = C::Ok;
+            type Error = C::Error;
+
+            $(fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+                self.inner.$method(&Veiled { value, names: self.names, place: self.place })
+            })+
+
+            fn end(self) -> Result<C::Ok, C::Error> {
+                self.inner.end()
+            }
+        })+
+    };
+}
+
+parts! {
+    SerializeSeq: serialize_element;
+    SerializeTuple: serialize_element;
+    SerializeTupleStruct: serialize_field;
+    SerializeTupleVariant: serialize_field;
+    SerializeMap: serialize_key, serialize_value;
+}
+
+impl<C: SerializeStructVariant> SerializeStructVariant for VeiledFields<'_, C> {
+    type Ok = C::Ok;
+    type Error = C::Error;
+
+    fn serialize_field<T: Serialize + ?Sized>(
+        &mut self,
+        field: &'static str,
+        value: &T,
+    ) -> Result<(), C::Error> {
+        let place = self.place.of_field(self.of, field);
+        self.inner.serialize_field(field, &Veiled { value, names: self.names, place })
+    }
+
+    fn end(self) -> Result<C::Ok, C::Error> {
+        self.inner.end()
+    }
+}
+
+impl<S: Serializer> SerializeStruct for VeiledStruct<'_, S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
+
+    fn serialize_field<T: Serialize + ?Sized>(
+        &mut self,
+        field: &'static str,
+        value: &T,
+    ) -> Result<(), S::Error> {
+        match self {
+            Self::Plain(fields) => {
+                let place = fields.place.of_field(fields.of, field);
+                fields.inner.serialize_field(field, &Veiled { value, names: fields.names, place })
+            }
+            Self::Traits(_, fields) => {
+                let value = serde_json::to_value(value).map_err(S::Error::custom)?;
+                fields.insert(field.into(), value);
+                Ok(())
+            }
+        }
+    }
+
+    fn skip_field(&mut self, field: &'static str) -> Result<(), S::Error> {
+        match self {
+            Self::Plain(fields) => fields.inner.skip_field(field),
+            Self::Traits(..) => Ok(()),
+        }
+    }
+
+    fn end(self) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Plain(fields) => fields.inner.end(),
+            Self::Traits(veil, fields) => {
+                let traits: PodTraits =
+                    serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
+                veil.names.pod(traits).serialize(Veil { place: Place::SeenPod, ..veil })
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What the replicas of a workload show alike is kept once. Of a million pods it would be most of the ledger's memory.
+
+use crate::ids::GpuModel;
+use crate::scheduling::sharing::Interner;
+use crate::scheduling::vocabulary::classification::PodTraits;
+use crate::scheduling::vocabulary::demand::Demand;
+use crate::scheduling::vocabulary::image::ImageId;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedParts {
+    traits: Interner<PodTraits>,
+    models: Interner<[GpuModel]>,
+    containers: Interner<[Arc<str>]>,
+    images: Interner<[ImageId]>,
+}
+
+impl SharedParts {
+    pub(super) fn share(&mut self, demand: &mut Demand) {
+        self.traits.share(&mut demand.traits);
+        self.models.share(&mut demand.models);
+        self.containers.share(&mut demand.containers);
+        self.images.share(&mut demand.images);
+    }
+}
