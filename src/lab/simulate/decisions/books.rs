@@ -71,6 +71,8 @@ pub struct OpenWrites {
 pub struct PodBook {
     pub spec: PodSpec,
     pub told: Told,
+    /// The watch has shown it: a request alone does not tell what keeps it from being evicted.
+    pub is_shown: bool,
     /// It is being deleted: when its grace ends.
     pub leaving: Option<u64>,
     pub kept: Option<Kept>,
@@ -422,6 +424,8 @@ impl Books {
         let spec = self.spec(pod);
         match (self.charged(pod), self.kept(pod)) {
             (Some((place, true)), _) => self.vram_on(spec, place),
+            // On a node without GPUs it has what it requests.
+            (Some((Place { gpus: 0, .. }, false)), _) => spec.vram(),
             // It could be on any of them, and uses as many as it requests.
             (Some((place, false)), _) => {
                 let gpus = each(place.gpus).take(spec.gpus as usize).fold(0, |mask, gpu| mask | 1 << gpu);

@@ -156,6 +156,7 @@ impl World<'_> {
         let observed = Some(ObservedDisruptionInfo { disruption_info, leaving, ..Default::default() });
         let names = &self.pods[pod as usize];
         let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
+        self.books.pods[pod as usize].is_shown = true;
         self.door.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
     }
 
