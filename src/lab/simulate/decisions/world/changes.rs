@@ -125,7 +125,7 @@ impl World<'_> {
         self.books.touch_all();
         self.tally.swaps += 1;
         let policy = self.books.rules.policy(self.door.planted);
-        self.door.apply(PolicySet { policy, classified: Default::default() });
+        self.door.apply(PolicySet { policy, prepared: None });
         self.note(|| "the other policy comes into force".into());
         // Requests that were read before are of the policy before.
         if self.draws.chance(50) {

@@ -104,7 +104,7 @@ impl World<'_> {
             return Err(format!("filter answers pod {pod} {list:?}, and then {again:?}"));
         }
         let seen = self.door.heard(snapshot, &list, &names, demand.gpus);
-        let decided = decided(&view, names.iter().copied(), &list);
+        let decided = decided(&view, &list);
         self.tally.filter += 1;
         self.count();
         self.note(|| format!("filter for pod {pod} on {asked:?}: {seen:?}"));
