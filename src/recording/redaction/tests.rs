@@ -116,7 +116,7 @@ fn asking() -> Policy {
 }
 
 fn set(policy: Policy) -> String {
-    let set: Input = PolicySet { policy, classified: Default::default() }.into();
+    let set: Input = PolicySet { policy, prepared: None }.into();
     serde_json::to_string(&set).unwrap()
 }
 
